@@ -1,0 +1,41 @@
+# Every target sets up what it needs: a fresh machine needs only Python 3.11 or newer and make.
+PYTHON ?= python3
+BIN := .venv/bin
+PROTOS := $(wildcard proto/wsc/v1/*.proto)
+
+.PHONY: demo test unit lint proto bench venv clean
+
+demo: venv
+	$(BIN)/waferbox run --wafers 2 examples/fc_digits/train.py
+
+test: venv
+	$(BIN)/pytest -n 2
+
+unit: venv
+	$(BIN)/pytest -n 2 -m "not cluster"
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: venv
+	$(BIN)/python -m benchmarks
+
+proto: venv
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --grpc_python_out=proto \
+		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+		--mypy_out=proto --mypy_grpc_out=proto $(PROTOS)
+
+venv: .venv/.complete
+
+# torch first, at one version: a range would let pip weigh builds with CUDA.
+.venv/.complete: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv build dist
