@@ -261,14 +261,23 @@ Global___CreateJobResponse: _TypeAlias = CreateJobResponse  # noqa: Y015
 
 @_typing.final
 class ListNodesRequest(_message.Message):
+    """Answered when so many nodes are there, or after so many seconds."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    AT_LEAST_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    at_least: _builtins.int
+    wait_seconds: _builtins.float
     def __init__(
         self,
+        *,
+        at_least: _builtins.int = ...,
+        wait_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

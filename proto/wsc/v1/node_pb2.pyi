@@ -147,6 +147,7 @@ class LinkSpec(_message.Message):
     DIAL_FIELD_NUMBER: _builtins.int
     PURPOSE_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
+    NUM_WAFERS_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     peer: _builtins.str
     """name of the node at the other end, e.g. "wafer-0" """
@@ -154,6 +155,8 @@ class LinkSpec(_message.Message):
     purpose: Global___LinkPurpose.ValueType
     index: _builtins.int
     """shard number, wafer or worker number, position among the children"""
+    num_wafers: _builtins.int
+    """CHILD: how many wafers are at or below it; 0 means 1"""
     @_builtins.property
     def endpoint(self) -> Global___LinkEndpoint: ...
     def __init__(
@@ -165,10 +168,11 @@ class LinkSpec(_message.Message):
         dial: _builtins.bool = ...,
         purpose: Global___LinkPurpose.ValueType = ...,
         index: _builtins.int = ...,
+        num_wafers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dial", b"dial", "endpoint", b"endpoint", "index", b"index", "peer", b"peer", "purpose", b"purpose", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dial", b"dial", "endpoint", b"endpoint", "index", b"index", "num_wafers", b"num_wafers", "peer", b"peer", "purpose", b"purpose", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,86 @@
+"""`python -m appliance`: the management service."""
+
+import argparse
+import json
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from appliance.management.service import ManagementService, ManagementSettings
+from interconnect.address import bind, split_address
+from interconnect.server import make_server
+from wsc.v1 import management_pb2_grpc
+
+CACHE_VARIABLE = "WAFERBOX_CACHE"
+STOP_SECONDS = 1.0
+
+logger = logging.getLogger("appliance")
+
+
+def default_cache_root() -> Path:
+    """$WAFERBOX_CACHE, or the user's cache folder."""
+    named = os.environ.get(CACHE_VARIABLE)
+    if named:
+        return Path(named).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "waferbox"
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m appliance", description="The management service of a cluster.")
+    parser.add_argument("--listen", default="127.0.0.1:9000", metavar="HOST:PORT", help="default: %(default)s")
+    parser.add_argument(
+        "--cache-root",
+        type=Path,
+        default=default_cache_root(),
+        metavar="DIR",
+        help="compiled artifacts; default: %(default)s",
+    )
+    parser.add_argument(
+        "--announce-fd",
+        type=int,
+        metavar="N",
+        help="write the address to this descriptor, as a line of JSON; closed when the jobs have ended",
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM, SIGINT or a Shutdown call."""
+    options = parse_arguments(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s")
+    over: queue.SimpleQueue[None] = queue.SimpleQueue()  # a put is safe in a signal handler
+    service = ManagementService(ManagementSettings(cache_root=options.cache_root.absolute()), lambda: over.put(None))
+    server = make_server()
+    try:
+        address = bind(server, options.listen)
+    except OSError as error:
+        logger.error("%s", error)
+        return 1
+    management_pb2_grpc.add_ManagementServicer_to_server(service, server)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        over.put(None)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGINT, end)
+    server.start()
+    service.start(address, split_address(options.listen, any_port=True)[0])
+    with open(os.devnull if options.announce_fd is None else options.announce_fd, "w", encoding="utf-8") as announce:
+        announce.write(json.dumps({"management": address}) + "\n")
+        announce.flush()
+        over.get()
+        service.close()
+    # Whoever listens to the announcement sees its end, and ends the nodes; their streams are what this waits for.
+    server.stop(STOP_SECONDS).wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

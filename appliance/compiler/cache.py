@@ -1,0 +1,79 @@
+"""Compiled plans on disk, by the hash of what they are made from. What comes from disk is checked like other input."""
+
+import hashlib
+import os
+import secrets
+from pathlib import Path
+from typing import Final
+
+import torch
+from google.protobuf.message import DecodeError
+
+from appliance.compiler.pipeline import compile_module
+from appliance.compiler.plan import PLAN_FORMAT
+from appliance.compiler.target import Target
+from interconnect.version import __version__
+from wsc.v1 import plan_pb2
+
+_MAGIC: Final = b"WSCPLAN1"
+_SUM_BYTES: Final = 32
+MAX_PLAN_BYTES: Final = 1 << 30
+
+
+def artifact_key(text: str, target: Target) -> str:
+    """The name of the plan for this module and target."""
+    pinned = sorted(target.pinned_shards.items())
+    made_for = (target.num_csx, target.num_shards, target.wafer_memory_bytes, target.prefetch_layers, pinned)
+    made_by = (PLAN_FORMAT, __version__, torch.__version__)
+    return hashlib.sha256(f"{made_by}{made_for}\n{text}".encode()).hexdigest()
+
+
+class ArtifactCache:
+    """Plans in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def compile(self, text: str, target: Target) -> tuple[str, plan_pb2.Plan, bool]:
+        """The plan with its key, and whether it came from the cache. Raises as `compile_module`."""
+        key = artifact_key(text, target)
+        plan = self._load(key)
+        if plan is not None:
+            return key, plan, True
+        plan = compile_module(text, target)
+        self._store(key, plan)
+        return key, plan, False
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.plan"
+
+    def _load(self, key: str) -> plan_pb2.Plan | None:
+        """The plan, or None: not there, or damaged, and then it is made again."""
+        try:
+            data = self._path(key).read_bytes()
+        except OSError:
+            return None
+        head = len(_MAGIC) + _SUM_BYTES
+        body = data[head:]
+        if len(data) > MAX_PLAN_BYTES or data[:head] != _MAGIC + hashlib.sha256(body).digest():
+            return None
+        try:
+            plan = plan_pb2.Plan.FromString(body)
+        except DecodeError:
+            return None
+        return plan if plan.format == PLAN_FORMAT else None
+
+    def _store(self, key: str, plan: plan_pb2.Plan) -> None:
+        """Writes to a temporary name and renames; a cache that cannot be written is no reason to fail a compile."""
+        body = plan.SerializeToString(deterministic=True)
+        path = self._path(key)
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(_MAGIC + hashlib.sha256(body).digest() + body)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)

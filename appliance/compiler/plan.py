@@ -1,0 +1,68 @@
+"""The plan: every role's part, put together."""
+
+from xdsl.ir import SSAValue
+
+from appliance.compiler.cut import Cut
+from appliance.compiler.groups import Bundle, Numbers
+from appliance.compiler.memoryx_schedule import ShardScheduler, find_exchanges, find_output
+from appliance.compiler.report import check_memory, layer_reports
+from appliance.compiler.shards import divide
+from appliance.compiler.target import Target
+from appliance.compiler.wafer_schedule import WaferSchedule, check_nothing_missing, schedule_wafer
+from cirh import types
+from wsc.v1 import plan_pb2
+
+# Of the messages in plan.proto, and of what roles may rely on. A cached plan of another format is compiled again.
+PLAN_FORMAT = 1
+
+
+def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
+    """Schedules every role.
+
+    Raises:
+        CompileError: the step does not fit a wafer, or cannot be scheduled.
+    """
+    numbers = Numbers()
+    sharing = divide(cut, target)
+    check_nothing_missing(cut, sharing)
+    wafer = schedule_wafer(cut, sharing, target, numbers)
+    wafer.plan.activation_bytes = check_memory(wafer, target)
+    exchanges, output = find_exchanges(cut, sharing, numbers), find_output(cut, numbers)
+    rows = cut.sharding.batch_rows
+    plan = plan_pb2.Plan(format=PLAN_FORMAT, num_csx=target.num_csx, num_shards=target.num_shards, batch_rows=rows)
+    plan.wafer.CopyFrom(wafer.plan)
+    for shard in range(target.num_shards):
+        scheduler = ShardScheduler(cut, sharing, wafer, exchanges, output, target, numbers, shard)
+        plan.memoryx.append(scheduler.schedule())
+    plan.swarmx.groups.extend(_unique([*(b.group for _, b in wafer.weights), *(b.group for _, b in wafer.reductions)]))
+    plan.worker.batch.CopyFrom(wafer.batch)
+    plan.worker.global_rows, plan.worker.local_rows = rows, rows // target.num_csx
+    _add_outputs(plan.coordinator, cut, numbers, wafer, output)
+    plan.layers.extend(layer_reports(cut, wafer))
+    return plan
+
+
+def _unique(groups: list[plan_pb2.Group]) -> list[plan_pb2.Group]:
+    return list({group.id: group for group in groups}.values())
+
+
+def _add_outputs(
+    plan: plan_pb2.CoordinatorPlan, cut: Cut, numbers: Numbers, wafer: WaferSchedule, output: Bundle | None
+) -> None:
+    """Where the client's tensors come from, and how parts are put together."""
+    bundles = [bundle for _, bundle in wafer.reductions if bundle.group.to_coordinator]
+    if output is not None:
+        bundles.append(output)
+    home: dict[SSAValue, Bundle] = {value: bundle for bundle in bundles for value in bundle.values}
+    for name, value in cut.outputs:
+        placement = cut.sharding.used(value)
+        plan.outputs.add(
+            name=name,
+            type=types.to_proto(value),
+            group=home[value].id,
+            value=numbers.value(value),
+            gathered=placement.is_sharded,
+            dim=placement.dim,
+            outer=placement.outer,
+        )
+    plan.groups.extend(bundle.group for bundle in bundles)

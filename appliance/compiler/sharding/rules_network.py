@@ -1,0 +1,192 @@
+"""Sharding rules: products, losses, embeddings, normalisation."""
+
+from appliance.compiler.sharding.placement import SUM, Placement, R
+from appliance.compiler.sharding.rule import Decompose, Outcome, Query, rule
+from cirh.attributes import AttrValue
+
+
+def product(query: Query, left: Placement, right: Placement, contracted: tuple[int, int], rows: int) -> Outcome:
+    """The product of two tensors of equal rank, of which `contracted` are the dimensions that are summed over.
+
+    rows: the dimension of the left operand that becomes the result's last but one.
+    """
+    if not left.is_sharded and not right.is_sharded:
+        if (left == SUM and right == R) or (left == R and right == SUM):
+            return Outcome(wants=[left, right], results=[SUM])
+        return Outcome(wants=[R, R], results=[R])
+    over_samples = (left.is_sharded and left.dim == contracted[0]) or (right.is_sharded and right.dim == contracted[1])
+    if over_samples:
+        cut = left if left.is_sharded else right
+        wants = [cut.at(contracted[0]), cut.at(contracted[1])]
+        if any(have.is_sharded and have != want for have, want in zip((left, right), wants, strict=True)):
+            raise query.mixes(f"multiplies operands that are cut differently ({left} and {right})")
+        return Outcome(wants=wants, results=[SUM])
+    if left.is_sharded and right.is_sharded:
+        raise query.mixes("multiplies all samples with all samples")
+    rank = len(query.result_shape())
+    if left.is_sharded:
+        return Outcome(wants=[left, R], results=[left.at(rank - 2 if left.dim == rows else left.dim)])
+    columns = rank - 1 if right.dim == (2 * rank - 3 - contracted[1]) else right.dim
+    return Outcome(wants=[R, right], results=[right.at(columns)])
+
+
+@rule("cirh.MatMul")
+def matmul(query: Query) -> Outcome:
+    left, right = query.placements
+    transposed = bool(query.get("transpose_a", False)), bool(query.get("transpose_b", False))
+    contracted = (0 if transposed[0] else 1, 1 if transposed[1] else 0)
+    return product(query, left, right, contracted, 1 - contracted[0])
+
+
+@rule("aten.mm")
+def mm(query: Query) -> Outcome:
+    return product(query, *query.placements, (1, 0), 0)
+
+
+@rule("aten.bmm")
+def bmm(query: Query) -> Outcome:
+    left, right = query.placements
+    batch = next((p for p in (left, right) if p.is_sharded and p.dim == 0), None)
+    if batch is not None:
+        if any(p.is_sharded and p != batch for p in (left, right)):
+            raise query.mixes(f"multiplies operands that are cut differently ({left} and {right})")
+        return Outcome(wants=[batch, batch], results=[batch])
+    return product(query, left, right, (2, 1), 1)
+
+
+@rule("aten.addmm")
+def addmm(query: Query) -> Outcome:
+    bias, left, right = query.placements
+    inner = product(query, left, right, (1, 0), 0)
+    (result,) = inner.results
+    if result.is_partial or bias.is_partial:
+        raise Decompose
+    if not result.is_sharded:
+        return query.replicated()
+    # The bias is lined up at the right.
+    dim = result.dim - (2 - len(query.shape(0)))
+    cut = dim >= 0 and query.shape(0)[dim] > 1
+    return Outcome(wants=[result.at(dim) if cut else R, *inner.wants], results=[result])
+
+
+NONE, MEAN, TOTAL = 0, 1, 2  # ATen's numbers of reductions
+
+
+@rule("aten.nll_loss_forward")
+def nll_loss(query: Query) -> Outcome:
+    if not query.sharded:
+        return query.replicated()
+    reduction = query.get("reduction")
+    if reduction == MEAN and query.num_csx > 1:
+        raise Decompose
+    cut = query.sharded[0]
+    if cut.dim != 0 or len(query.shape(0)) != 2:
+        raise query.mixes("takes scores whose classes are cut")
+    wants = [cut, cut, *[R] * (len(query.placements) - 2)]
+    return Outcome(wants=wants, results=[cut if reduction == NONE else SUM, SUM])
+
+
+@rule("aten.nll_loss_backward")
+def nll_loss_backward(query: Query) -> Outcome:
+    """grad_output, scores, labels, [class weights], total_weight: the last is that of the whole batch."""
+    cut = next((placement for placement in query.placements[1:3] if placement.is_sharded), None)
+    if cut is None:
+        return query.replicated()
+    gradient = cut.at(0) if query.shape(0) else R
+    return Outcome(wants=[gradient, cut, cut.at(0), *[R] * (len(query.placements) - 3)], results=[cut])
+
+
+@rule("cirh.SparseSoftmaxCrossEntropyWithLogits")
+def cross_entropy(query: Query) -> Outcome:
+    if not query.sharded:
+        return query.replicated()
+    cut = query.sharded[0]
+    if cut.dim != 0:
+        raise query.mixes("takes scores whose classes are cut")
+    return Outcome(wants=[cut, cut], results=[cut, cut])
+
+
+@rule(
+    "aten.mse_loss",
+    "aten.smooth_l1_loss",
+    "aten.huber_loss",
+    "aten.binary_cross_entropy",
+    "aten.binary_cross_entropy_with_logits",
+)
+def elementwise_loss(query: Query) -> Outcome:
+    if not query.sharded:
+        return query.replicated()
+    cut = query.sharded[0]
+    reduction = query.get("reduction", MEAN)
+    if reduction == MEAN and query.num_csx > 1:
+        raise Decompose
+    rank = len(query.shape(0))
+    wants = [_aligned(query, index, cut, rank) for index in range(len(query.operands))]
+    return Outcome(wants=wants, results=[cut if reduction == NONE else SUM])
+
+
+@rule(
+    "aten.mse_loss_backward",
+    "aten.smooth_l1_loss_backward",
+    "aten.huber_loss_backward",
+    "aten.binary_cross_entropy_backward",
+)
+def elementwise_loss_backward(query: Query) -> Outcome:
+    """grad_output, then what the loss took. With a mean, the local operation would divide by the local number."""
+    cut = next((placement for placement in query.placements[1:] if placement.is_sharded), None)
+    if cut is None:
+        return query.replicated()
+    if query.get("reduction", MEAN) == MEAN and query.num_csx > 1:
+        raise Decompose
+    rank = len(query.shape(1))
+    wants = [_aligned(query, index, cut, rank) for index in range(len(query.operands))]
+    return Outcome(wants=wants, results=[cut])
+
+
+def _aligned(query: Query, operand: int, cut: Placement, rank: int) -> Placement:
+    """The cut for an operand that may have fewer dimensions, or single elements, and is repeated."""
+    shape = query.shape(operand)
+    dim = cut.dim - (rank - len(shape))
+    return cut.at(dim) if dim >= 0 and shape[dim] > 1 else R
+
+
+@rule("aten.embedding")
+def embedding(query: Query) -> Outcome:
+    """weight, indices."""
+    index = query.placements[1]
+    if not index.is_sharded:
+        return query.replicated()
+    return Outcome(wants=[R, index], results=[index])
+
+
+@rule("aten.embedding_dense_backward")
+def embedding_backward(query: Query) -> Outcome:
+    """grad_output, indices."""
+    gradient, index = query.placements
+    if index.is_sharded or gradient.is_sharded:
+        cut = index if index.is_sharded else gradient
+        return Outcome(wants=[cut, cut], results=[SUM])
+    if gradient == SUM and index == R:
+        return Outcome(wants=[SUM, R], results=[SUM])
+    return query.replicated()
+
+
+@rule("aten.native_layer_norm")
+def layer_norm(query: Query) -> Outcome:
+    data = query.placements[0]
+    if not data.is_sharded:
+        return query.replicated()
+    normalised: AttrValue = query.get("normalized_shape")
+    assert isinstance(normalised, (list, tuple))
+    if data.dim >= len(query.shape(0)) - len(normalised):
+        raise query.mixes("normalises over the samples")
+    return Outcome(wants=[data, *[R] * (len(query.operands) - 1)], results=[data, data, data])
+
+
+@rule("aten.native_layer_norm_backward")
+def layer_norm_backward(query: Query) -> Outcome:
+    """grad_output, input, mean, rstd, then weight and bias."""
+    cut = next((placement for placement in query.placements[:2] if placement.is_sharded), None)
+    if cut is None:
+        return query.replicated()
+    return Outcome(wants=[cut] * 4 + [R] * (len(query.operands) - 4), results=[cut, SUM, SUM])

@@ -1,0 +1,65 @@
+"""The coordinator's stream to one node: commands go out, answers come in, and its end is the node's end."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+import grpc
+
+from appliance.coordinator.topology import Member
+from interconnect.server import make_channel
+from wsc.v1 import node_pb2, node_pb2_grpc
+
+
+class Attachment:
+    """Owns the stream and the thread that reads it."""
+
+    def __init__(
+        self,
+        member: Member,
+        attach: node_pb2.AttachJob,
+        on_response: Callable[[Member, node_pb2.AttachResponse], None],
+        on_lost: Callable[[Member, str], None],
+    ) -> None:
+        """The callbacks are called from that thread. on_lost(member, reason): the stream ended, and not by end()."""
+        self.member = member
+        self._on_response = on_response
+        self._on_lost = on_lost
+        self._ending = False
+        self._commands: queue.SimpleQueue[node_pb2.AttachRequest | None] = queue.SimpleQueue()
+        self._commands.put(node_pb2.AttachRequest(attach=attach))
+        self._channel = make_channel(member.node.address)
+        self._call = node_pb2_grpc.NodeServiceStub(self._channel).Attach(iter(self._commands.get, None))
+        self._thread = threading.Thread(target=self._read, name=f"attachment-{member.name}", daemon=True)
+        self._thread.start()
+
+    def send(self, command: node_pb2.AttachRequest) -> None:
+        """Queue a command. Never blocks."""
+        self._commands.put(command)
+
+    def end(self) -> None:
+        """Say goodbye: the node drops the job, and then ends the stream."""
+        self._ending = True
+        self._commands.put(None)
+
+    def close(self, seconds: float) -> bool:
+        """Wait until the node has dropped the job, but no longer than so; False if it had not."""
+        self.end()
+        self._thread.join(seconds)
+        in_time = not self._thread.is_alive()
+        self._channel.close()  # ends the stream, if it has not ended
+        self._thread.join()
+        return in_time
+
+    def _read(self) -> None:
+        reason = "it ended the connection"
+        try:
+            for response in self._call:
+                self._on_response(self.member, response)
+        except grpc.RpcError as error:
+            assert isinstance(error, grpc.Call)
+            reason = error.details() or error.code().name
+        finally:
+            self._commands.put(None)  # ends gRPC's thread that waits for commands
+        if not self._ending:
+            self._on_lost(self.member, reason)

@@ -1,0 +1,39 @@
+"""The compiler as the coordinator uses it: a step's CIRH in, a plan out, from the cache where it was made before."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from wsc.v1 import plan_pb2
+
+
+class CompileRefused(ValueError):
+    """The step has no plan on this cluster; the message names the op, its source line and the way out."""
+
+
+class Compile(Protocol):
+    """Returns hash, plan, and whether it came from the cache. Raises CompileRefused."""
+
+    def __call__(
+        self, cirh: str, num_csx: int, num_shards: int, placed: Mapping[str, int], /
+    ) -> tuple[str, plan_pb2.Plan, bool]:
+        """placed: the shard of each state that has its place in the job already."""
+
+
+def cached_compiler(folder: Path) -> Compile:
+    """The real one, with its artifacts in a folder."""
+    from appliance.compiler.cache import ArtifactCache
+    from appliance.compiler.pipeline import CompileError, Target
+
+    cache = ArtifactCache(folder)
+
+    def compile_step(
+        cirh: str, num_csx: int, num_shards: int, placed: Mapping[str, int]
+    ) -> tuple[str, plan_pb2.Plan, bool]:
+        target = Target(num_csx=num_csx, num_shards=num_shards, pinned_shards=placed)
+        try:
+            return cache.compile(cirh, target)
+        except CompileError as error:
+            raise CompileRefused(str(error)) from error
+
+    return compile_step

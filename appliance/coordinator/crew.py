@@ -1,0 +1,118 @@
+"""The nodes that work for the job: leased from management, attached to, told what to do, given back."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from appliance.coordinator.attachment import Attachment
+from appliance.coordinator.management_link import ManagementLink
+from appliance.coordinator.topology import COORDINATOR, Member, Topology
+from interconnect.listener import LinkListener
+from wsc.v1 import management_pb2, node_pb2
+
+ATTACH_SECONDS = 15.0
+DETACH_SECONDS = 4.0
+
+
+class NodesRefused(RuntimeError):
+    """Management has no nodes for the job; the message says which are missing, and how to add them."""
+
+
+class Crew:
+    """All members of a job and the streams to them. recruit once, in any thread; then commands, from any thread."""
+
+    def __init__(
+        self,
+        job: str,
+        request: management_pb2.CreateJobRequest,
+        management: ManagementLink,
+        listener: LinkListener,
+        on_response: Callable[[Member, node_pb2.AttachResponse], None],
+        on_lost: Callable[[Member, str], None],
+    ) -> None:
+        """on_lost(member, reason): a node's stream ended by itself. Both are called from threads of the streams."""
+        self._job = job
+        self._request = request
+        self._management = management
+        self._listener = listener
+        self._on_response = on_response
+        self._on_lost = on_lost
+        self._changed = threading.Condition()
+        self._topology: Topology | None = None
+        self._endpoints: dict[str, node_pb2.LinkEndpoint] = {}
+        self._attachments: dict[str, Attachment] = {}
+        self._closing = False
+
+    @property
+    def topology(self) -> Topology:
+        """Who is there; recruit has returned."""
+        assert self._topology is not None
+        return self._topology
+
+    def recruit(self) -> None:
+        """Lease the nodes and attach to all; blocks, until close is called at the latest.
+
+        Raises NodesRefused; ManagementLost; TimeoutError naming the nodes that do not answer.
+        """
+        request = self._request
+        wanted = management_pb2.Acquire(
+            num_wafers=request.num_csx,
+            num_workers_per_wafer=request.num_workers_per_csx,
+            max_shards=request.max_wgt_servers,
+        )
+        acquired = self._management.acquire(wanted)
+        if not acquired.nodes:
+            raise NodesRefused(acquired.refusal or "management has no nodes for this job")
+        topology = Topology.build(acquired.nodes, request.num_workers_per_csx)
+        deadline = time.monotonic() + ATTACH_SECONDS
+        with self._changed:
+            if self._closing:
+                return
+            for member in topology.members():
+                attach = node_pb2.AttachJob(job=self._job, node=member.name, index=member.index, lane=request.lane)
+                self._attachments[member.name] = Attachment(member, attach, self._responded, self._on_lost)
+            while len(self._endpoints) < len(self._attachments) and not self._closing:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    silent = sorted(self._attachments.keys() - self._endpoints.keys())
+                    raise TimeoutError(f"{', '.join(silent)} did not answer within {ATTACH_SECONDS:g} s")
+                self._changed.wait(left)
+        self._topology = topology
+
+    def send(self, members: Iterable[Member], make: Callable[[Member], node_pb2.AttachRequest]) -> None:
+        """Give each its command."""
+        for member in members:
+            self._attachments[member.name].send(make(member))
+
+    def links(self) -> dict[str, list[node_pb2.LinkSpec]]:
+        """Of one execution, by name; those of the coordinator too."""
+        return self.topology.links({**self._endpoints, COORDINATOR: self._listener.endpoint()})
+
+    def member_at(self, address: str) -> Member | None:
+        """The member that listens at an address."""
+        with self._changed:
+            members = [attachment.member for attachment in self._attachments.values()]
+        return next((member for member in members if member.node.address == address), None)
+
+    def close(self) -> list[str]:
+        """Let the nodes drop the job; returns the names of those that had not after DETACH_SECONDS."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            attachments = dict(self._attachments)
+        for attachment in attachments.values():
+            attachment.end()
+        deadline = time.monotonic() + DETACH_SECONDS
+        return [
+            name
+            for name, attachment in attachments.items()
+            if not attachment.close(max(0.0, deadline - time.monotonic()))
+        ]
+
+    def _responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
+        if response.WhichOneof("kind") != "attached":
+            self._on_response(member, response)
+            return
+        with self._changed:
+            self._endpoints[member.name] = response.attached.endpoint
+            self._changed.notify_all()

@@ -1,0 +1,244 @@
+"""One execution: a plan loaded into all nodes, started, followed to its end; what the client hears of it, in order."""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
+
+from appliance.coordinator.crew import Crew
+from appliance.coordinator.failures import JobFailed, Verdict
+from appliance.coordinator.results import Results
+from appliance.coordinator.topology import COORDINATOR, Member
+from interconnect.link import Link, LinkLost
+from interconnect.listener import LinkListener
+from interconnect.schedule import StepSchedule
+from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
+
+LINK_SECONDS = 20.0
+STOP_SECONDS = 15.0
+PROGRESS_SECONDS = 0.5
+
+
+_T = TypeVar("_T")
+
+
+class Abandoned(Exception):
+    """The client has gone away from the execution."""
+
+
+class Execution:
+    """load, start, responses, stop: from one thread. The other methods: from any."""
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        number: int,
+        begin: coordinator_pb2.Begin,
+        plan: plan_pb2.Plan,
+        run_ahead_steps: int,
+        crew: Crew,
+        listener: LinkListener,
+        verdict: Verdict,
+        on_progress: Callable[[int], None],
+    ) -> None:
+        """on_progress(step) is called now and then while the client gets its outputs."""
+        self.number = number
+        self._job = job
+        self._begin = begin
+        self._plan = plan
+        self._crew = crew
+        self._listener = listener
+        self._verdict = verdict
+        self._on_progress = on_progress
+        self._start = node_pb2.Start(
+            execution=number,
+            num_steps=begin.num_steps,
+            activation_steps=begin.activation_steps,
+            checkpoint_steps=begin.checkpoint_steps,
+            run_ahead_steps=run_ahead_steps,
+        )
+        self._schedule = StepSchedule.from_start(self._start)
+        self._results: Results | None = None
+        self._changed = threading.Condition()
+        self._loaded: set[str] = set()
+        self._finished: set[str] = set()
+        self._stopped: set[str] = set()
+        self._missing: set[str] = set()
+        self._seconds: dict[str, float] = {}
+        self._snapshots: dict[int, set[str]] = defaultdict(set)
+        self._taken: set[int] = set()
+        self._abandoned = False
+        self.stopping = False  # links end now, and nobody is to blame
+
+    # --- what the client asks for -------------------------------------------------------------------------------------
+
+    def load(self) -> coordinator_pb2.StateWanted:
+        """Load the plan into all nodes and open all links. Raises JobFailed, Abandoned."""
+        topology = self._crew.topology
+        specs = self._crew.links()
+        pending = {spec.purpose: self._listener.expect(spec.token, spec.peer) for spec in specs[COORDINATOR]}
+        links: dict[int, Link] = {}
+        try:
+            self._crew.send(topology.members(), lambda member: self._load_of(member, specs[member.name]))
+            self._wait(lambda: self._all_in(self._loaded))
+            # A node that has loaded has opened its links: they are there.
+            for purpose, one in pending.items():
+                links[purpose] = one.wait(LINK_SECONDS)
+            self._results = Results(
+                self._plan,
+                self._schedule,
+                swarmx=links[node_pb2.LINK_PURPOSE_SWARMX],
+                memoryx=links[node_pb2.LINK_PURPOSE_SHARD],
+                on_outputs=self.wake,
+                on_failure=self._results_failed,
+            )
+        except BaseException:
+            for link in links.values():
+                link.close()
+            for one in pending.values():
+                one.close()
+            raise
+        shards = [
+            coordinator_pb2.StateShard(shard=member.index, address=member.node.address, job=self._job)
+            for member in topology.memoryx
+        ]
+        return coordinator_pb2.StateWanted(missing=sorted(self._missing), shards=shards)
+
+    def start(self) -> None:
+        """Let all nodes begin; the states have been written."""
+        assert self._results is not None
+        self._results.start()
+        self._crew.send(self._crew.topology.members(), lambda _: node_pb2.AttachRequest(start=self._start))
+
+    def responses(self) -> Iterator[coordinator_pb2.ExecuteResponse]:
+        """Outputs and checkpoints in the order of the steps, and then the end. Raises JobFailed, Abandoned."""
+        results = self._results
+        assert results is not None
+        shown = time.monotonic()
+        num_shards = len(self._crew.topology.memoryx)
+        for step in range(1, self._schedule.num_steps + 1):
+            if self._plan.coordinator.outputs and self._schedule.outputs_leave(step):
+                outputs = self._wait(partial(results.take, step))
+                yield coordinator_pb2.ExecuteResponse(outputs=outputs)
+                if time.monotonic() - shown > PROGRESS_SECONDS:
+                    shown = time.monotonic()
+                    self._on_progress(step)
+            if self._schedule.keeps_snapshot(step):
+                self._wait(partial(_has_size, self._snapshots[step], num_shards))
+                yield coordinator_pb2.ExecuteResponse(checkpoint=coordinator_pb2.CheckpointReady(step=step))
+        self._wait(lambda: self._all_in(self._finished))
+        # The nodes keep the last snapshot until they are told to stop.
+        wanted = {step for step in self._schedule.checkpoint_steps if 1 <= step <= self._schedule.num_steps}
+        self._wait(lambda: wanted <= self._taken)
+
+    def finished(self) -> coordinator_pb2.ExecuteResponse:
+        """The last message, after stop."""
+        return coordinator_pb2.ExecuteResponse(finished=coordinator_pb2.ExecutionFinished(seconds=self._seconds))
+
+    def consumed(self, step: int) -> None:
+        """The client has done with the outputs of all steps up to this one."""
+        if self._results is not None:
+            self._results.consumed(step)
+
+    def checkpoint_taken(self, step: int) -> None:
+        """The client needs the snapshot of this step no more."""
+        command = node_pb2.AttachRequest(release_snapshot=node_pb2.ReleaseSnapshot(step=step))
+        self._crew.send(self._crew.topology.memoryx, lambda _: command)
+        with self._changed:
+            self._taken.add(step)
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """The client is not there any more: whatever waits raises Abandoned."""
+        with self._changed:
+            self._abandoned = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the execution on all nodes, wherever it is. The state stays. Raises JobFailed."""
+        with self._changed:
+            self.stopping = True
+            self._abandoned = False
+        stop = node_pb2.AttachRequest(stop=node_pb2.Stop(execution=self.number))
+        self._crew.send(self._crew.topology.members(), lambda _: stop)
+        self._wait(lambda: self._all_in(self._stopped), seconds=STOP_SECONDS)
+
+    def close(self) -> None:
+        """Let go of the links; after stop, or because the job is over."""
+        if self._results is not None:
+            self._results.close()
+
+    # --- what the nodes say -------------------------------------------------------------------------------------------
+
+    def responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
+        """A node has got somewhere."""
+        with self._changed:
+            match response.WhichOneof("kind"):
+                case "loaded" if response.loaded.execution == self.number:
+                    self._loaded.add(member.name)
+                    self._missing.update(response.loaded.missing_states)
+                case "finished" if response.finished.execution == self.number:
+                    self._finished.add(member.name)
+                    for what, seconds in response.finished.seconds.items():
+                        self._seconds[f"{member.name}.{what}"] = seconds
+                case "snapshot":
+                    self._snapshots[response.snapshot.step].add(member.name)
+                case "stopped" if response.stopped.execution == self.number:
+                    self._stopped.add(member.name)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Something has changed that responses may wait for."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _results_failed(self, error: Exception) -> None:
+        if self.stopping:
+            return
+        kind, peer = node_pb2.Failure.KIND_INTERNAL, ""
+        if isinstance(error, LinkLost):
+            kind, peer = node_pb2.Failure.KIND_NODE, error.peer
+        self._verdict.report(node_pb2.Failure(kind=kind, node=COORDINATOR, message=str(error), peer=peer))
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _wait(self, ready: Callable[[], _T | None], seconds: float | None = None) -> _T:
+        """Until ready() is true. What it waits for comes from nodes whose life is watched, so it ends."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        with self._changed:
+            while True:
+                if self._verdict.failure is not None:
+                    raise JobFailed(self._verdict.failure)
+                if self._abandoned:
+                    raise Abandoned
+                value = ready()
+                if value:
+                    return value
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError(f"the nodes did not do what they were told within {seconds:g} s")
+                self._changed.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def _all_in(self, names: set[str]) -> bool:
+        return len(names) == len(self._crew.topology.members())
+
+    def _load_of(self, member: Member, links: list[node_pb2.LinkSpec]) -> node_pb2.AttachRequest:
+        load = node_pb2.Load(execution=self.number, links=links)
+        match member.role:
+            case node_pb2.ROLE_WAFER:
+                load.wafer.CopyFrom(self._plan.wafer)
+            case node_pb2.ROLE_MEMORYX:
+                load.memoryx.CopyFrom(self._plan.memoryx[member.index])
+            case node_pb2.ROLE_SWARMX:
+                load.swarmx.CopyFrom(self._plan.swarmx)
+                load.num_children = self._crew.topology.tree[member.index].wafers_below
+            case node_pb2.ROLE_WORKER:
+                load.worker.CopyFrom(self._plan.worker)
+                load.loader = self._begin.loader
+        return node_pb2.AttachRequest(load=load)
+
+
+def _has_size(names: set[str], size: int) -> bool:
+    return len(names) == size

@@ -1,0 +1,65 @@
+"""Which of several reports is the reason why a job failed.
+
+When a node dies, its neighbours report lost links, often before the death itself is seen. So a lost link is taken for
+the reason only if nothing better comes within GRACE_SECONDS.
+"""
+
+import threading
+from collections.abc import Callable
+
+from wsc.v1 import node_pb2
+
+GRACE_SECONDS = 1.0
+
+
+class Verdict:
+    """The reason why a job ends, found once. Thread-safe."""
+
+    def __init__(self, on_reached: Callable[[], None]) -> None:
+        """on_reached() is called once, from any thread, when there is a reason."""
+        self._on_reached = on_reached
+        self._lock = threading.Lock()
+        self._failure: node_pb2.Failure | None = None
+        self._timer: threading.Timer | None = None
+
+    @property
+    def failure(self) -> node_pb2.Failure | None:
+        return self._failure
+
+    def report(self, failure: node_pb2.Failure) -> None:
+        """Something went wrong."""
+        is_lost_link = failure.kind == node_pb2.Failure.KIND_NODE and failure.peer
+        if not is_lost_link:
+            self._reach(failure)
+            return
+        with self._lock:
+            if self._timer is not None or self._failure is not None:
+                return
+            self._timer = threading.Timer(GRACE_SECONDS, self._reach, (failure,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def close(self) -> None:
+        """Nothing that is reported from now on counts."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._failure is None:
+                self._failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message="the job has ended")
+
+    def _reach(self, failure: node_pb2.Failure) -> None:
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._failure = failure
+            if self._timer is not None:
+                self._timer.cancel()
+        self._on_reached()
+
+
+class JobFailed(Exception):
+    """Raised in threads that work for a job which has failed; the reason is in the job's verdict."""
+
+    def __init__(self, failure: node_pb2.Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure

@@ -1,0 +1,301 @@
+"""A job: the client's session, its artifacts, its nodes, its executions, and how it ends."""
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable
+
+from appliance.coordinator.compilation import Compile
+from appliance.coordinator.crew import Crew, NodesRefused
+from appliance.coordinator.execution import Execution
+from appliance.coordinator.failures import JobFailed, Verdict
+from appliance.coordinator.management_link import CoordinatorSettings, ManagementLink, ManagementLost
+from appliance.coordinator.topology import Member
+from interconnect.listener import LinkListener
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
+
+logger = logging.getLogger(__name__)
+
+SESSION_SECONDS = 30.0  # until the client must have come
+
+
+class Job:
+    """Everything about one job but the service. Thread-safe."""
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        request: management_pb2.CreateJobRequest,
+        management: ManagementLink,
+        listener: LinkListener,
+        compile_step: Compile,
+        on_over: Callable[[], None],
+    ) -> None:
+        """on_over() is called, from any thread, when the job has come to an end: close it."""
+        self._on_over = on_over
+        self.name = settings.job
+        self.token = settings.token
+        self.request = request
+        self._management = management
+        self._listener = listener
+        self._compile = compile_step
+        self._changed = threading.Condition()
+        self.verdict = Verdict(self._failed)
+        self._crew = Crew(settings.job, request, management, listener, self._responded, self._node_lost)
+        self._ready = False
+        self._plans: dict[str, plan_pb2.Plan] = {}
+        self._placed: dict[str, int] = {}  # shard of each state that has a place, which it keeps
+        self._compiling = threading.Lock()
+        self._execution: Execution | None = None
+        self._executions = 0
+        self._session = False
+        self._over = False
+        self._succeeded = False
+        self._report = management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
+        self._recruiter = threading.Thread(target=self._recruit, name="recruiting", daemon=True)
+        self._patience = threading.Timer(SESSION_SECONDS, self._never_came)
+        self._patience.daemon = True
+
+    def start(self) -> None:
+        """Begin to get nodes, and to listen to management."""
+        self._management.listen(self.cancel, self._lease_lost, self._management_lost)
+        self._recruiter.start()
+        self._patience.start()
+
+    # --- the client's session -----------------------------------------------------------------------------------------
+
+    def open_session(self) -> bool:
+        """The client is here; False if it was before."""
+        self._patience.cancel()
+        with self._changed:
+            if self._session:
+                return False
+            self._session = True
+        return True
+
+    def client_left(self) -> None:
+        """The session's stream has ended: so has the job."""
+        with self._changed:
+            self._succeeded = self._execution is None and self.verdict.failure is None
+            self._end()
+
+    def cancel(self) -> None:
+        """Somebody has cancelled the job."""
+        self.verdict.report(
+            node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=f"{self.name} was cancelled")
+        )
+
+    def wait_until_over(self) -> None:
+        """Until there is a verdict, or the client has left."""
+        with self._changed:
+            while not self._over:
+                self._changed.wait()
+
+    # --- what the client asks for -------------------------------------------------------------------------------------
+
+    def wait_for_crew(self) -> Crew:
+        """The crew, once all nodes are attached. Raises JobFailed."""
+        with self._changed:
+            while not self._ready:
+                self._raise_if_over()
+                self._changed.wait()
+            self._raise_if_over()
+        return self._crew
+
+    def prepare_input(self, prepared: node_pb2.PrepareInput) -> None:
+        """Hand the client's input to all workers. Raises JobFailed."""
+        crew = self.wait_for_crew()
+        topology = crew.topology
+
+        def command(worker: Member) -> node_pb2.AttachRequest:
+            wafer, number = divmod(worker.index, topology.num_workers_per_wafer)
+            own = node_pb2.PrepareInput()
+            own.CopyFrom(prepared)
+            own.worker, own.num_workers = number, topology.num_workers_per_wafer
+            own.wafer, own.num_csx = wafer, len(topology.wafers)
+            return node_pb2.AttachRequest(prepare_input=own)
+
+        crew.send(topology.workers, command)
+
+    def compile(self, cirh: str) -> tuple[str, plan_pb2.Plan, bool]:
+        """Hash, plan, and whether it came from the cache. Raises JobFailed; what the compiler raises."""
+        topology = self.wait_for_crew().topology
+        with self._compiling:
+            self._tell(management_pb2.JOB_PHASE_COMPILING)
+            try:
+                artifact, plan, cached = self._compile(
+                    cirh, len(topology.wafers), len(topology.memoryx), dict(self._placed)
+                )
+            finally:
+                self._tell(management_pb2.JOB_PHASE_IDLE)
+            self._plans[artifact] = plan
+            for shard in plan.memoryx:
+                for slot in shard.states:
+                    if not slot.replicated:
+                        self._placed[slot.name] = shard.shard
+        return artifact, plan, cached
+
+    def begin(self, begin: coordinator_pb2.Begin) -> Execution | None:
+        """A new execution, or None while there is another. Raises JobFailed; KeyError for an unknown artifact."""
+        crew = self.wait_for_crew()
+        with self._changed:
+            if self._execution is not None:
+                return None
+            self._executions += 1
+            self._execution = Execution(
+                job=self.name,
+                number=self._executions,
+                begin=begin,
+                plan=self._plans[begin.artifact],
+                run_ahead_steps=self.request.run_ahead_steps,
+                crew=crew,
+                listener=self._listener,
+                verdict=self.verdict,
+                on_progress=lambda step: self._tell(management_pb2.JOB_PHASE_RUNNING, step, begin.num_steps),
+            )
+            return self._execution
+
+    def end_execution(self, execution: Execution) -> None:
+        """The execution is over; the job can take another one. To be called once or more."""
+        with self._changed:
+            if self._execution is not execution:
+                return
+            self._execution = None
+        execution.close()
+        self._tell(management_pb2.JOB_PHASE_IDLE)
+
+    # --- how it ends --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let all nodes go; report how the job ended."""
+        self._patience.cancel()
+        failure = self.verdict.failure
+        self.verdict.close()
+        with self._changed:
+            execution = self._execution
+        if execution is not None:
+            execution.wake()
+        late = self._crew.close()
+        if late:
+            logger.warning("%s had not dropped %s in time", ", ".join(late), self.name)
+        if failure is None and self._succeeded:
+            phase, message = management_pb2.JOB_PHASE_SUCCEEDED, ""
+        elif failure is None:
+            phase, message = management_pb2.JOB_PHASE_CANCELLED, "the client left while it ran"
+        elif failure.kind == node_pb2.Failure.KIND_CANCELLED:
+            phase, message = management_pb2.JOB_PHASE_CANCELLED, failure.message
+        else:
+            phase, message = management_pb2.JOB_PHASE_FAILED, failure.message
+        self._report.phase, self._report.message = phase, message
+        self._management.report(self._report)
+        self._management.close()
+        self._recruiter.join()
+
+    def _raise_if_over(self) -> None:
+        if self.verdict.failure is not None:
+            raise JobFailed(self.verdict.failure)
+        if self._over:
+            raise JobFailed(node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=f"{self.name} has ended"))
+
+    def _failed(self) -> None:
+        """There is a verdict."""
+        failure = self.verdict.failure
+        assert failure is not None
+        logger.info("%s ends: %s: %s", self.name, failure.node, failure.message)
+        with self._changed:
+            self._end()
+
+    def _end(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._on_over()
+        self._changed.notify_all()
+        if self._execution is not None:
+            self._execution.abandon()
+
+    def _never_came(self) -> None:
+        self.verdict.report(
+            node_pb2.Failure(
+                kind=node_pb2.Failure.KIND_CANCELLED, message=f"the client did not come within {SESSION_SECONDS:g} s"
+            )
+        )
+
+    # --- what nodes and management say --------------------------------------------------------------------------------
+
+    def _recruit(self) -> None:
+        self._tell(management_pb2.JOB_PHASE_QUEUED)
+        try:
+            self._crew.recruit()
+        except NodesRefused as error:
+            self.verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=str(error)))
+        except (ManagementLost, TimeoutError) as error:
+            self.verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=str(error)))
+        except Exception as error:  # noqa: BLE001 - a defect must end the job, not only this thread
+            self.verdict.report(internal_failure(error))
+        else:
+            self._tell(management_pb2.JOB_PHASE_IDLE)
+            with self._changed:
+                self._ready = True
+                self._changed.notify_all()
+
+    def _responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
+        with self._changed:
+            execution = self._execution
+        if response.WhichOneof("kind") != "failed":
+            if execution is not None:
+                execution.responded(member, response)
+            return
+        failure = response.failed
+        failure.node = failure.node or member.name
+        if not (failure.peer and execution is not None and execution.stopping):
+            self._report_failure(failure)
+
+    def _node_lost(self, member: Member, reason: str) -> None:
+        who = f"{member.name} (pid {member.node.process_id} at {member.node.address})"
+        message = f"{who} died or was cut off: {reason}"
+        self._report_failure(
+            node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=member.name, message=message)
+        )
+
+    def _lease_lost(self, node: management_pb2.NodeInfo) -> None:
+        member = self._crew.member_at(node.address)
+        if member is not None:
+            self._node_lost(member, "its lease at the management service ended")
+
+    def _management_lost(self, reason: str) -> None:
+        self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node="management", message=reason))
+
+    def _report_failure(self, failure: node_pb2.Failure) -> None:
+        with self._changed:
+            if self._over:
+                return
+        self.verdict.report(failure)
+
+    def _tell(self, phase: "management_pb2.JobPhase.ValueType", step: int = 0, num_steps: int = 0) -> None:
+        with self._changed:
+            self._report.phase = phase
+            if num_steps:
+                self._report.step, self._report.num_steps = step, num_steps
+            report = management_pb2.JobReport()
+            report.CopyFrom(self._report)
+        self._management.report(report)
+
+
+def internal_failure(error: Exception) -> node_pb2.Failure:
+    """The failure for a defect in the coordinator."""
+    return node_pb2.Failure(
+        kind=node_pb2.Failure.KIND_INTERNAL,
+        node="coordinator",
+        message=f"{type(error).__name__}: {error}",
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def placements(plan: plan_pb2.Plan) -> list[coordinator_pb2.StatePlacement]:
+    """Where the states of a plan live; a state that every shard keeps is named once for each."""
+    return [
+        coordinator_pb2.StatePlacement(name=slot.name, type=slot.type, shard=shard.shard)
+        for shard in plan.memoryx
+        for slot in shard.states
+    ]

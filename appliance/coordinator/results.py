@@ -1,0 +1,159 @@
+"""The outputs of an execution on their way to the client: received from SwarmX and MemoryX, kept until asked for."""
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import numpy
+
+from interconnect.elements import tensor_bytes
+from interconnect.hub import Hub, Stopped
+from interconnect.link import Link, LinkLost
+from interconnect.schedule import StepSchedule
+from wsc.v1 import coordinator_pb2, plan_pb2
+
+
+class OutputReader:
+    """Takes one output out of the frame of its group."""
+
+    def __init__(self, output: plan_pb2.Output, groups: Mapping[int, plan_pb2.Group], num_csx: int) -> None:
+        """ValueError when the plan's output and group do not fit together."""
+        group = groups.get(output.group)
+        offset = next((m.offset for m in group.members if m.value == output.value), None) if group is not None else None
+        if group is None or offset is None:
+            raise ValueError(f"the output {output.name!r} is in no group of the plan")
+        self._nbytes = tensor_bytes(output.type)
+        self._begin = offset
+        self._parts: tuple[int, int] | None = None
+        if output.gathered and num_csx > 1:
+            shape = output.type.shape
+            outer = math.prod(shape[: output.dim]) * output.outer
+            if output.outer < 1 or outer < 1 or self._nbytes % (outer * num_csx):
+                raise ValueError(f"the output {output.name!r} of shape {list(shape)} cannot come in {num_csx} parts")
+            self._parts = (num_csx, outer)
+
+    @property
+    def end(self) -> int:
+        """Of its bytes in the frame."""
+        return self._begin + self._nbytes
+
+    def read(self, frame: memoryview) -> bytes:
+        """The tensor's bytes."""
+        data = frame[self._begin : self.end]
+        if self._parts is None:
+            return bytes(data)
+        # Wafer by wafer, (outer, its share): to be put together share by share.
+        return numpy.frombuffer(data, numpy.uint8).reshape(*self._parts, -1).swapaxes(0, 1).tobytes()
+
+
+class Results:
+    """Receives the outputs of all steps in a thread of its own, never further ahead of the client than the bound.
+
+    The bound is held by acknowledging to SwarmX and MemoryX only what the client has consumed: each sends at most
+    run_ahead steps with outputs beyond that.
+    """
+
+    def __init__(
+        self,
+        plan: plan_pb2.Plan,
+        schedule: StepSchedule,
+        swarmx: Link,
+        memoryx: Link,
+        on_outputs: Callable[[], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        """The links are the results' from now on. on_outputs: new ones can be taken; on_failure: no more will come."""
+        groups = {group.id: group for group in plan.coordinator.groups}
+        self._groups = [
+            (group.id, memoryx if group.kind == plan_pb2.GROUP_KIND_OUTPUT else swarmx)
+            for group in plan.coordinator.groups
+        ]
+        self._outputs = [(o.group, OutputReader(o, groups, plan.num_csx)) for o in plan.coordinator.outputs]
+        for group_id, reader in self._outputs:
+            if reader.end > groups[group_id].nbytes:
+                raise ValueError(
+                    f"an output of group {group_id} ends at byte {reader.end} of {groups[group_id].nbytes}"
+                )
+        self._sizes = {group.id: group.nbytes for group in plan.coordinator.groups}
+        self._schedule = schedule
+        self._links = [link for link in (swarmx, memoryx) if any(link is used for _, used in self._groups)]
+        self._on_outputs = on_outputs
+        self._on_failure = on_failure
+        self._hub = Hub()
+        for link in (swarmx, memoryx):
+            link.expect({group: self._sizes[group] for group, source in self._groups if source is link})
+            self._hub.add(link)
+        self._all_links = (swarmx, memoryx)
+        self._changed = threading.Condition()
+        self._waiting: deque[coordinator_pb2.StepOutputs] = deque()
+        self._consumed = 0  # step
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="results", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def take(self, step: int) -> coordinator_pb2.StepOutputs | None:
+        """The outputs of a step, if they are here; steps are to be taken in order."""
+        with self._changed:
+            if not self._waiting:
+                return None
+            outputs = self._waiting.popleft()
+        assert outputs.step == step, f"the outputs of step {outputs.step} came for step {step}"
+        return outputs
+
+    def consumed(self, step: int) -> None:
+        """The client has done with all steps up to this one."""
+        with self._changed:
+            self._consumed = max(self._consumed, step)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the thread and the links."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._hub.stop()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._hub.close()
+        for link in self._all_links:
+            link.close()
+
+    def _run(self) -> None:
+        try:
+            steps = (s for s in range(1, self._schedule.num_steps + 1) if self._schedule.outputs_leave(s))
+            received: deque[int] = deque()  # steps that the client has not consumed, as far as the senders know
+            for step in steps:
+                self._acknowledge(received)
+                self._receive(step)
+                received.append(step)
+        except Stopped:
+            return
+        except (LinkLost, ValueError) as error:
+            self._on_failure(error)
+
+    def _acknowledge(self, received: "deque[int]") -> None:
+        """Pass on what the client has consumed; wait for it where the senders may send nothing before."""
+        with self._changed:
+            while (
+                not self._stopped and len(received) >= self._schedule.run_ahead_steps and received[0] > self._consumed
+            ):
+                self._changed.wait()
+            if self._stopped:
+                raise Stopped
+            consumed = self._consumed
+        last = 0
+        while received and received[0] <= consumed:
+            last = received.popleft()
+        if last:
+            for link in self._links:
+                link.ack(last)
+
+    def _receive(self, step: int) -> None:
+        frames = {group: self._hub.receive(link, group, step).view for group, link in self._groups}
+        tensors = [reader.read(frames[group]) for group, reader in self._outputs]
+        with self._changed:
+            self._waiting.append(coordinator_pb2.StepOutputs(step=step, tensors=tensors))
+        self._on_outputs()

@@ -1,0 +1,179 @@
+"""The coordinator as its client sees it."""
+
+import contextlib
+import hmac
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+
+import grpc
+
+from appliance.coordinator.compilation import CompileRefused
+from appliance.coordinator.execution import Abandoned, Execution
+from appliance.coordinator.failures import JobFailed
+from appliance.coordinator.job import Job, internal_failure, placements
+from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, node_pb2
+
+logger = logging.getLogger(__name__)
+
+MAX_DETAILS_BYTES = 4000  # of an error's message: it travels in headers, which gRPC limits to 8 KiB
+
+_STATUS = {
+    node_pb2.Failure.KIND_NODE: grpc.StatusCode.FAILED_PRECONDITION,
+    node_pb2.Failure.KIND_INPUT: grpc.StatusCode.FAILED_PRECONDITION,
+    node_pb2.Failure.KIND_USER: grpc.StatusCode.FAILED_PRECONDITION,
+    node_pb2.Failure.KIND_CANCELLED: grpc.StatusCode.ABORTED,
+}
+
+
+class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
+    """Serves Coordinator for one job. The failure of the job comes on the streams; unary calls fail with it too."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def Session(
+        self, request: coordinator_pb2.SessionRequest, context: grpc.ServicerContext
+    ) -> Iterator[coordinator_pb2.SessionResponse]:
+        self._check(request.token, context)
+        if not self._job.open_session():
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, "the job has a session")
+        if not context.add_callback(self._job.client_left):
+            self._job.client_left()
+        self._job.wait_until_over()
+        failure = self._job.verdict.failure
+        if failure is not None:
+            yield coordinator_pb2.SessionResponse(failure=failure)
+
+    def PrepareInput(
+        self, request: coordinator_pb2.PrepareInputRequest, context: grpc.ServicerContext
+    ) -> coordinator_pb2.PrepareInputResponse:
+        self._check(request.token, context)
+        try:
+            self._job.prepare_input(request.input)
+        except JobFailed as error:
+            _abort(context, error.failure)
+        return coordinator_pb2.PrepareInputResponse()
+
+    def Compile(
+        self, request: coordinator_pb2.CompileRequest, context: grpc.ServicerContext
+    ) -> coordinator_pb2.CompileResponse:
+        self._check(request.token, context)
+        begin = time.monotonic()
+        try:
+            artifact, plan, cached = self._job.compile(request.cirh)
+        except JobFailed as error:
+            _abort(context, error.failure)
+        except CompileRefused as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, _fitting(str(error)))
+        except Exception as error:  # a defect of the compiler: the client gets its end, the log all of it
+            logger.exception("the compiler failed")
+            lines = traceback.format_exception(error)
+            context.abort(grpc.StatusCode.INTERNAL, _fitting(f"{type(error).__name__}: {error}\n{''.join(lines[-3:])}"))
+        return coordinator_pb2.CompileResponse(
+            artifact=artifact,
+            cached=cached,
+            states=placements(plan),
+            outputs=plan.coordinator.outputs,
+            layers=plan.layers,
+            seconds=time.monotonic() - begin,
+            wafer_kernels=len(plan.wafer.kernels),
+        )
+
+    def Execute(
+        self, request_iterator: Iterator[coordinator_pb2.ExecuteRequest], context: grpc.ServicerContext
+    ) -> Iterator[coordinator_pb2.ExecuteResponse]:
+        first = next(request_iterator, None)
+        if first is None or first.WhichOneof("kind") != "begin":
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be begin")
+            return
+        self._check(first.begin.token, context)
+        if not first.begin.num_steps:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an execution has at least one step")
+        try:
+            execution = self._job.begin(first.begin)
+        except KeyError:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"this job has not compiled {first.begin.artifact!r}")
+        except JobFailed as error:
+            yield coordinator_pb2.ExecuteResponse(failed=error.failure)
+            return
+        if execution is None:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "the job is in an execution: it can take the next after it"
+            )
+            return
+        if not context.add_callback(execution.abandon):
+            execution.abandon()
+        failure: node_pb2.Failure | None = None
+        try:
+            yield from self._run(execution, request_iterator)
+        except Abandoned:
+            pass
+        except JobFailed as error:
+            failure = error.failure
+        except Exception as error:  # a defect in here must end the job, and be seen
+            logger.exception("the execution failed")
+            failure = internal_failure(error)
+            self._job.verdict.report(failure)
+        finally:
+            self._job.end_execution(execution)
+        if failure is not None:
+            yield coordinator_pb2.ExecuteResponse(failed=failure)
+
+    def _run(
+        self, execution: Execution, requests: Iterator[coordinator_pb2.ExecuteRequest]
+    ) -> Iterator[coordinator_pb2.ExecuteResponse]:
+        try:
+            yield coordinator_pb2.ExecuteResponse(state_wanted=execution.load())
+            answer = next(requests, None)
+            if answer is None or answer.WhichOneof("kind") != "state_sent":
+                raise Abandoned
+            execution.start()
+            yield coordinator_pb2.ExecuteResponse(started=coordinator_pb2.Started())
+            threading.Thread(target=_hear, args=(execution, requests), name="execution-requests", daemon=True).start()
+            yield from execution.responses()
+        except GeneratorExit:  # gRPC drops a generator whose client is gone
+            with contextlib.suppress(JobFailed, TimeoutError):
+                execution.stop()
+            raise
+        except (Abandoned, grpc.RpcError) as error:
+            execution.stop()
+            raise Abandoned from error
+        execution.stop()
+        self._job.end_execution(execution)  # so that the client can begin the next at once
+        yield execution.finished()
+
+    def _check(self, token: str, context: grpc.ServicerContext) -> None:
+        if not hmac.compare_digest(token, self._job.token):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is the coordinator of another job")
+
+
+def _hear(execution: Execution, requests: Iterator[coordinator_pb2.ExecuteRequest]) -> None:
+    """What the client says while the execution runs, in a thread of its own."""
+    try:
+        for request in requests:
+            match request.WhichOneof("kind"):
+                case "consumed":
+                    execution.consumed(request.consumed.step)
+                case "checkpoint_taken":
+                    execution.checkpoint_taken(request.checkpoint_taken.step)
+    except grpc.RpcError:
+        pass  # the call is over, which the execution hears of otherwise
+
+
+def _abort(context: grpc.ServicerContext, failure: node_pb2.Failure) -> None:
+    code = _STATUS.get(failure.kind, grpc.StatusCode.INTERNAL)
+    text = f"{failure.message}\n{failure.traceback}" if failure.traceback else failure.message
+    context.abort(code, _fitting(text))
+
+
+def _fitting(text: str) -> str:
+    """As much of a message as an error can carry: percent-encoded, non-ASCII characters take three bytes a byte."""
+    cost = 0
+    for position, character in enumerate(text):
+        cost += 1 if " " <= character <= "~" else 3 * len(character.encode())
+        if cost > MAX_DETAILS_BYTES:
+            return text[:position] + "…"
+    return text

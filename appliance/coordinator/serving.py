@@ -1,0 +1,50 @@
+"""What a coordinator's process does: serve one job, from hello to farewell."""
+
+import enum
+import logging
+import queue
+
+from appliance.coordinator.compilation import Compile
+from appliance.coordinator.job import Job
+from appliance.coordinator.management_link import CoordinatorSettings, ManagementLink, ManagementLost
+from appliance.coordinator.service import CoordinatorService
+from interconnect.address import bind
+from interconnect.listener import LinkListener
+from interconnect.server import make_server
+from wsc.v1 import coordinator_pb2_grpc
+
+FAREWELL_SECONDS = 2.0  # for the last messages to reach the client
+
+logger = logging.getLogger(__name__)
+
+
+class Event(enum.Enum):
+    """What the main thread of a coordinator waits for."""
+
+    CANCEL = enum.auto()  # somebody wants the process to end
+    OVER = enum.auto()  # the job is over
+
+
+def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "queue.SimpleQueue[Event]") -> int:
+    """Serve the job until it is over; returns the exit status. A put on events is safe in a signal handler."""
+    server = make_server()
+    address = bind(server, settings.listen)
+    listener = LinkListener(address)
+    listener.add_to_server(server)
+    management = ManagementLink(settings, address)
+    try:
+        request = management.hello()
+    except ManagementLost as error:
+        logger.error("%s", error)
+        listener.close()
+        return 1
+    job = Job(settings, request, management, listener, compile_step, lambda: events.put(Event.OVER))
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorService(job), server)
+    server.start()
+    job.start()
+    while events.get() is Event.CANCEL:
+        job.cancel()
+    job.close()
+    server.stop(FAREWELL_SECONDS).wait()
+    listener.close()
+    return 0

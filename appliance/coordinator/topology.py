@@ -1,0 +1,121 @@
+"""Who takes part in a job under which name, and which links there are between them."""
+
+import secrets
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from interconnect.swarmx_tree import SwarmXPlace, swarmx_tree
+from wsc.v1 import management_pb2, node_pb2
+
+COORDINATOR = "coordinator"
+
+_Purpose: TypeAlias = "node_pb2.LinkPurpose.ValueType"
+
+_NAMES = {
+    node_pb2.ROLE_MEMORYX: "memoryx",
+    node_pb2.ROLE_SWARMX: "swarmx",
+    node_pb2.ROLE_WORKER: "worker",
+    node_pb2.ROLE_WAFER: "wafer",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A node in its place in the job."""
+
+    name: str  # such as "wafer-0"
+    role: "node_pb2.Role.ValueType"
+    index: int  # among those of its role; worker w * num_workers_per_wafer + k is worker k of wafer w
+    node: management_pb2.NodeInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """All members of a job, and the SwarmX tree over its wafers. members() is the order in which things are set up."""
+
+    memoryx: tuple[Member, ...]
+    swarmx: tuple[Member, ...]
+    wafers: tuple[Member, ...]
+    workers: tuple[Member, ...]
+    tree: tuple[SwarmXPlace, ...]  # as swarmx
+    num_workers_per_wafer: int
+
+    @classmethod
+    def build(cls, nodes: Iterable[management_pb2.NodeInfo], num_workers_per_wafer: int) -> "Topology":
+        by_role: dict[int, list[management_pb2.NodeInfo]] = defaultdict(list)
+        for node in nodes:
+            by_role[node.role].append(node)
+        tree = swarmx_tree(len(by_role[node_pb2.ROLE_WAFER]), len(by_role[node_pb2.ROLE_SWARMX]))
+
+        def members(role: "node_pb2.Role.ValueType") -> tuple[Member, ...]:
+            return tuple(
+                Member(name=f"{_NAMES[role]}-{index}", role=role, index=index, node=node)
+                for index, node in enumerate(by_role[role])
+            )
+
+        return cls(
+            memoryx=members(node_pb2.ROLE_MEMORYX),
+            swarmx=members(node_pb2.ROLE_SWARMX)[: len(tree)],
+            wafers=members(node_pb2.ROLE_WAFER),
+            workers=members(node_pb2.ROLE_WORKER),
+            tree=tree,
+            num_workers_per_wafer=num_workers_per_wafer,
+        )
+
+    def members(self) -> Sequence[Member]:
+        return [*self.memoryx, *self.swarmx, *self.wafers, *self.workers]
+
+    def links(self, endpoints: Mapping[str, node_pb2.LinkEndpoint]) -> dict[str, list[node_pb2.LinkSpec]]:
+        """The links of one execution, by the name of the node that gets them, with fresh tokens.
+
+        endpoints: of every member and of the coordinator, by name. The coordinator always waits to be dialled.
+        """
+        specs: dict[str, list[node_pb2.LinkSpec]] = defaultdict(list)
+
+        def connect(
+            dialer: str, purpose: _Purpose, index: int, waiter: str, its_purpose: _Purpose, its_index: int
+        ) -> None:
+            """purpose and index: what the link is to the dialer; its_...: what it is to the other."""
+            token = secrets.token_hex(16)
+            specs[dialer].append(
+                node_pb2.LinkSpec(
+                    token=token, peer=waiter, endpoint=endpoints[waiter], dial=True, purpose=purpose, index=index
+                )
+            )
+            specs[waiter].append(
+                node_pb2.LinkSpec(token=token, peer=dialer, dial=False, purpose=its_purpose, index=its_index)
+            )
+
+        root = self.swarmx[0].name
+        for shard in self.memoryx:
+            connect(root, node_pb2.LINK_PURPOSE_SHARD, shard.index, shard.name, node_pb2.LINK_PURPOSE_SWARMX, 0)
+            for other in self.memoryx[shard.index + 1 :]:
+                connect(
+                    other.name,
+                    node_pb2.LINK_PURPOSE_SHARD,
+                    shard.index,
+                    shard.name,
+                    node_pb2.LINK_PURPOSE_SHARD,
+                    other.index,
+                )
+        for place in self.tree:
+            name = self.swarmx[place.index].name
+            below = [self.wafers[wafer] for wafer in place.wafers] + [self.swarmx[child] for child in place.children]
+            for position, child in enumerate(below):
+                connect(child.name, node_pb2.LINK_PURPOSE_PARENT, 0, name, node_pb2.LINK_PURPOSE_CHILD, position)
+        for worker in self.workers:
+            wafer, number = divmod(worker.index, self.num_workers_per_wafer)
+            connect(
+                worker.name,
+                node_pb2.LINK_PURPOSE_WAFER,
+                0,
+                self.wafers[wafer].name,
+                node_pb2.LINK_PURPOSE_WORKER,
+                number,
+            )
+        connect(root, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_SWARMX, 0)
+        shard_0 = self.memoryx[0].name
+        connect(shard_0, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_SHARD, 0)
+        return dict(specs)

@@ -1,0 +1,5 @@
+"""The one error of this package."""
+
+
+class CirhError(ValueError):
+    """A module, an operation or its text is wrong. The message begins with the source location where one is known."""

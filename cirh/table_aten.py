@@ -1,0 +1,235 @@
+"""The rows of the table for ATen operations that are kept as they are, made from their schemas.
+
+A row's operands are the schema's tensor arguments in order; all other arguments are attributes under their names in it.
+An argument that is None has no attribute. Devices, layouts and memory formats do not exist here.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+
+from cirh import rules
+from cirh.errors import CirhError
+from cirh.spec import AttributeSpec, Call, Count, Format, Kind, OperandSpec, OpSpec, Site
+from cirh.types import TensorInfo, element_dtype
+
+# One word per overload, `name` or `name.overload`; adding an operation is adding a word (and its sharding rule in the
+# compiler). None of them writes to an argument or draws random numbers; a test looks.
+_ALLOWED = """
+    _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data
+    nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward
+    mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
+    binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits
+    addmm addmv baddbmm bmm mm mv dot
+    mean mean.dim var.correction var_mean.correction std.correction
+    linalg_vector_norm amax amin any any.dim any.dims all all.dim all.dims argmax argmin max.dim min.dim
+    cumsum cumprod logsumexp prod prod.dim_int
+    maximum minimum fmod.Tensor fmod.Scalar remainder.Tensor remainder.Scalar
+    addcmul addcdiv lerp.Scalar lerp.Tensor
+    select.int slice.Tensor select_backward slice_backward select_scatter slice_scatter
+    index_select index_add gather gather_backward scatter.value scatter.src scatter_add index.Tensor index_put
+    stack cat split.Tensor split_with_sizes unbind.int flip roll repeat
+    arange.start_step eye tril triu constant_pad_nd masked_fill.Scalar masked_fill.Tensor diagonal
+    native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
+    _native_batch_norm_legit_functional native_batch_norm_backward
+    convolution convolution_backward max_pool2d_with_indices max_pool2d_with_indices_backward
+    avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
+    embedding embedding_dense_backward
+    silu silu_backward tanh_backward sigmoid_backward softplus softplus_backward elu elu_backward
+    leaky_relu leaky_relu_backward hardtanh hardtanh_backward hardswish hardswish_backward
+    hardsigmoid hardsigmoid_backward mish log_sigmoid_forward log_sigmoid_backward threshold_backward gelu gelu_backward
+    clamp clamp.Tensor clamp_min clamp_max
+    log1p log2 log10 expm1 exp2 erfc tan sinh cosh asin acos atan trunc frac round.decimals
+    nan_to_num isnan isinf isfinite sgn signbit
+    logical_and logical_or logical_not logical_xor
+    bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar bitwise_left_shift.Tensor bitwise_right_shift.Tensor
+    div.Tensor_mode div.Scalar_mode floor_divide where.ScalarSelf where.ScalarOther where.Scalar
+    topk sort kthvalue
+"""
+ALLOWED = frozenset(_ALLOWED.split())
+
+# Kept as one operation by name and executed element by element, but without torch's tag for it.
+_UNTAGGED_POINTWISE = frozenset({"masked_fill.Scalar", "masked_fill.Tensor"})
+_FACTORIES = frozenset({"arange.start_step", "eye"})
+_IGNORED_TYPES = ("Device", "Layout", "MemoryFormat")
+_IGNORED_NAMES = ("pin_memory",)
+_KINDS = {
+    "bool": Kind.BOOL,
+    "int": Kind.INT,
+    "SymInt": Kind.INT,
+    "float": Kind.FLOAT,
+    "number": Kind.NUMBER,
+    "Scalar": Kind.NUMBER,
+    "str": Kind.STRING,
+    "List[int]": Kind.INTS,
+    "List[SymInt]": Kind.INTS,
+    "List[bool]": Kind.BOOLS,
+}
+_COUNTS = {
+    "Tensor": Count.ONE,
+    "Optional[Tensor]": Count.OPTIONAL,
+    "List[Tensor]": Count.LIST,
+    "List[Optional[Tensor]]": Count.LIST,  # index: all positions must be given, from the first dimension on
+}
+
+
+class _Argument(NamedTuple):
+    name: str
+    operand: Count | None  # of a tensor argument
+    is_dtype: bool
+    keyword: bool
+    default: Any
+    has_default: bool
+
+
+def _parse_name(name: str) -> tuple[str, str]:
+    base, _, overload = name.removeprefix("aten.").partition(".")
+    return base, overload or "default"
+
+
+def _is_out_variant(candidate: Any, schema: Any) -> bool:
+    """Whether `candidate` is the same call with one tensor to write to, at its end."""
+    arguments = candidate.arguments
+    return (
+        len(arguments) == len(schema.arguments) + 1
+        and arguments[-1].is_out
+        and all(
+            a.name == b.name and str(a.type) == str(b.type)
+            for a, b in zip(arguments[:-1], schema.arguments, strict=True)
+        )
+    )
+
+
+def _out_variant(packet: Any, schema: Any) -> Callable[..., Any] | None:
+    if len(schema.returns) != 1:
+        return None
+    for overload in packet.overloads():
+        function = getattr(packet, overload)
+        if _is_out_variant(function._schema, schema):
+            name = function._schema.arguments[-1].name
+            if name == "out":
+                return function
+            return lambda *tensors, out, **rest: function(*tensors, **rest, **{name: out})
+    return None
+
+
+def _fast(base: str, arguments: list[_Argument]) -> Callable[..., Any] | None:
+    """The same operation as a builtin function, which is called faster, where only tensors are positional in it."""
+    if any(argument.operand is not Count.ONE for argument in arguments):
+        return None
+    function: Callable[..., Any] | None = getattr(torch._C._VariableFunctions, base, None)
+    return function
+
+
+@cache
+def row(name: str) -> OpSpec:
+    """The row of `aten.<name>[.<overload>]`; CirhError if it is not allowed."""
+    if name.removeprefix("aten.") not in ALLOWED:
+        raise CirhError(f"unknown operation {name}")
+    base, overload = _parse_name(name)
+    packet = getattr(torch.ops.aten, base)
+    function = getattr(packet, overload)
+    schema = function._schema
+    assert not schema.is_mutable, f"{name} writes to its arguments"
+    operands: list[OperandSpec] = []
+    attributes: list[AttributeSpec] = []
+    arguments: list[_Argument] = []
+    for argument in schema.arguments:
+        text = str(argument.type)
+        inner = text.removeprefix("Optional[").removesuffix("]") if text.startswith("Optional[") else text
+        if _real_type(argument) in _IGNORED_TYPES or argument.name in _IGNORED_NAMES:
+            continue
+        operand = _COUNTS.get(text)
+        is_dtype = _real_type(argument) == "ScalarType"
+        default = argument.default_value if argument.has_default_value() else None
+        optional = text.startswith("Optional[") or argument.has_default_value()
+        arguments.append(
+            _Argument(argument.name, operand, is_dtype, argument.kwarg_only, default, argument.has_default_value())
+        )
+        if operand is not None:
+            operands.append(OperandSpec(argument.name, operand))
+        else:
+            kind = Kind.DTYPE if is_dtype else _KINDS[inner]
+            attributes.append(AttributeSpec(argument.name, kind, not optional))
+    pointwise = torch.Tag.pointwise in function.tags or base in _UNTAGGED_POINTWISE
+    listed = any(str(r.type).startswith("List") for r in schema.returns)
+    return OpSpec(
+        name=name,
+        operands=tuple(operands),
+        results=None if listed else len(schema.returns),
+        format=Format.FUNCTIONAL,
+        attributes=tuple(attributes),
+        prepare=partial(_prepare, function, _fast(base, arguments), _out_variant(packet, schema), tuple(arguments)),
+        pointwise=pointwise and bool(operands),
+        rule=rules.ATEN.get(name),
+        factory=base in {_parse_name(f)[0] for f in _FACTORIES},
+    )
+
+
+def _real_type(argument: Any) -> str:
+    """ScalarType, Layout and MemoryFormat are all `int` by type."""
+    return str(argument.real_type).removeprefix("Optional[").removesuffix("]")
+
+
+def _prepare(
+    function: Callable[..., Any],
+    fast: Callable[..., Any] | None,
+    out: Callable[..., Any] | None,
+    arguments: tuple[_Argument, ...],
+    site: Site,
+) -> Call:
+    given = dict(site.attributes)
+    rest: dict[str, Any] = {}
+    for argument in arguments:
+        if argument.operand is None and argument.name in given:
+            value: Any = given[argument.name]
+            rest[argument.name] = element_dtype(value) if argument.is_dtype else value
+        elif argument.operand is None and not argument.has_default:
+            rest[argument.name] = None
+    tensors = [a for a in arguments if a.operand is not None]
+    if all(a.operand is Count.ONE for a in tensors) and arguments[: len(tensors)] == tuple(tensors):
+        chosen = fast if fast is not None and not rest else function
+        return _bind(chosen, out, rest)
+    return Call(_gather_arguments(function, tensors, site.segments, rest))
+
+
+def _bind(function: Callable[..., Any], out: Callable[..., Any] | None, rest: dict[str, Any]) -> Call:
+    if not rest:
+        return Call(function, out)
+    return Call(partial(function, **rest), partial(out, **rest) if out is not None else None)
+
+
+def _gather_arguments(
+    function: Callable[..., Any], tensors: list[_Argument], segments: tuple[int, ...], rest: dict[str, Any]
+) -> Callable[..., Any]:
+    """All arguments by name: tensors from where they stand among the operands."""
+    single: list[tuple[str, int]] = []
+    lists: list[tuple[str, slice]] = []
+    start = 0
+    for argument, count in zip(tensors, segments, strict=True):
+        if argument.operand is Count.LIST:
+            lists.append((argument.name, slice(start, start + count)))
+        elif count:
+            single.append((argument.name, start))
+        elif not argument.has_default:
+            rest = {**rest, argument.name: None}
+        start += count
+
+    def call(*operands: Any, **more: Any) -> Any:
+        named = {name: operands[at] for name, at in single}
+        for name, part in lists:
+            named[name] = list(operands[part])
+        return function(**named, **rest, **more)
+
+    return call
+
+
+def corrected_results(site: Site, inferred: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
+    """Result types where torch's meta implementation and its CPU kernel disagree: as the CPU kernel has them."""
+    if site.name == "aten.native_layer_norm" and site.operands[0].dtype.itemsize == 2:
+        mixed = any(operand.dtype is not site.operands[0].dtype for operand in site.operands)
+        statistics = torch.float32 if mixed else site.operands[0].dtype
+        return (inferred[0], *(TensorInfo(result.shape, statistics) for result in inferred[1:]))
+    return inferred

@@ -1,0 +1,50 @@
+"""What a batch must look like: a nest of tensors with one batch dimension."""
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from cstorch.errors import ConfigurationError, InputError
+
+
+def infer_batch_size(data: Any, batch_size: int | None = None) -> int | None:
+    """The size of dimension 0 that all tensors of a nest share; None when there is no tensor.
+
+    Args:
+        data: a nest of tensors.
+        batch_size: the size that is expected, if any.
+
+    Raises:
+        InputError: a tensor has no dimension, or the sizes differ.
+    """
+    for tensor in pytree.tree_leaves(data):
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if tensor.dim() == 0:
+            raise InputError("a tensor of the batch has no dimensions: dimension 0 is the batch dimension")
+        if batch_size is not None and tensor.shape[0] != batch_size:
+            raise InputError(
+                f"the tensors of a batch have different sizes in dimension 0: {batch_size} and {tensor.shape[0]}; "
+                "dimension 0 of every tensor is the batch dimension"
+            )
+        batch_size = tensor.shape[0]
+    return batch_size
+
+
+def check_batch(batch: Any, num_csx: int) -> int:
+    """The batch size of a batch that can be spread over num_csx systems.
+
+    Raises:
+        InputError: the batch holds no tensors, or tensors without a common batch dimension.
+        ConfigurationError: its rows cannot be spread evenly over num_csx systems.
+    """
+    rows = infer_batch_size(batch)
+    if rows is None:
+        raise InputError(f"the loader yields {type(batch).__name__} without a tensor: a batch is a nest of tensors")
+    if rows == 0 or rows % num_csx != 0:
+        raise ConfigurationError(
+            f"a batch of {rows} rows cannot be spread evenly over num_csx={num_csx} systems: choose a batch size that "
+            f"is a multiple of {num_csx}, or another num_csx"
+        )
+    return rows

@@ -1,0 +1,78 @@
+"""compile: prepares a model for tracing."""
+
+from typing import Any
+
+from torch import nn
+
+from cstorch import state
+from cstorch.backend import Backend, current_backend, has_backend
+from cstorch.backend import backend as make_backend
+from cstorch.errors import UsageError
+from cstorch.execution import current_execution
+from cstorch.tracing import is_tracing, move_module
+
+
+class CompiledModel:
+    """A model on the backend's device. Calls it, and has all its attributes.
+
+    Raises:
+        UsageError: on load_state_dict(assign=True), which would replace the tensors that the cluster knows.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.__dict__["module"] = model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        execution = current_execution()
+        if execution is not None:
+            execution.use_model(self.module)
+        return self.module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["module"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.module, name, value)
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """As nn.Module.load_state_dict, into the tensors that are there."""
+        if assign:
+            raise UsageError("load_state_dict(assign=True) replaces tensors that the cluster knows; leave assign out")
+        return self.module.load_state_dict(state_dict, strict=strict)
+
+    def __repr__(self) -> str:
+        return f"CompiledModel({self.module!r})"
+
+
+def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledModel:
+    """Moves a model to the backend's device and makes its tensors state. Nothing is compiled before the first step.
+
+    Args:
+        model: any module; its parameters keep their identity.
+        backend: the backend of this process, or its name; by default the one that there is, else the CPU.
+
+    Raises:
+        TypeError: model is not a module.
+        UsageError: the backend is another one than that of this process.
+    """
+    if isinstance(model, CompiledModel):
+        return model
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"compile takes a torch.nn.Module, not {type(model).__name__}")
+    target = _resolve(backend)
+    if current_execution() is not None or is_tracing():
+        raise UsageError("compile a model before the loop of an executor, not inside it")
+    if target.is_csx:
+        move_module(model)
+    state.register("model", model)
+    return CompiledModel(model)
+
+
+def _resolve(wanted: str | Backend | None) -> Backend:
+    if wanted is None:
+        return current_backend() if has_backend() else make_backend("CPU")
+    if isinstance(wanted, str):
+        wanted = make_backend(wanted)
+    if wanted is not current_backend():
+        raise UsageError("compile was given another backend than that of this process (cstorch.backend())")
+    return wanted

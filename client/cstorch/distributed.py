@@ -1,0 +1,84 @@
+"""Where this process stands among the input workers: `is_streamer` and its relatives, for use in an input_fn.
+
+A worker of the cluster tells its child process, which runs the input_fn, by environment variables; everywhere else, on
+the client and on the CPU, the answers are those of a lone process that streams nothing.
+"""
+
+import os
+
+from cstorch.cluster_config import ClusterConfig
+
+__all__ = [
+    "ClusterConfig",
+    "get_ordinal",
+    "get_streaming_batch_size",
+    "get_streaming_rank",
+    "is_master_ordinal",
+    "is_receiver",
+    "is_streamer",
+    "num_receivers",
+    "num_streamers",
+    "num_tasks",
+]
+
+_rank_was_asked = False
+
+
+def is_streamer() -> bool:
+    """Whether this process streams input to a wafer."""
+    return "WAFERBOX_STREAMER_RANK" in os.environ
+
+
+def num_streamers() -> int:
+    """How many processes stream input, over all wafers; 0 on the client."""
+    return int(os.environ.get("WAFERBOX_STREAMER_COUNT", "0"))
+
+
+def get_streaming_rank() -> int:
+    """The number of this process among all that stream; 0 on the client.
+
+    An input_fn that asks is taken to shard: its batches are this worker's own, and are not dealt out among workers.
+    """
+    global _rank_was_asked
+    _rank_was_asked = True
+    return int(os.environ.get("WAFERBOX_STREAMER_RANK", "0"))
+
+
+def rank_was_asked() -> bool:
+    """Whether anybody in this process has called `get_streaming_rank`."""
+    return _rank_was_asked
+
+
+def get_streaming_batch_size(effective_batch_size: int) -> int:
+    """The rows of the global batch that this process is to yield: its wafer's share; on the client all."""
+    wafer = int(os.environ.get("WAFERBOX_STREAMER_WAFER", "0"))
+    num_csx = int(os.environ.get("WAFERBOX_STREAMER_NUM_CSX", "1"))
+    if effective_batch_size < num_csx:
+        raise ValueError(f"a batch of {effective_batch_size} rows cannot be spread over {num_csx} systems")
+    share, left_over = divmod(effective_batch_size, num_csx)
+    return share + (1 if wafer < left_over else 0)
+
+
+def num_tasks() -> int:
+    """How many processes do what this one does: all streamers in a worker, else 1."""
+    return num_streamers() or 1
+
+
+def get_ordinal() -> int:
+    """The number of this process among those that do what it does."""
+    return int(os.environ.get("WAFERBOX_STREAMER_RANK", "0"))
+
+
+def is_master_ordinal(local: bool = False) -> bool:
+    """Whether this is the first of them. local: no difference here, every process is alone in its container."""
+    return local or get_ordinal() == 0
+
+
+def num_receivers() -> int:
+    """How many processes receive output: the client alone; in a worker 0."""
+    return 0 if is_streamer() else 1
+
+
+def is_receiver() -> bool:
+    """Whether this process receives output."""
+    return not is_streamer()

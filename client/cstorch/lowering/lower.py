@@ -1,0 +1,107 @@
+"""Lowers a traced step to CIRH: `lower`."""
+
+import operator
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import SSAValue
+
+from cirh import types
+from cirh.errors import CirhError
+from cirh.locations import Source
+from cirh.spec import OpSpec
+from cirh.table import spec
+from cstorch.errors import CompileError
+from cstorch.lowering.context import Lowering, Result
+from cstorch.lowering.table import rule_for
+from cstorch.lowering.verbatim import verbatim
+from cstorch.tracing import Trace
+
+
+def lower(trace: Trace) -> ModuleOp:
+    """The step as one CIRH module.
+
+    Arguments are the states and then the inputs of the trace; results are the new values of the changed states, each
+    an alias of its argument, and then the outputs.
+
+    Raises CompileError for an operation that has no lowering; the message names it, the user's line and a way out.
+    """
+    lowering = Lowering()
+    placeholders = iter(node for node in trace.graph.nodes if node.op == "placeholder")
+    for state in trace.states:
+        kind = types.tensor_type(state.cell.shape, state.cell.dtype)
+        lowering.values[next(placeholders)] = lowering.builder.argument(kind, state=state.name)
+    for item in trace.inputs:
+        kind = types.tensor_type(item.shape, item.dtype)
+        lowering.values[next(placeholders)] = lowering.builder.argument(kind, input=item.name)
+    results: list[SSAValue] = []
+    for node in trace.graph.nodes:
+        if node.op == "get_attr":
+            lowering.values[node] = lowering.builder.dense(node.meta["constant"])
+        elif node.op == "call_function":
+            lowering.values[node] = _lower(lowering, node)
+        elif node.op == "output":
+            results = [lowering.value(result) for result in node.args[0]]
+    changed = [index for index, state in enumerate(trace.states) if state.changed]
+    names = [*(None for _ in changed), *(output.name for output in trace.outputs)]
+    aliases = {argument: result for result, argument in enumerate(changed)}
+    return lowering.builder.finish(list(zip(results, names, strict=True)), aliases)
+
+
+def _lower(lowering: Lowering, node: fx.Node) -> Result:
+    func = node.target
+    if func is operator.getitem:
+        values, index = lowering.values[node.args[0]], node.args[1]  # type: ignore[index]
+        assert isinstance(values, tuple)
+        assert isinstance(index, int)
+        return values[index]
+    assert isinstance(func, OpOverload)
+    lowering.source = node.meta.get("source", Source())
+    try:
+        rule = rule_for(func)
+        if rule is not None:
+            result = rule(lowering, node)
+        else:
+            row = _row(func)
+            if row is None:
+                raise _no_lowering(lowering, func)
+            result = verbatim(lowering, node, row)
+    except CirhError as error:
+        raise CompileError(str(error)) from error
+    _check(node, result)
+    return result
+
+
+def _row(func: OpOverload) -> OpSpec | None:
+    """CIRH's row for the operation under its own name, if it has one."""
+    name = str(func).removesuffix(".default")
+    try:
+        return spec(name)
+    except CirhError:
+        return None
+
+
+def _no_lowering(lowering: Lowering, func: OpOverload) -> CompileError:
+    name = f"`{func._schema.name}`"
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return lowering.unsupported(
+            f"{name} yet",
+            "Dropout and other random operations come with a later release: use model.eval() or p=0 for now, and "
+            "draw random inputs in the input_fn.",
+        )
+    return lowering.unsupported(
+        f"{name} ({func})",
+        "Write it with other torch operations, or compute it in the input_fn (from the batch) or in a step closure "
+        "(from the step's outputs).",
+    )
+
+
+def _check(node: fx.Node, result: Result) -> None:
+    """What was emitted has the shapes and types that torch says."""
+    expected = node.meta["val"]
+    pairs = zip(expected, result, strict=False) if isinstance(result, tuple) else ((expected, result),)
+    for tensor, value in pairs:
+        if isinstance(tensor, torch.Tensor) and types.info(value) != (tuple(tensor.shape), tensor.dtype):
+            raise AssertionError(f"{node.meta.get('source')}: {node.target} was lowered to {value.type}, not {tensor}")

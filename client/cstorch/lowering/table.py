@@ -1,0 +1,169 @@
+"""The table of lowerings: ATen overload -> rule.
+
+An operation that is not here is lowered verbatim if CIRH's table has it under its ATen name, and is an error otherwise.
+Composite operations (cross entropy, layer norm, mean) are kept whole: the compiler decomposes them where it must.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch._ops import OpOverload
+
+from cstorch.lowering.constants import arange, filled, filled_with
+from cstorch.lowering.context import Rule
+from cstorch.lowering.pointwise import (
+    binary,
+    clamp,
+    compare,
+    divide,
+    gelu,
+    is_nan,
+    logical,
+    masked_fill,
+    relu_backward,
+    reverse_subtract,
+    select,
+    unary,
+)
+from cstorch.lowering.reductions import matmul, norm, position, reduce, softmax
+from cstorch.lowering.shapes import (
+    as_strided,
+    as_strided_scatter,
+    cast,
+    concat,
+    copy,
+    expand,
+    identity,
+    index,
+    permute,
+    reshape,
+    slice_,
+    split,
+    stack,
+    transpose,
+)
+
+aten = torch.ops.aten
+
+# All overloads of a name follow one rule.
+_NAMES: Mapping[str, Rule] = {
+    # The same value.
+    "detach": identity,
+    "alias": identity,
+    "clone": identity,
+    "lift_fresh": identity,
+    "lift_fresh_copy": identity,
+    # Element by element.
+    "add": binary("cirh.Add"),
+    "sub": binary("cirh.Sub"),
+    "rsub": reverse_subtract,
+    "mul": binary("cirh.Mul"),
+    "pow": binary("cirh.Pow"),
+    "atan2": binary("cirh.Atan2"),
+    "maximum": binary("aten.maximum"),
+    "minimum": binary("aten.minimum"),
+    "bitwise_and": binary("cirh.And"),
+    "bitwise_or": binary("cirh.Or"),
+    "bitwise_xor": binary("cirh.Xor"),
+    "logical_and": logical("cirh.And"),
+    "logical_or": logical("cirh.Or"),
+    "logical_xor": logical("cirh.Xor"),
+    "logical_not": logical("cirh.Not"),
+    "bitwise_not": unary("cirh.Not"),
+    "eq": compare("EQ"),
+    "ne": compare("NE"),
+    "lt": compare("LT"),
+    "le": compare("LE"),
+    "gt": compare("GT"),
+    "ge": compare("GE"),
+    "isnan": is_nan,
+    "masked_fill": masked_fill,
+    "clamp": clamp,
+    "clamp_min": clamp,
+    "clamp_max": clamp,
+    "tanh": unary("cirh.Tanh"),
+    "relu": unary("cirh.Relu"),
+    "sqrt": unary("cirh.Sqrt"),
+    "rsqrt": unary("cirh.Rsqrt"),
+    "exp": unary("cirh.Exp"),
+    "log": unary("cirh.Log"),
+    "sigmoid": unary("cirh.Sigmoid"),
+    "abs": unary("cirh.Abs"),
+    "neg": unary("cirh.Neg"),
+    "cos": unary("cirh.Cos"),
+    "sin": unary("cirh.Sin"),
+    "floor": unary("cirh.Floor"),
+    "ceil": unary("cirh.Ceil"),
+    "sign": unary("cirh.Sign"),
+    "sgn": unary("cirh.Sign"),
+    "erf": unary("cirh.Erf"),
+    "reciprocal": unary("cirh.Reciprocal"),
+    "threshold_backward": relu_backward,
+    "gelu": gelu("cirh.Gelu"),
+    "gelu_backward": gelu("cirh.GeluGrad"),
+    "_to_copy": cast,
+    "copy": copy,
+    # Shapes.
+    "view": reshape,
+    "_unsafe_view": reshape,
+    "_reshape_alias": reshape,
+    "unsqueeze": reshape,
+    "squeeze": reshape,
+    "t": transpose,
+    "transpose": transpose,
+    "permute": permute,
+    "expand": expand,
+    "split": split,
+    "split_with_sizes": split,
+    "cat": concat,
+    "stack": stack,
+    "index": index,
+    "as_strided": as_strided,
+    "as_strided_scatter": as_strided_scatter,
+    # Reductions and products.
+    "sum": reduce("ADD"),
+    "amax": reduce("MAX"),
+    "amin": reduce("MIN"),
+    "argmax": position("ARGMAX"),
+    "argmin": position("ARGMIN"),
+    "norm": norm,
+    "_softmax": softmax,
+    "mm": matmul,
+    # Constants.
+    "zeros": filled(0),
+    "zeros_like": filled(0),
+    "new_zeros": filled(0),
+    "zero": filled(0),
+    "empty": filled(0),
+    "empty_like": filled(0),
+    "empty_strided": filled(0),
+    "new_empty": filled(0),
+    "new_empty_strided": filled(0),
+    "ones": filled(1),
+    "ones_like": filled(1),
+    "new_ones": filled(1),
+    "full": filled_with("fill_value"),
+    "full_like": filled_with("fill_value"),
+    "new_full": filled_with("fill_value"),
+    "fill": filled_with("value"),
+    "scalar_tensor": filled_with("s"),
+    "arange": arange,
+}
+
+# Overloads of one name that differ.
+_OVERLOADS: Mapping[OpOverload, Rule] = {
+    aten.div.Tensor: binary("cirh.Div"),
+    aten.div.Scalar: binary("cirh.Div"),
+    aten.div.Tensor_mode: divide,
+    aten.div.Scalar_mode: divide,
+    aten.round.default: unary("cirh.Round"),
+    aten.where.self: select,
+    aten.slice.Tensor: slice_,
+    aten.max.default: reduce("MAX"),
+    aten.min.default: reduce("MIN"),
+}
+
+
+def rule_for(func: OpOverload) -> Rule | None:
+    """The rule of an overload, if it has one of its own."""
+    return _OVERLOADS.get(func) or _NAMES.get(func._schema.name.removeprefix("aten::"))

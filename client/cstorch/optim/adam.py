@@ -1,0 +1,132 @@
+"""Adam and AdamW: one update rule, two places for the weight decay."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+
+from cstorch.optim.optimizer import (
+    Optimizer,
+    Parameters,
+    check_betas,
+    check_not_negative,
+    dense_gradient,
+    is_zero,
+    scalar_state,
+)
+
+
+class AdamBase(Optimizer):
+    """Adam with eps added before the bias correction (torch adds it after).
+
+    `u = m / (sqrt(v) + eps)`, times `sqrt(1 - beta2^t) / (1 - beta1^t)` if correct_bias, and `p -= lr * u`.
+    State: `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` with amsgrad, and with correct_bias `beta1_power` and
+    `beta2_power`: beta to the power of the number of the next update, rank 0.
+    """
+
+    decoupled_weight_decay: ClassVar[bool]  # False: the decay is added to the gradient (L2), True: to the update
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        correct_bias: bool = True,
+        amsgrad: bool = False,
+    ) -> None:
+        check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
+        check_betas(betas)
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "correct_bias": correct_bias,
+            "amsgrad": amsgrad,
+        }
+        super().__init__(params, defaults)
+
+    def preinitialize(self) -> None:
+        """Make the moments and the powers of the betas."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+                if group["amsgrad"]:
+                    state["max_exp_avg_sq"] = torch.zeros_like(parameter)
+                if group["correct_bias"]:
+                    beta1, beta2 = group["betas"]
+                    state["beta1_power"] = scalar_state(parameter, beta1)
+                    state["beta2_power"] = scalar_state(parameter, beta2)
+
+    def state_names_to_sparsify(self) -> list[str]:
+        """The moments."""
+        return ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient = dense_gradient(parameter)
+                if gradient is not None:
+                    parameter.sub_(group["lr"] * self._direction(group, parameter, gradient))
+        return loss
+
+    def _direction(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        weight_decay = group["weight_decay"]
+        if not self.decoupled_weight_decay and not is_zero(weight_decay):
+            gradient = gradient + weight_decay * parameter
+        state = self.state[parameter]
+        beta1, beta2 = group["betas"]
+        first: torch.Tensor = state["exp_avg"]
+        second: torch.Tensor = state["exp_avg_sq"]
+        first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        if group["amsgrad"]:
+            largest: torch.Tensor = state["max_exp_avg_sq"]
+            second = largest.copy_(torch.maximum(largest, second))
+        direction = first / (second.sqrt() + group["eps"])
+        if group["correct_bias"]:
+            direction = direction * _bias_correction(state, beta1, beta2)
+        if self.decoupled_weight_decay and not is_zero(weight_decay):
+            direction = direction + weight_decay * parameter
+        return direction
+
+
+class Adam(AdamBase):
+    """Adam; weight_decay is an L2 penalty: it is added to the gradient."""
+
+    decoupled_weight_decay = False
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
+
+
+class AdamW(AdamBase):
+    """Adam with decoupled weight decay: `p -= lr * (u + weight_decay * p)`."""
+
+    decoupled_weight_decay = True
+
+
+def _bias_correction(state: dict[str, torch.Tensor], beta1: float, beta2: float) -> torch.Tensor:
+    beta1_power, beta2_power = state["beta1_power"], state["beta2_power"]
+    correction = torch.sqrt(1 - beta2_power) / (1 - beta1_power)
+    beta1_power.mul_(beta1)
+    beta2_power.mul_(beta2)
+    return correction

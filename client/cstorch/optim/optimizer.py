@@ -1,0 +1,204 @@
+"""The base class of every optimizer: state made before the step is traced, updates in tensor operations only."""
+
+from abc import ABCMeta, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from cstorch import state
+
+if TYPE_CHECKING:
+    from cstorch.optim.scheduler import Scheduler
+
+Parameters: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
+Number: TypeAlias = float | torch.Tensor  # a setting of a parameter group: schedules make it a tensor
+
+
+class _Preinitialized(ABCMeta):
+    """Makes an optimizer's state when its whole constructor is done, so that preinitialize sees every attribute."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        optimizer = super().__call__(*args, **kwargs)
+        optimizer._preinitialize()
+        state.register("optimizer", optimizer)
+        return optimizer
+
+
+class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
+    """Updates parameters in a traced step.
+
+    A subclass makes all its state in `preinitialize` and only updates it, in place, in `step`: the step is traced once,
+    so `step` must not branch on the value of a tensor, and must use `group["lr"]` as what it may be, a rank 0 tensor
+    that a schedule computes (`p.sub_(lr * update)`, not `p.add_(update, alpha=-lr)`).
+
+    params: tensors, or dictionaries with "params" and settings of their own.
+    defaults: settings of the parameter groups.
+    enable_global_step: keep a float32 count of updates for each parameter, in its state "step".
+    """
+
+    def __init__(self, params: Parameters, defaults: dict[str, Any], enable_global_step: bool = False) -> None:
+        self.enable_global_step = enable_global_step
+        self.schedulers: list[Scheduler] = []
+        self._preinitialized = False
+        self._zero_grad_pre_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
+        self._zero_grad_post_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
+        super().__init__(params, defaults)
+        self.register_step_pre_hook(_evaluate_schedules)
+
+    @abstractmethod
+    def preinitialize(self) -> None:
+        """Make every state tensor: `self.state[p]["name"] = cstorch.zeros_like(p)`. Called once by the constructor."""
+
+    @abstractmethod
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters from their gradients; returns what the closure, if any, returned."""
+
+    def state_names_to_sparsify(self) -> list[str]:
+        """Names of the state tensors that take the sparsity mask of their parameter."""
+        return []
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters; they get their state at once, and that of the others stays as it is."""
+        super().add_param_group(param_group)
+        if self._preinitialized:
+            self._preinitialize()
+
+    def _preinitialize(self) -> None:
+        kept = {parameter: dict(values) for parameter, values in self.state.items()}
+        with torch.no_grad():
+            self.preinitialize()
+            if self.enable_global_step:
+                for parameter in self.parameters():
+                    self.state[parameter]["step"] = scalar_state(parameter, 0.0)
+        for parameter, values in kept.items():
+            self.state[parameter].update(values)
+        self._preinitialized = True
+
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters of all groups, in the order of their numbers in the state dict."""
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def increment_global_step(self, p: torch.Tensor) -> torch.Tensor:
+        """Add one to the count of p's updates; returns it (float32, rank 0)."""
+        if not self.enable_global_step:
+            raise RuntimeError(
+                f"{type(self).__name__} keeps no global step: pass enable_global_step=True to Optimizer.__init__"
+            )
+        step: torch.Tensor = self.state[p]["step"]
+        return step.add_(1.0)
+
+    def apply(self, f: Callable[["Optimizer"], Any]) -> "Optimizer":
+        """Call f with this optimizer, as `torch.nn.Module.apply` does with a module; returns the optimizer."""
+        f(self)
+        return self
+
+    def visit_state(self, fn: Callable[[Any], Any]) -> None:
+        """Call fn with every value of the state; where it returns something, that takes the value's place."""
+        with torch.no_grad():
+            for values in self.state.values():
+                for name, value in values.items():
+                    new = fn(value)
+                    if new is not None:
+                        values[name] = new
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load settings and state; state tensors keep their identity and take the values.
+
+        A state tensor that the state dict does not have keeps its value. Load post-hooks of torch run before the values
+        are copied. Raises ValueError where groups, names or shapes do not fit.
+        """
+        kept = self.state
+        super().load_state_dict({**state_dict, "state": {}})
+        self.state = kept
+        parameters = self.parameters()
+        with torch.no_grad():
+            for key, values in state_dict["state"].items():
+                number = int(key)
+                if not 0 <= number < len(parameters):
+                    raise ValueError(
+                        f"the loaded state dict has state of parameter {number}, "
+                        f"but this optimizer has {len(parameters)} parameters"
+                    )
+                self._load_values(number, parameters[number], values)
+
+    def _load_values(self, number: int, parameter: torch.Tensor, values: Mapping[str, Any]) -> None:
+        own = self.state[parameter]
+        for name, value in values.items():
+            current = own.get(name)
+            if not isinstance(current, torch.Tensor):
+                known = ", ".join(own) or "none"
+                raise ValueError(
+                    f"the loaded state dict has {name!r} for parameter {number}, which {type(self).__name__} "
+                    f"does not keep (it keeps: {known}); was it saved from another optimizer or other settings?"
+                )
+            value = torch.as_tensor(value)
+            if value.shape != current.shape:
+                raise ValueError(
+                    f"the loaded state {name!r} of parameter {number} has shape {tuple(value.shape)}, "
+                    f"here it has {tuple(current.shape)}"
+                )
+            current.copy_(value)
+
+    def register_zero_grad_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Have hook(optimizer, args, kwargs) called before each zero_grad."""
+        return _add_hook(self._zero_grad_pre_hooks, hook)
+
+    def register_zero_grad_post_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Have hook(optimizer, args, kwargs) called after each zero_grad."""
+        return _add_hook(self._zero_grad_post_hooks, hook)
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As torch: drops the gradients, or zeroes them with set_to_none=False."""
+        for hook in self._zero_grad_pre_hooks.values():
+            hook(self, args, kwargs)
+        super().zero_grad(*args, **kwargs)
+        for hook in self._zero_grad_post_hooks.values():
+            hook(self, args, kwargs)
+
+
+def _evaluate_schedules(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    # A traced step computes the settings from its own epoch counters, not from values of an earlier time.
+    assert isinstance(optimizer, Optimizer)
+    for scheduler in optimizer.schedulers:
+        scheduler.write_to_groups()
+
+
+def _add_hook(hooks: "OrderedDict[int, Callable[..., None]]", hook: Callable[..., None]) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
+
+
+def scalar_state(parameter: torch.Tensor, value: float) -> torch.Tensor:
+    """A rank 0 float32 state tensor on the parameter's device."""
+    return torch.full((), value, dtype=torch.float32, device=parameter.device)
+
+
+def is_zero(setting: Number) -> bool:
+    """Whether a setting is known to be zero before the step runs; one that a schedule computes never is."""
+    return not isinstance(setting, torch.Tensor) and setting == 0
+
+
+def check_not_negative(**settings: Number) -> None:
+    """ValueError for the first setting that is a negative number."""
+    for name, value in settings.items():
+        if not isinstance(value, torch.Tensor) and not value >= 0:
+            raise ValueError(f"Invalid {name}: {value}. It must not be negative")
+
+
+def check_betas(betas: tuple[float, float]) -> None:
+    """ValueError unless both are in [0, 1)."""
+    for index, beta in enumerate(betas):
+        if not 0 <= beta < 1:
+            raise ValueError(f"Invalid beta at index {index}: {beta}. It must be at least 0 and less than 1")
+
+
+def dense_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The gradient, or None where the parameter got none."""
+    gradient = parameter.grad
+    if gradient is not None and gradient.is_sparse:
+        raise RuntimeError("sparse gradients are not supported: make the embedding with sparse=False")
+    return gradient

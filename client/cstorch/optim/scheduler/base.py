@@ -1,0 +1,112 @@
+"""The base class of every schedule."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from cstorch import state
+from cstorch.closures import step_closure
+from cstorch.optim.optimizer import Optimizer
+from cstorch.tracing.context import is_tracing
+
+Tags = str | Sequence[str | None] | None
+
+
+class Scheduler(ABC):
+    """Computes one setting of an optimizer's parameter groups from `last_epoch`, in tensor operations only.
+
+    `last_epoch` (int64, rank 0) is state: a traced step advances it and evaluates the closed form inside the graph. The
+    t-th update (from 0) uses the value for epoch t, whether `step` is called before or after it was evaluated by hand:
+    the optimizer evaluates its schedules at the beginning of its own step.
+
+    optimizer: a `cstorch.optim.Optimizer`.
+    total_iters: the number of steps that the schedule is made for.
+    last_epoch: the last epoch that has been; the constructor goes on to the next.
+    param_group_tags: only groups whose "tags" have one of these are written; None: all groups.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, total_iters: int | None, last_epoch: int = -1, param_group_tags: Tags = None
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                f"{type(self).__name__} takes a cstorch.optim.Optimizer, not {type(optimizer).__name__}: "
+                "the learning rate must stay a tensor, which torch's own optimizers read as a number"
+            )
+        self.optimizer = optimizer
+        self.total_iters: Any = total_iters  # None where the form has no end
+        self.param_group_tags = {param_group_tags} if isinstance(param_group_tags, str) else param_group_tags
+        device = optimizer.parameters()[0].device
+        self.last_epoch = torch.full((), last_epoch + 1, dtype=torch.int64, device=device)
+        self._last_value: list[torch.Tensor] = []  # in a list: tensor attributes of a scheduler are loop-carried state
+        optimizer.schedulers.append(self)
+        state.register("scheduler", self)
+        self.update_last_value()
+
+    @property
+    @abstractmethod
+    def param_group_key(self) -> str:
+        """The setting of the parameter groups that this schedule writes."""
+
+    @abstractmethod
+    def _get_closed_form(self) -> torch.Tensor:
+        """The value for `self.last_epoch` (rank 0, float32), without Python decisions on tensors."""
+
+    def get(self) -> torch.Tensor:
+        """The value for the current epoch."""
+        with torch.no_grad():
+            return self._get_closed_form()
+
+    def step(self) -> None:
+        """Go on to the next epoch. To be called once in every traced step."""
+        self.increment_last_epoch()
+        self.update_last_value()
+
+    def increment_last_epoch(self) -> None:
+        """Add one to the counter, without evaluating."""
+        self.last_epoch.add_(1)
+
+    def update_last_value(self) -> None:
+        """Evaluate, write the groups, and have the number in them when the step has run."""
+        value = self.get()
+        self.update_groups(value)
+        step_closure(self.update_groups)(value)
+
+    def write_to_groups(self) -> None:
+        """Write the value for the current epoch into the groups, as a tensor of the step."""
+        self.update_groups(self.get())
+
+    def update_groups(self, value: torch.Tensor) -> None:
+        """Write a value into the groups of this schedule."""
+        self._last_value = [value]
+        for group in self.optimizer.param_groups:
+            if self._applies_to(group):
+                group[self.param_group_key] = value
+
+    def get_last_value(self) -> Any:
+        """The value of the last epoch evaluated: a number, in a traced step a tensor."""
+        value = self._last_value[0]
+        return value if is_tracing() else float(value)
+
+    def _applies_to(self, group: Mapping[str, Any]) -> bool:
+        if self.param_group_tags is None:
+            return True
+        tags = group.get("tags")
+        own = {tags} if tags is None or isinstance(tags, str) else set(tags)
+        return not own.isdisjoint(self.param_group_tags)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counter and the settings."""
+        return {name: value for name, value in vars(self).items() if name != "optimizer" and not name.startswith("_")}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over the counter and the settings. The counter keeps its identity."""
+        for name, value in state_dict.items():
+            if name == "last_epoch":
+                with torch.no_grad():
+                    self.last_epoch.copy_(torch.as_tensor(value))
+            else:
+                setattr(self, name, value)
+        self.update_last_value()

@@ -1,0 +1,76 @@
+"""Stochastic gradient descent."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cstorch.optim.optimizer import Optimizer, Parameters, check_not_negative, dense_gradient, is_zero
+
+
+class SGD(Optimizer):
+    """`p -= lr * g`, with momentum `p -= lr * buf` where `buf = momentum * buf + (1 - dampening) * g`.
+
+    The buffer starts at zero, so dampening counts on the first step too (torch starts it at the first gradient).
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        maximize: bool = False,
+    ) -> None:
+        check_not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay)
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults)
+
+    def preinitialize(self) -> None:
+        """Make `momentum_buffer` for the parameters that have momentum."""
+        for group in self.param_groups:
+            if group["momentum"] == 0:
+                continue
+            for parameter in group["params"]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+    def state_names_to_sparsify(self) -> list[str]:
+        """The momentum."""
+        return ["momentum_buffer"]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient = dense_gradient(parameter)
+                if gradient is not None:
+                    parameter.sub_(group["lr"] * self._direction(group, parameter, gradient))
+        return loss
+
+    def _direction(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        if group["maximize"]:
+            gradient = -gradient
+        if not is_zero(group["weight_decay"]):
+            gradient = gradient + group["weight_decay"] * parameter
+        momentum = group["momentum"]
+        if momentum == 0:
+            return gradient
+        buffer: torch.Tensor = self.state[parameter]["momentum_buffer"]
+        buffer.mul_(momentum).add_(gradient, alpha=1 - group["dampening"])
+        return gradient + momentum * buffer if group["nesterov"] else buffer

@@ -1,0 +1,197 @@
+"""State on the cluster, as the client knows it: which cell is which state, where it lies, what the client changed."""
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from cstorch.errors import InternalError, StateError
+from cstorch.session.transfer import Outgoing, ShardConnection
+from cstorch.tracing.cell import Cell
+from interconnect.elements import torch_dtype
+from wsc.v1 import coordinator_pb2
+
+NOT_NOW = (
+    "the execution has begun and the cluster is ahead of the script. Read state in a @cstorch.checkpoint_closure, on a "
+    "checkpoint step (checkpoint_steps of the DataExecutor), or after the loop"
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    """A state on the cluster. `version` is that of the cell when both had the same value."""
+
+    cell: weakref.ref[Cell]
+    version: int
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+    shards: list[int] = field(default_factory=list)
+
+
+class ClusterState:
+    """The states of one job. Used by the script's thread.
+
+    A state is on the cluster from the time it is first sent until the job ends. Its cell then has no bytes here: a read
+    fetches them, from the live state between executions, from a snapshot on a checkpoint step.
+    """
+
+    def __init__(self, lane: str) -> None:
+        self._lane = lane
+        self._entries: dict[str, _Entry] = {}
+        self._addresses: dict[int, coordinator_pb2.StateShard] = {}
+        self._connections: dict[int, ShardConnection] = {}
+        self._running: frozenset[str] = frozenset()
+        self._snapshot: int | None = None
+        self._lost: str | None = None
+
+    def prepare(self, cells: Mapping[str, Cell]) -> None:
+        """To be called before the cluster loads a plan with these states.
+
+        Brings home what another cell has under a name of the new plan: its place on the cluster is about to be taken.
+        """
+        for name, cell in cells.items():
+            entry = self._entries.get(name)
+            holder = entry.cell() if entry is not None else None
+            if holder is not None and holder is not cell:
+                holder.data()
+            if entry is not None and holder is not cell:
+                del self._entries[name]
+
+    def send(
+        self,
+        cells: Mapping[str, Cell],
+        placements: Iterable[coordinator_pb2.StatePlacement],
+        wanted: coordinator_pb2.StateWanted,
+    ) -> list[str]:
+        """Writes the states that the cluster has not, and those that the client changed since it last had them.
+
+        Args:
+            cells: of all states of the plan, by name.
+            placements: of the plan; a state that several shards keep has one for each.
+            wanted: what the coordinator asks for.
+
+        Returns:
+            The names that were sent.
+        """
+        places = _by_name(placements)
+        if unknown := cells.keys() - places.keys():
+            raise InternalError(f"the plan has no place for the states {sorted(unknown)}")
+        self._connect(wanted.shards)
+        missing = set(wanted.missing)
+        sent = [name for name, cell in cells.items() if name in missing or self._changed(name, cell)]
+        by_shard: dict[int, list[str]] = {}
+        for name in sent:
+            for placement in places[name]:
+                by_shard.setdefault(placement.shard, []).append(name)
+        for shard, names in by_shard.items():
+            outgoing = [Outgoing(name=name, nbytes=cells[name].nbytes, value=cells[name].data) for name in names]
+            self._connections[shard].write(outgoing)
+        for name, cell in cells.items():
+            first = places[name][0]
+            self._entries[name] = _Entry(
+                cell=weakref.ref(cell),
+                version=cell.version,
+                shape=tuple(first.type.shape),
+                dtype=torch_dtype(first.type.element_type),
+                shards=[placement.shard for placement in places[name]],
+            )
+        return sent
+
+    def _changed(self, name: str, cell: Cell) -> bool:
+        entry = self._entries.get(name)
+        return entry is None or entry.cell() is not cell or entry.version != cell.version
+
+    def _connect(self, shards: Sequence[coordinator_pb2.StateShard]) -> None:
+        for shard in shards:
+            known = self._addresses.get(shard.shard)
+            if known is not None and known.address == shard.address:
+                continue
+            if shard.shard in self._connections:
+                self._connections.pop(shard.shard).close()
+            self._addresses[shard.shard] = shard
+            self._connections[shard.shard] = ShardConnection(shard, self._lane)
+
+    def begin(self, names: Iterable[str]) -> None:
+        """The execution with these states runs from now on: the cluster has the values, and they change."""
+        self._running = frozenset(names)
+        self._leave_here(self._running)
+
+    def settle(self) -> None:
+        """The execution has come to its end: the values on the cluster are final and can be read."""
+        self._running = frozenset()
+
+    @contextmanager
+    def at_checkpoint(self, step: int) -> Iterator[None]:
+        """Within it, reads get the state after `step`, counted from 1.
+
+        Raises:
+            StateError: on leaving it, when the client has changed state within.
+        """
+        self._snapshot = step
+        try:
+            yield
+        finally:
+            self._snapshot = None
+        changed = [
+            name
+            for name in sorted(self._running)
+            if (cell := self._entries[name].cell()) is not None and cell.version != self._entries[name].version
+        ]
+        self._leave_here(self._running)
+        if changed:
+            raise StateError(
+                f"the state {changed[0]!r} was changed in a closure on step {step}, while the execution goes on: the "
+                "change would be lost. Change state between executions"
+            )
+
+    def lose(self, reason: str) -> None:
+        """Nothing can be read any more. Cells whose value is here keep it.
+
+        Args:
+            reason: what a read is answered with.
+        """
+        self._lost = self._lost or reason
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._addresses.clear()
+
+    def _leave_here(self, names: Iterable[str]) -> None:
+        for name in names:
+            cell = self._entries[name].cell()
+            if cell is not None:
+                cell.set_remote(_Fetch(self, name))
+
+    def fetch(self, name: str) -> torch.Tensor:
+        """The value of a state on the cluster.
+
+        Raises:
+            StateError: it cannot be read now, or is lost.
+        """
+        if self._lost is not None:
+            raise StateError(f"the value of {name!r} is not available: {self._lost}")
+        if self._running and self._snapshot is None:
+            raise StateError(f"the value of {name!r} cannot be read now: {NOT_NOW}")
+        entry = self._entries[name]
+        connection = self._connections[min(entry.shards)]
+        return connection.read(name, entry.shape, entry.dtype, self._snapshot or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    state: ClusterState
+    name: str
+
+    def __call__(self) -> torch.Tensor:
+        return self.state.fetch(self.name)
+
+
+def _by_name(
+    placements: Iterable[coordinator_pb2.StatePlacement],
+) -> dict[str, list[coordinator_pb2.StatePlacement]]:
+    places: dict[str, list[coordinator_pb2.StatePlacement]] = {}
+    for placement in placements:
+        places.setdefault(placement.name, []).append(placement)
+    return places

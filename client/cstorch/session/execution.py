@@ -1,0 +1,281 @@
+"""An execution on the cluster: the first step is traced, compiled and started; results come back in step order."""
+
+import logging
+import sys
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from cirh.printer import print_module
+from cstorch import state
+from cstorch.batch import check_batch
+from cstorch.errors import ClusterError, UsageError
+from cstorch.execution import Closure, Execution
+from cstorch.lowering import lower
+from cstorch.session.job import Job
+from cstorch.session.outputs import Outputs, unknown_tensor, unpack, weight_in_closure
+from cstorch.session.stream import ExecutionStream
+from cstorch.tracing import LazyTensor, Trace, is_tracing, trace_step
+from wsc.v1 import coordinator_pb2, node_pb2
+
+if TYPE_CHECKING:
+    from cstorch.backend import CsxBackend
+    from cstorch.utils.data.executor import DataExecutor
+
+logger = logging.getLogger("cstorch.execution")
+
+LEFT_EARLY = (
+    "the loop of the execution that changed it was left before its last step, so the cluster was stopped somewhere "
+    "ahead of the script. Let the executor run to its end, or load a checkpoint"
+)
+
+
+class CsxExecution(Execution):
+    """One run of a DataExecutor on the cluster."""
+
+    def __init__(self, executor: "DataExecutor", backend: "CsxBackend") -> None:
+        super().__init__(executor)
+        self._backend = backend
+        self._batch: Any = None
+        self._builder = b""
+        self._rows = 0
+        self._model: nn.Module | None = None
+        self._trace: Trace | None = None
+        self._function: Callable[..., Any] | None = None
+        self._result: Any = None
+        self._outputs = Outputs()
+        self._in_trace: list[Closure] = []  # closures called in the traced function: they run on every step
+        self._calls: list[Closure] = []  # closures of the step at hand, in order
+        self._traced_this_step = False
+        self._running_closures = False
+        self._compiled: coordinator_pb2.CompileResponse | None = None
+        self._stream: ExecutionStream | None = None
+        self._finished = False
+
+    # The loop.
+
+    def batches(self) -> Generator[Any]:
+        try:
+            self._take_first_batch()
+            for step in range(1, self.executor.num_steps + 1):
+                self._calls = []
+                self._traced_this_step = False
+                yield self._batch
+                if not self._traced_this_step:
+                    raise UsageError(
+                        "a step went by in which no @cstorch.trace function was called: call it once for each batch"
+                    )
+                if step == 1:
+                    self._launch()
+                if self._stream is not None:
+                    self._end_step(step)
+            self._finish()
+        finally:
+            self._close()
+
+    def _take_first_batch(self) -> None:
+        loader = self.executor.dataloader
+        if not self._backend.validate_only:
+            self._backend.session.open_in_background()
+        if self._backend.is_e2e_execution:
+            self._builder = loader.builder()  # with the state of the random generators before the first batch
+        self._batch = loader.first_batch()
+        self._rows = check_batch(self._batch, self._backend.cluster_config.num_csx)
+
+    def _launch(self) -> None:
+        assert self._trace is not None
+        for call in self._calls:
+            self._outputs.rename_by_arguments(call)
+        text = print_module(lower(self._outputs.named(self._trace)))
+        path = self.executor.artifact_dir / "cirh.mlir"
+        path.write_text(text)
+        if self._backend.validate_only:
+            logger.info("Validated the step: %s", path)
+            return
+        logger.info("Compiling the model. This may take a few minutes.")
+        job = self._backend.session.job()
+        logger.info("Job id: %s", job.name)
+        if self._backend.is_e2e_execution:
+            job.prepare_input(_prepared_input(self._builder, self._backend, self.executor.artifact_dir))
+        self._compiled = job.compile(text)
+        where = "found in the cache" if self._compiled.cached else f"compiled in {self._compiled.seconds:.1f} s"
+        logger.info("Compile artifact %s: %s", self._compiled.artifact, where)
+        logger.info("Compile was successful!")
+        if self._backend.is_e2e_execution:
+            self._start(job, self._compiled)
+
+    def _start(self, job: Job, compiled: coordinator_pb2.CompileResponse) -> None:
+        assert self._trace is not None
+        executor = self.executor
+        cells = {info.name: info.cell for info in self._trace.states}
+        on_cluster = self._backend.session.state
+        on_cluster.prepare(cells)
+        logger.info("Programming the cluster. Preparing to execute using %d CSX", self._backend.cluster_config.num_csx)
+        begin = coordinator_pb2.Begin(
+            token=job.token,
+            artifact=compiled.artifact,
+            loader=loader_name(executor.artifact_dir),
+            num_steps=executor.num_steps,
+            activation_steps=executor.activation_steps,
+            checkpoint_steps=executor.checkpoint_steps,
+        )
+        self._stream = ExecutionStream(job, begin)
+        wanted = self._stream.receive("state_wanted").state_wanted
+        try:
+            sent = on_cluster.send(cells, compiled.states, wanted)
+        except ClusterError as error:
+            raise job.wait_for_failure() or error from error
+        logger.info("Sent %d of %d state tensors to the cluster", len(sent), len(cells))
+        self._stream.send(coordinator_pb2.ExecuteRequest(state_sent=coordinator_pb2.StateSent()))
+        on_cluster.begin(cells)
+        self._stream.receive("started")
+        executor.profiler.rate_tracker.reset_time()
+        logger.info("Beginning the run")
+
+    def _end_step(self, step: int) -> None:
+        """Waits for what the step has for the script, and runs the closures that were called in it."""
+        assert self._stream is not None
+        assert self._compiled is not None
+        executor = self.executor
+        executor.profiler.step(self._rows)
+        if not executor.on_activation_step and not executor.on_checkpoint_step:
+            return
+        values: dict[str, torch.Tensor] = {}
+        if executor.on_activation_step and self._compiled.outputs:
+            values = unpack(self._compiled.outputs, self._stream.receive("outputs").outputs)
+        calls = [call for call in self._calls if not call.at_checkpoint]
+        if executor.on_checkpoint_step:
+            self._stream.receive("checkpoint")
+            calls += [call for call in self._calls if call.at_checkpoint]
+            with self._backend.session.state.at_checkpoint(step):
+                self._run_closures(calls, values)
+            taken = coordinator_pb2.CheckpointTaken(step=step)
+            self._stream.send(coordinator_pb2.ExecuteRequest(checkpoint_taken=taken))
+        else:
+            self._run_closures(calls, values)
+        self._stream.send(coordinator_pb2.ExecuteRequest(consumed=coordinator_pb2.Consumed(step=step)))
+
+    def _run_closures(self, calls: list[Closure], values: dict[str, torch.Tensor]) -> None:
+        self._running_closures = True
+        try:
+            for call in calls:
+                self._outputs.fill(call, values).run()
+        finally:
+            self._running_closures = False
+
+    def _finish(self) -> None:
+        if self._stream is not None:
+            finished = self._stream.receive("finished").finished
+            for name, seconds in sorted(finished.seconds.items()):
+                logger.debug("%s: %.3f s", name, seconds)
+            self._backend.session.state.settle()
+            logger.info("Execution of %d steps completed successfully!", self.executor.num_steps)
+        self._finished = True
+
+    def _close(self) -> None:
+        self._batch = self._result = self._trace = None
+        self._calls, self._in_trace = [], []
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+            if not self._finished:
+                self._backend.session.abandon_job(LEFT_EARLY)
+
+    # What the script calls within a step.
+
+    def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._running_closures or is_tracing():
+            raise UsageError("a @cstorch.trace function cannot be called in a closure or in another traced function")
+        if self._traced_this_step:
+            raise UsageError("the @cstorch.trace function was called twice for one batch: it is one step")
+        if self._function is None:
+            self._function = function
+            self._trace_function(function, args, kwargs)
+        elif self._function is not function:
+            raise UsageError(
+                "a second @cstorch.trace function was called in one execution: an execution runs one graph. Use "
+                "another DataExecutor for the other function"
+            )
+        self._traced_this_step = True
+        self._calls.extend(self._in_trace)
+        return self._result
+
+    def _trace_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        leaves = pytree.tree_leaves(self._batch)
+
+        def step(batch: Any) -> Any:
+            inputs = {
+                id(own): traced
+                for own, traced in zip(leaves, pytree.tree_leaves(batch), strict=True)
+                if isinstance(own, torch.Tensor)
+            }
+            taken_args, taken_kwargs = pytree.tree_map_only(
+                torch.Tensor, lambda tensor: _input_of(tensor, inputs), (args, kwargs)
+            )
+            return function(*taken_args, **taken_kwargs)
+
+        def collect(result: Any) -> Any:
+            self._result = result
+            for closure in self._in_trace:
+                self._outputs.add_arguments(closure)
+            self._outputs.add_results(result)
+            return self._outputs.items()
+
+        self._trace = trace_step(step, self._batch, state.named_getters(), state.module_paths(), collect)
+
+    def use_model(self, model: nn.Module) -> None:
+        if self._model is not None and self._model is not model:
+            raise UsageError(
+                "two compiled models are called in one traced step: put them into one torch.nn.Module and compile that"
+            )
+        self._model = model
+
+    def call_closure(self, closure: Closure) -> Any:
+        if self._running_closures:
+            return closure.run()
+        leaves = pytree.tree_leaves((closure.args, closure.kwargs))
+        if any(isinstance(leaf, nn.Parameter) for leaf in leaves):
+            raise weight_in_closure(closure)
+        if is_tracing():
+            self._in_trace.append(closure)
+            return None
+        if any(isinstance(leaf, LazyTensor) and leaf not in self._outputs for leaf in leaves):
+            raise unknown_tensor(closure)
+        self._calls.append(closure)
+        return None
+
+
+def _input_of(tensor: torch.Tensor, inputs: dict[int, torch.Tensor]) -> torch.Tensor:
+    if isinstance(tensor, LazyTensor):
+        return tensor
+    traced = inputs.get(id(tensor))
+    if traced is None:
+        raise UsageError(
+            "the @cstorch.trace function was given a CPU tensor that is not part of the executor's batch: the cluster "
+            "would never see it change. Hand the batch over as it comes, and transform it in the input_fn or in the "
+            "traced function"
+        )
+    return traced
+
+
+def loader_name(artifact_dir: Path) -> str:
+    """What the input of an execution is called within its job."""
+    return f"loader_{artifact_dir.name}"
+
+
+def _prepared_input(builder: bytes, backend: "CsxBackend", artifact_dir: Path) -> node_pb2.PrepareInput:
+    installed = (sys.prefix, sys.base_prefix)
+    own = [
+        str(Path(entry).resolve()) for entry in sys.path if not entry.startswith(installed)
+    ]  # "": the current folder
+    return node_pb2.PrepareInput(
+        loader=loader_name(artifact_dir),
+        builder=builder,
+        interpreter=sys.executable,
+        python_paths=[*backend.cluster_config.python_paths, *own],
+        working_directory=str(Path.cwd()),
+    )

@@ -1,0 +1,71 @@
+"""What went wrong on the cluster, as the exception that the script sees."""
+
+import grpc
+
+from cstorch.errors import (
+    ClusterError,
+    ClusterUnreachableError,
+    CompileError,
+    ConfigurationError,
+    CstorchError,
+    InputError,
+    InternalError,
+    JobCancelledError,
+    NodeLostError,
+    VersionMismatchError,
+)
+from wsc.v1 import node_pb2
+
+
+def from_failure(failure: node_pb2.Failure) -> CstorchError:
+    """The exception for a failure that the cluster reports."""
+    text = failure.message or "the cluster gave no reason"
+    if failure.node and failure.node not in text:
+        text = f"{failure.node}: {text}"
+    match failure.kind:
+        case node_pb2.Failure.KIND_NODE:
+            return NodeLostError(text)
+        case node_pb2.Failure.KIND_INPUT:
+            trace = f"\n\nThe traceback of the worker:\n{failure.traceback}" if failure.traceback else ""
+            return InputError(f"the input_fn failed: {text}{trace}")
+        case node_pb2.Failure.KIND_USER:
+            return ClusterError(text)
+        case node_pb2.Failure.KIND_CANCELLED:
+            return JobCancelledError(failure.message or "the job was cancelled")
+    trace = f"\n\nThe traceback of {failure.node or 'the cluster'}:\n{failure.traceback}" if failure.traceback else ""
+    return InternalError(f"{text}{trace}")
+
+
+def from_rpc_error(error: grpc.RpcError, doing: str) -> CstorchError:
+    """The exception for a gRPC call that failed; `doing` says what for, e.g. "compiling the step"."""
+    assert isinstance(error, grpc.Call)
+    details = error.details() or "no details"
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return ClusterUnreachableError(f"the connection to the cluster was lost while {doing}: {details}")
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return ClusterUnreachableError(f"the cluster did not answer in time while {doing}: {details}")
+        case grpc.StatusCode.CANCELLED | grpc.StatusCode.ABORTED:
+            return JobCancelledError(f"the job was cancelled while {doing}: {details}")
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return ConfigurationError(details)
+        case grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.RESOURCE_EXHAUSTED | grpc.StatusCode.NOT_FOUND:
+            return ClusterError(details)
+    return InternalError(f"a call failed with {error.code().name} while {doing}: {details}")
+
+
+def from_create_job_error(error: grpc.RpcError, version: str) -> CstorchError:
+    """The exception for a job that management refuses."""
+    assert isinstance(error, grpc.Call)
+    details = error.details() or ""
+    if error.code() == grpc.StatusCode.FAILED_PRECONDITION and "version" in details:
+        return VersionMismatchError(details if version in details else f"{details} (this client is version {version})")
+    return from_rpc_error(error, "asking for a job")
+
+
+def from_compile_error(error: grpc.RpcError) -> CstorchError:
+    """The exception for a step that the cluster does not compile."""
+    assert isinstance(error, grpc.Call)
+    if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
+        return CompileError(error.details() or "the step does not compile")
+    return from_rpc_error(error, "compiling the step")

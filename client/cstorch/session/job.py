@@ -1,0 +1,189 @@
+"""A job: made by the management service, served by its coordinator, alive as long as the script holds its session."""
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import grpc
+
+from cstorch.cluster_config import LANES, ClusterConfig
+from cstorch.errors import ClusterUnreachableError, CstorchError, NodeLostError
+from cstorch.session import failures
+from interconnect.server import make_channel
+from interconnect.version import __version__
+from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2
+
+logger = logging.getLogger("cstorch.job")
+
+CONNECT_SECONDS = 4.0
+CREATE_SECONDS = 60.0  # management starts a coordinator process
+COMPILE_SECONDS = 3600.0
+PREPARE_SECONDS = 600.0  # waits for workers to be free
+CANCEL_SECONDS = 2.0
+VERDICT_SECONDS = 2.0  # the coordinator takes a second to find the cause among several reports
+
+
+def connect(address: str, what: str) -> grpc.Channel:
+    """A channel to a server that answers.
+
+    Raises:
+        ClusterUnreachableError: nobody answers within 5 s.
+    """
+    channel = make_channel(address)
+    try:
+        grpc.channel_ready_future(channel).result(timeout=CONNECT_SECONDS)
+    except grpc.FutureTimeoutError as error:
+        channel.close()
+        raise ClusterUnreachableError(
+            f"no {what} answers at {address} within {CONNECT_SECONDS:.0f} s: check the address, and that the cluster "
+            "is up (`waferbox status`, `waferbox up`)"
+        ) from error
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+class Job:
+    """A job and the session that keeps it alive. Thread-safe where it says so.
+
+    Raises:
+        ClusterUnreachableError: management or the coordinator does not answer.
+        VersionMismatchError: the cluster is of another version.
+    """
+
+    def __init__(self, management: str, config: ClusterConfig, compile_dir: str) -> None:
+        self.config = config
+        self._closed = False
+        self._failure: CstorchError | None = None
+        self._management_channel = connect(management, "management service")
+        try:
+            self._management = management_pb2_grpc.ManagementStub(self._management_channel)
+            created = self._create(compile_dir)
+            self.name = created.job
+            self._address = created.coordinator
+            self._token = created.token
+            self._channel = connect(created.coordinator, f"coordinator of job {created.job}")
+        except BaseException:
+            self._management_channel.close()
+            raise
+        self._coordinator = coordinator_pb2_grpc.CoordinatorStub(self._channel)
+        self._session = self._coordinator.Session(coordinator_pb2.SessionRequest(token=self._token))
+        self._watcher = threading.Thread(target=self._watch, name="cstorch session", daemon=True)
+        self._watcher.start()
+
+    def _create(self, compile_dir: str) -> management_pb2.CreateJobResponse:
+        request = management_pb2.CreateJobRequest(
+            version=__version__,
+            num_csx=self.config.num_csx,
+            num_workers_per_csx=self.config.num_workers_per_csx,
+            max_wgt_servers=self.config.max_wgt_servers,
+            labels=self.config.job_labels,
+            lane=LANES[self.config.lane],
+            compile_dir=compile_dir,
+            run_ahead_steps=self.config.run_ahead_steps,
+        )
+        try:
+            return self._management.CreateJob(request, timeout=CREATE_SECONDS)
+        except grpc.RpcError as error:
+            raise failures.from_create_job_error(error, __version__) from error
+
+    def _watch(self) -> None:
+        """Runs in a thread: ends when the session ends."""
+        try:
+            for response in self._session:
+                if self._failure is None:
+                    self._failure = failures.from_failure(response.failure)
+        except grpc.RpcError as error:
+            if not self._closed and self._failure is None:
+                self._failure = self._coordinator_lost(error)
+
+    def _coordinator_lost(self, error: grpc.RpcError) -> CstorchError:
+        assert isinstance(error, grpc.Call)
+        if error.code() == grpc.StatusCode.UNAVAILABLE:
+            return NodeLostError(
+                f"the coordinator of {self.name} at {self._address} died, or cannot be reached: {error.details()}"
+            )
+        return failures.from_rpc_error(error, "the job was under way")
+
+    def _reason(self, error: grpc.RpcError) -> CstorchError | None:
+        assert isinstance(error, grpc.Call)
+        refused = error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        return self._failure if refused else self.wait_for_failure()
+
+    def wait_for_failure(self) -> CstorchError | None:
+        """Why the job ended, for an operation that failed because it did: the session knows more, and soon."""
+        self._watcher.join(VERDICT_SECONDS)
+        return self._failure
+
+    @property
+    def alive(self) -> bool:
+        """Whether the job can take another execution. Thread-safe."""
+        return not self._closed and self._failure is None and self._watcher.is_alive()
+
+    @property
+    def failure(self) -> CstorchError | None:
+        """Why the job ended, if the session said so. Thread-safe."""
+        return self._failure
+
+    def compile(self, cirh: str) -> coordinator_pb2.CompileResponse:
+        """Compiles a step, or finds its artifact.
+
+        Raises:
+            CompileError: the step has no plan on this cluster.
+        """
+        request = coordinator_pb2.CompileRequest(token=self._token, cirh=cirh)
+        call = self._coordinator.Compile.future(request, timeout=COMPILE_SECONDS)
+        try:
+            return call.result()
+        except grpc.RpcError as error:
+            raise self._reason(error) or failures.from_compile_error(error) from error
+        except BaseException:  # Ctrl-C
+            call.cancel()  # type: ignore[no-untyped-call]
+            raise
+
+    def prepare_input(self, prepared: node_pb2.PrepareInput) -> None:
+        """Gives the workers the input of an execution.
+
+        Raises:
+            InputError: the input_fn failed.
+        """
+        request = coordinator_pb2.PrepareInputRequest(token=self._token, input=prepared)
+        call = self._coordinator.PrepareInput.future(request, timeout=PREPARE_SECONDS)
+        try:
+            call.result()
+        except grpc.RpcError as error:
+            raise self._reason(error) or failures.from_rpc_error(error, "preparing the input") from error
+        except BaseException:  # Ctrl-C
+            call.cancel()  # type: ignore[no-untyped-call]
+            raise
+
+    def execute(
+        self, requests: Iterator[coordinator_pb2.ExecuteRequest]
+    ) -> "grpc.CallIterator[coordinator_pb2.ExecuteResponse]":
+        """Opens the stream of an execution."""
+        return self._coordinator.Execute(requests)
+
+    @property
+    def token(self) -> str:
+        """What the coordinator knows the script by."""
+        return self._token
+
+    def cancel(self) -> None:
+        """Asks management to cancel the job, then closes it; the job may be gone already."""
+        if not self._closed:
+            try:
+                self._management.CancelJob(management_pb2.CancelJobRequest(job=self.name), timeout=CANCEL_SECONDS)
+            except grpc.RpcError as error:
+                logger.debug("the job %s could not be cancelled: %s", self.name, error)
+        self.close()
+
+    def close(self) -> None:
+        """Ends the session and with it the job; its nodes become free."""
+        if self._closed:
+            return
+        self._closed = True
+        self._session.cancel()  # type: ignore[no-untyped-call]
+        self._watcher.join(CANCEL_SECONDS)
+        self._channel.close()
+        self._management_channel.close()

@@ -1,0 +1,124 @@
+"""The script's session with a cluster: the embedded cluster if there is one, and the one job at a time."""
+
+import contextlib
+import logging
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+from cstorch.cluster_config import ClusterConfig
+from cstorch.session.cluster_state import ClusterState
+from cstorch.session.embedded import EmbeddedCluster
+from cstorch.session.job import Job
+
+logger = logging.getLogger("cstorch.session")
+
+EMBEDDED_LOG = "embedded_cluster.log"
+OPENING_SECONDS = 5.0
+
+
+class Session:
+    """Owns the embedded cluster and the job. Used by the script's thread; the job is opened by a thread of ours.
+
+    Args:
+        config: of the cluster.
+        compile_dir: where the cluster keeps artifacts, below its cache root unless absolute.
+        artifact_dir: takes the log of an embedded cluster.
+    """
+
+    def __init__(self, config: ClusterConfig, compile_dir: str, artifact_dir: Path) -> None:
+        self._config = config
+        self._compile_dir = compile_dir
+        self._opening: Future[Job] | None = None
+        self._job: Job | None = None
+        self._state: ClusterState | None = None
+        self._embedded: EmbeddedCluster | None = None
+        if config.management is None:
+            # Started now, so that it comes up, with a job, while the script builds its model.
+            self._embedded = EmbeddedCluster(config, artifact_dir / EMBEDDED_LOG)
+            self.open_in_background()
+
+    def open_in_background(self) -> None:
+        """Begins to open a job, unless there is one."""
+        if self._opening is not None or (self._job is not None and self._job.alive):
+            return
+        opening: Future[Job] = Future()
+        self._opening = opening
+
+        def open_job() -> None:
+            try:
+                opening.set_result(self._open())
+            except Exception as error:  # noqa: BLE001  whatever it is, job() raises it in the script's thread
+                opening.set_exception(error)
+
+        threading.Thread(target=open_job, name="cstorch job opening", daemon=True).start()
+
+    def _open(self) -> Job:
+        management = self._config.management if self._embedded is None else self._embedded.management()
+        assert management is not None
+        job = Job(management, self._config, self._compile_dir)
+        logger.debug("opened job %s at %s", job.name, management)
+        return job
+
+    def job(self) -> Job:
+        """The live job; opens one if there is none.
+
+        Raises:
+            ClusterError: the cluster cannot be reached, did not start, or refuses.
+        """
+        if self._job is not None and self._job.alive and self._opening is None:
+            return self._job
+        self.open_in_background()
+        assert self._opening is not None
+        opening, self._opening = self._opening, None
+        try:
+            job = opening.result()  # every wait of the thread has a deadline
+        except KeyboardInterrupt:
+            self._opening = opening
+            raise
+        self._drop_job()
+        self._job = job
+        self._state = ClusterState(lane=self._config.lane)
+        return job
+
+    @property
+    def state(self) -> ClusterState:
+        """The state on the cluster, of the job that `job` returned last."""
+        assert self._state is not None
+        return self._state
+
+    def abandon_job(self, reason: str) -> None:
+        """Cancels the job: an execution did not come to its end, so nobody knows what its state is.
+
+        Args:
+            reason: what reading the lost state is answered with.
+        """
+        if self._state is not None:
+            self._state.lose(reason)
+        if self._job is not None:
+            self._job.cancel()
+            self._job = None
+
+    def _drop_job(self) -> None:
+        if self._state is not None:
+            self._state.lose("the job that held it has ended")
+            self._state = None
+        if self._job is not None:
+            self._job.close()
+            self._job = None
+
+    def close(self) -> None:
+        """Ends the job, and the embedded cluster with all its processes."""
+        try:
+            if self._opening is not None:
+                opening, self._opening = self._opening, None
+                if self._embedded is not None:
+                    self._embedded.stop()  # what the thread waits for
+                with contextlib.suppress(TimeoutError):  # the thread and its job end with the process
+                    if opening.exception(OPENING_SECONDS) is None:
+                        opening.result().close()
+            self._drop_job()
+        finally:
+            if self._embedded is not None:
+                embedded, self._embedded = self._embedded, None
+                embedded.stop()

@@ -1,0 +1,213 @@
+"""State on its way between the client and one MemoryX shard: set up by gRPC calls, the bytes go over a link."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import grpc
+import torch
+
+from cstorch.cluster_config import LANES
+from cstorch.errors import NodeLostError
+from cstorch.session import failures
+from cstorch.session.job import connect
+from interconnect.elements import aligned
+from interconnect.hub import Hub, Stopped
+from interconnect.link import Link, LinkLost
+from interconnect.listener import dial
+from interconnect.segment import Segment, Slice
+from wsc.v1 import coordinator_pb2, node_pb2, node_pb2_grpc
+
+CALL_SECONDS = 10.0
+TRANSFER_SECONDS = 600.0
+REASON_SECONDS = 1.0
+BATCH_BYTES = 64 * 1024 * 1024
+BATCH_STATES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A state to be written: its value is asked for when its turn comes."""
+
+    name: str
+    nbytes: int
+    value: Callable[[], torch.Tensor]
+
+
+class ShardConnection:
+    """A connection to a shard, opened at its first use and again after a failure. Used by one thread."""
+
+    def __init__(self, shard: coordinator_pb2.StateShard, lane: str) -> None:
+        self._shard = shard
+        self._lane = LANES[lane]
+        self._open: _OpenConnection | None = None
+
+    @property
+    def address(self) -> str:
+        """Of the shard's StateService."""
+        return self._shard.address
+
+    def write(self, states: Sequence[Outgoing]) -> None:
+        """Writes states to the live state of the shard; they are there when this returns.
+
+        Raises:
+            ClusterError: the shard is gone or refuses.
+        """
+        with _Use(self) as connection:
+            for batch in batches(states):
+                connection.write(batch)
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> torch.Tensor:
+        """Reads one state.
+
+        Args:
+            step: of a snapshot, from 1; 0 for the live state.
+
+        Raises:
+            ClusterError: the shard is gone or refuses.
+        """
+        with _Use(self) as connection:
+            return connection.read(name, shape, dtype, step)
+
+    def connection(self) -> "_OpenConnection":
+        """The open connection."""
+        if self._open is None:
+            self._open = _OpenConnection(self._shard, self._lane)
+        return self._open
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+class _Use:
+    """Lends the connection; one that fails in a transfer is closed, for nobody knows what is still in it."""
+
+    def __init__(self, owner: ShardConnection) -> None:
+        self._owner = owner
+
+    def __enter__(self) -> "_OpenConnection":
+        return self._owner.connection()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            return
+        self._owner.close()
+        if isinstance(error, LinkLost):
+            raise NodeLostError(
+                f"the MemoryX shard at {self._owner.address} went away in a transfer of state"
+            ) from error
+
+
+def batches(states: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
+    """The states in batches that are small, or that are a single large state."""
+    batch: list[Outgoing] = []
+    total = 0
+    for state in states:
+        if batch and (total + state.nbytes > BATCH_BYTES or len(batch) == BATCH_STATES):
+            yield batch
+            batch, total = [], 0
+        batch.append(state)
+        total += aligned(state.nbytes)
+    if batch:
+        yield batch
+
+
+class _OpenConnection:
+    def __init__(self, shard: coordinator_pb2.StateShard, lane: "node_pb2.Lane.ValueType") -> None:
+        name = f"memoryx-{shard.shard}"
+        self._job = shard.job
+        self._channel = connect(shard.address, f"MemoryX shard {shard.shard}")
+        try:
+            self._stub = node_pb2_grpc.StateServiceStub(self._channel)
+            opened = self._stub.OpenState(node_pb2.OpenStateRequest(job=shard.job), timeout=CALL_SECONDS)
+            self._token = opened.token
+            self._link: Link = dial(
+                opened.endpoint, opened.token, name=name, own_name="client", lane=lane, deadline_seconds=CALL_SECONDS
+            )
+        except grpc.RpcError as error:
+            self._channel.close()
+            raise failures.from_rpc_error(error, f"opening the state of {name}") from error
+        except BaseException:
+            self._channel.close()
+            raise
+        self._hub = Hub()
+        self._hub.add(self._link)
+
+    def _request(self, names: Sequence[str], step: int) -> node_pb2.TransferStateRequest:
+        return node_pb2.TransferStateRequest(job=self._job, token=self._token, names=names, step=step)
+
+    def write(self, states: Sequence[Outgoing]) -> None:
+        offsets = []
+        end = 0
+        for state in states:
+            offsets.append(end)
+            end += aligned(state.nbytes)
+        segment = Segment.create(max(end, 1))
+        try:
+            call = self._stub.WriteState.future(
+                self._request([state.name for state in states], 0), timeout=TRANSFER_SECONDS
+            )
+            with self._watching(call):
+                for index, (state, offset) in enumerate(zip(states, offsets, strict=True)):
+                    value = state.value()
+                    segment.tensor(value.dtype, tuple(value.shape), offset).copy_(value)
+                    # As bytes: whoever gets a reference keeps the segment mapped as long as the link lives.
+                    self._hub.send(self._link, index, 0, Slice(segment, offset, state.nbytes), as_bytes=True)
+                call.result()
+        finally:
+            segment.close()
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> torch.Tensor:
+        nbytes = torch.Size(shape).numel() * dtype.itemsize
+        self._link.expect({0: nbytes})
+        call = self._stub.ReadState.future(self._request([name], step), timeout=TRANSFER_SECONDS)
+        with self._watching(call):
+            message = self._hub.receive(self._link, 0, step)
+            value = message.tensor(dtype, shape, 0).clone()
+            call.result()
+        return value
+
+    def _watching(self, call: "grpc.CallFuture[node_pb2.TransferStateResponse]") -> "_Watched":
+        return _Watched(call, self._hub)
+
+    def close(self) -> None:
+        self._link.close()
+        self._hub.close()
+        self._channel.close()
+
+
+class _Watched:
+    """While a transfer waits on the link, the end of its call by an error ends the wait."""
+
+    def __init__(self, call: "grpc.CallFuture[node_pb2.TransferStateResponse]", hub: Hub) -> None:
+        self._call = call
+        self._hub = hub
+
+    def __enter__(self) -> None:
+        self._call.add_done_callback(self._stop_on_error)
+
+    def _stop_on_error(self, call: "grpc.Future[node_pb2.TransferStateResponse]") -> None:
+        if call.cancelled() or call.exception() is not None:
+            self._hub.stop()
+
+    def _outcome(self) -> grpc.RpcError | None:
+        """Why the shard ended the call: it closes the link when it refuses, and the call says why."""
+        try:
+            self._call.result(timeout=REASON_SECONDS)
+        except grpc.RpcError as reason:
+            return reason
+        except grpc.FutureTimeoutError:
+            pass
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, grpc.RpcError):
+            raise failures.from_rpc_error(error, "moving state") from error
+        if isinstance(error, Stopped | LinkLost):
+            reason = self._outcome()
+            if reason is not None:
+                raise failures.from_rpc_error(reason, "moving state") from error
+        if error is not None:
+            self._call.cancel()  # type: ignore[no-untyped-call]

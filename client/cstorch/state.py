@@ -1,0 +1,129 @@
+"""Which tensors are loop-carried state, and what they are called in the graph.
+
+Models, optimizers, schedulers, grad scalers and metrics register themselves when they are made. The names are those of
+the real system: `state.model.fc1.weight`, `state.optimizer.state.0.exp_avg`, `state.schedulers.0.last_epoch`,
+`state.grad_scaler.0.scale`, `state.metrics.accuracy.0.total`.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+Kind = Literal["model", "optimizer", "scheduler", "grad_scaler", "metric"]
+Getter = Callable[[], torch.Tensor]
+
+
+class Registry:
+    """The stateful objects of this process, by kind, in the order in which they were made; it keeps none alive."""
+
+    def __init__(self) -> None:
+        # Numbers are never given twice: state of an object that is gone may still lie on the cluster under its name.
+        self._objects: dict[Kind, dict[int, weakref.ref[Any]]] = {kind: {} for kind in get_args(Kind)}
+        self._made: dict[Kind, int] = dict.fromkeys(get_args(Kind), 0)
+
+    def clear(self) -> None:
+        """Forgets everything; numbers begin with 0 again."""
+        self._objects = {kind: {} for kind in get_args(Kind)}
+        self._made = dict.fromkeys(get_args(Kind), 0)
+
+    def register(self, kind: Kind, stateful: Any) -> int:
+        """Adds an object and returns its number among those of its kind; the same object keeps its number."""
+        for number, known in self.of_kind(kind):
+            if known is stateful:
+                return number
+        number = self._made[kind]
+        self._made[kind] += 1
+        numbers = self._objects[kind]
+        numbers[number] = weakref.ref(stateful, lambda _: numbers.pop(number, None))
+        return number
+
+    def of_kind(self, kind: Kind) -> Iterator[tuple[int, Any]]:
+        """The live objects of a kind with their numbers."""
+        for number, reference in list(self._objects[kind].items()):
+            stateful = reference()
+            if stateful is not None:
+                yield number, stateful
+
+
+_registry = Registry()
+
+
+def register(kind: Kind, stateful: Any) -> int:
+    """Makes the tensors of `stateful` loop-carried state of every step traced from now on.
+
+    Returns:
+        The number of the object among those of its kind.
+    """
+    return _registry.register(kind, stateful)
+
+
+def clear() -> None:
+    """Forgets all objects: with the backend goes the cluster on which their names had a meaning."""
+    _registry.clear()
+
+
+def registered(kind: Kind) -> list[Any]:
+    """The live objects of a kind, in the order in which they were made."""
+    return [stateful for _, stateful in _registry.of_kind(kind)]
+
+
+def named_getters(registry: Registry | None = None) -> dict[str, Getter]:
+    """State name -> function that returns the tensor that bears the name at the moment of the call."""
+    registry = registry or _registry
+    getters: dict[str, Getter] = {}
+    for number, model in registry.of_kind("model"):
+        getters.update(_of_module(f"state.{_numbered('model', number)}", model))
+    for number, optimizer in registry.of_kind("optimizer"):
+        getters.update(_of_optimizer(f"state.{_numbered('optimizer', number)}.state", optimizer))
+    for number, scheduler in registry.of_kind("scheduler"):
+        getters.update(_of_attributes(f"state.schedulers.{number}", scheduler))
+    for number, scaler in registry.of_kind("grad_scaler"):
+        getters.update(_of_attributes(f"state.grad_scaler.{number}", scaler))
+    for number, metric in registry.of_kind("metric"):
+        getters.update(_of_module(f"state.metrics.{metric.name}.{number}", metric))
+    return getters
+
+
+def module_paths() -> dict[nn.Module, str]:
+    """The path of every module inside a compiled model: what layers are named after."""
+    paths: dict[nn.Module, str] = {}
+    for number, model in _registry.of_kind("model"):
+        for path, module in model.named_modules():
+            name = path if number == 0 else f"{_numbered('model', number)}.{path}".rstrip(".")
+            paths.setdefault(module, name)
+    return paths
+
+
+def _numbered(word: str, number: int) -> str:
+    return word if number == 0 else f"{word}_{number}"
+
+
+def _of_module(prefix: str, root: nn.Module) -> Iterator[tuple[str, Getter]]:
+    for path, module in root.named_modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    yield f"{prefix}.{path}.{name}" if path else f"{prefix}.{name}", _item(tensors, name)
+
+
+def _of_optimizer(prefix: str, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Getter]]:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, parameter in enumerate(parameters):
+        state = optimizer.state.get(parameter, {})
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                yield f"{prefix}.{index}.{name}", _item(state, name)
+
+
+def _of_attributes(prefix: str, stateful: Any) -> Iterator[tuple[str, Getter]]:
+    attributes = vars(stateful)
+    for name, value in attributes.items():
+        if isinstance(value, torch.Tensor):
+            yield f"{prefix}.{name.lstrip('_')}", _item(attributes, name)
+
+
+def _item(mapping: Mapping[str, Any], key: str) -> Getter:
+    return lambda: mapping[key]

@@ -1,0 +1,6 @@
+"""Checkpoints in the H5 layout of the real system (cstorch_api 3.4): `save` and `load`."""
+
+from cstorch.storage.reader import load
+from cstorch.storage.writer import save
+
+__all__ = ["load", "save"]

@@ -1,0 +1,87 @@
+"""The names, codes and byte forms that the reader and the writer of a checkpoint share (cstorch_api 3.4).
+
+A checkpoint is one H5 file. Every leaf of the saved tree has a key, its path joined with dots. Tensors and numpy arrays
+are datasets under their key; Python scalars, strings and None live in attributes of the root only.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+import xxhash
+from torch.utils import _pytree as pytree
+
+from wsc.v1 import plan_pb2
+
+FORMAT_VERSION: Final = 0.5
+
+VERSION: Final = "__version__"
+WRITER_VERSION: Final = "__cstorch_version__"
+SPEC: Final = "__spec__"
+SUCCESS: Final = "__SUCCESS__"
+TYPE: Final = "__TYPE__"
+METADATA: Final = ".__metadata__"
+OBJECTS: Final = "__objects__"
+LINKED: Final = "__LINKED__"
+# Ours: the real client passes over it.
+CHECKSUM: Final = "__waferbox_xxh3__"
+
+TENSOR: Final = "TorchTensorSerializer"
+ARRAY: Final = "NumpyArraySerializer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredType:
+    """How one torch element type lies in a file: the numpy type of its bytes and the code on the real system's wire."""
+
+    numpy: np.dtype[Any]
+    code: int
+
+
+STORED_TYPES: Final = {
+    torch.bool: StoredType(numpy=np.dtype(np.bool_), code=plan_pb2.ELEMENT_TYPE_BOOL),
+    torch.int16: StoredType(numpy=np.dtype(np.int16), code=plan_pb2.ELEMENT_TYPE_INT16),
+    torch.int32: StoredType(numpy=np.dtype(np.int32), code=plan_pb2.ELEMENT_TYPE_INT32),
+    torch.int64: StoredType(numpy=np.dtype(np.int64), code=plan_pb2.ELEMENT_TYPE_INT64),
+    torch.uint8: StoredType(numpy=np.dtype(np.uint8), code=plan_pb2.ELEMENT_TYPE_UINT8),
+    torch.float16: StoredType(numpy=np.dtype(np.float16), code=plan_pb2.ELEMENT_TYPE_FLOAT16),
+    torch.float32: StoredType(numpy=np.dtype(np.float32), code=plan_pb2.ELEMENT_TYPE_FLOAT32),
+    torch.float64: StoredType(numpy=np.dtype(np.float64), code=plan_pb2.ELEMENT_TYPE_FLOAT64),
+    # numpy has no bfloat16: its bit pattern travels as int16.
+    torch.bfloat16: StoredType(numpy=np.dtype(np.int16), code=plan_pb2.ELEMENT_TYPE_BFLOAT16),
+}
+TORCH_TYPES: Final = {str(dtype): dtype for dtype in STORED_TYPES}
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The bytes of a CPU tensor as the numpy array that is stored."""
+    tensor = tensor.contiguous()
+    return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def to_tensor(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
+    """The tensor of which `to_array` made `array`; it shares the array's memory."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if dtype == torch.bfloat16 else tensor
+
+
+def checksum(array: np.ndarray[Any, Any]) -> str:
+    """xxh3 of an array's bytes, as hexadecimal digits."""
+    return str(xxhash.xxh3_64_hexdigest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
+
+
+def key_of(path: pytree.KeyPath) -> str:
+    """The key of a leaf: `state["model"]["fc1.weight"]` has the key `model.fc1.weight`."""
+    return ".".join(str(_part_of_key(part)) for part in path)
+
+
+def _part_of_key(part: pytree.KeyEntry) -> object:
+    match part:
+        case pytree.MappingKey():
+            return part.key
+        case pytree.SequenceKey():
+            return part.idx
+        case pytree.GetAttrKey():
+            return part.name
+    raise TypeError(f"a checkpoint cannot hold a tree with a node of type {type(part).__name__}")

@@ -1,0 +1,55 @@
+"""Tensors with one value, made on the device of the backend: state of optimizers and metrics, mostly."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from cstorch.backend import current_backend, has_backend
+from cstorch.tracing import LazyTensor, device_scope
+
+
+def _scope(like: torch.Tensor | None = None) -> AbstractContextManager[Any]:
+    on_device = isinstance(like, LazyTensor) or (has_backend() and current_backend().is_csx)
+    return device_scope() if on_device else nullcontext()
+
+
+def tensor(data: Any, **settings: Any) -> torch.Tensor:
+    """torch.tensor, on the device of the backend."""
+    with _scope():
+        return torch.tensor(data, **settings)
+
+
+def full(shape: Sequence[int], value: float, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of one value, on the device of the backend."""
+    with _scope():
+        return torch.full(tuple(shape), value, dtype=dtype)
+
+
+def full_like(other: torch.Tensor, value: float, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of one value, with the shape and type of another, on the device of the backend."""
+    with _scope(other):
+        return torch.full(tuple(other.shape), value, dtype=dtype or other.dtype)
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of zeros, on the device of the backend; it takes no room until it is written."""
+    with _scope():
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+
+def zeros_like(other: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of zeros, with the shape and type of another, on the device of the backend, without memory."""
+    with _scope(other):
+        return torch.zeros(tuple(other.shape), dtype=dtype or other.dtype)
+
+
+def ones(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of ones, on the device of the backend."""
+    return full(shape, 1, dtype=dtype or torch.get_default_dtype())
+
+
+def ones_like(other: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of ones, with the shape and type of another, on the device of the backend."""
+    return full_like(other, 1, dtype=dtype)

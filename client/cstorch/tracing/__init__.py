@@ -1,0 +1,33 @@
+"""Tracing: tensors on the device type `lazy`, and the recording of one whole step.
+
+Outside a traced step an operation on a device tensor runs at once on the CPU (`eager`), on bytes that a `Cell` keeps in
+memory, in a spool file, or on the cluster. Within `trace_step` every ATen operation is recorded (`recorder`) while
+shapes are worked out on meta tensors; afterwards the recording becomes a graph of pure functions (`functional`).
+"""
+
+from cstorch.tracing.cell import Cell
+from cstorch.tracing.context import is_tracing
+from cstorch.tracing.device import register
+from cstorch.tracing.modes import device_scope
+from cstorch.tracing.move import move_module
+from cstorch.tracing.step import InputInfo, OutputInfo, StateInfo, Trace, trace_step
+from cstorch.tracing.tensor import DEVICE, LazyTensor, cell_of, from_cpu, new_tensor
+
+__all__ = [
+    "DEVICE",
+    "Cell",
+    "InputInfo",
+    "LazyTensor",
+    "OutputInfo",
+    "StateInfo",
+    "Trace",
+    "cell_of",
+    "device_scope",
+    "from_cpu",
+    "is_tracing",
+    "move_module",
+    "new_tensor",
+    "trace_step",
+]
+
+register()

@@ -1,0 +1,61 @@
+"""Registers with torch what the device needs when no mode of ours is active.
+
+torch's device type `lazy` has no kernels of its own, so these do not replace any. They serve all factories
+(`torch.zeros(3, device="lazy")`) and copies (`tensor.to("lazy")`) anywhere in the script.
+"""
+
+import contextlib
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cstorch.tracing.dispatch import dispatch
+from cstorch.tracing.operators import aten
+from cstorch.tracing.tensor import DEVICE
+
+_library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+
+
+def _empty(size: Sequence[int], dtype: torch.dtype | None = None, **ignored: Any) -> Any:
+    return dispatch(aten.empty.memory_format, (size,), {"dtype": dtype or torch.get_default_dtype(), "device": DEVICE})
+
+
+def _empty_strided(
+    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype | None = None, *ignored: Any, **also_ignored: Any
+) -> Any:
+    kwargs = {"dtype": dtype or torch.get_default_dtype(), "device": DEVICE}
+    return dispatch(aten.empty_strided.default, (size, stride), kwargs)
+
+
+def _copy_from(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False) -> Any:
+    return dispatch(aten.copy_.default, (destination, source), {})
+
+
+def _module() -> types.ModuleType:
+    """What torch expects to find as `torch.lazy`: torch.utils.checkpoint asks for its random state."""
+    module = types.ModuleType("torch.lazy")
+    module.__dict__.update(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        _is_in_bad_fork=lambda: False,
+        device_count=lambda: 1,
+        current_device=lambda: 0,
+        device=lambda device: contextlib.nullcontext(),
+        synchronize=lambda device=None: None,
+        manual_seed=lambda seed: None,
+        manual_seed_all=lambda seed: None,
+        get_rng_state=lambda device=None: torch.zeros(0, dtype=torch.uint8, device="cpu"),
+        set_rng_state=lambda state, device=None: None,
+    )
+    return module
+
+
+def register() -> None:
+    """Once per process, at import."""
+    _library.impl("empty.memory_format", _empty, "Lazy")  # type: ignore[no-untyped-call]
+    _library.impl("empty_strided", _empty_strided, "Lazy")  # type: ignore[no-untyped-call]
+    _library.impl("_copy_from", _copy_from, "Lazy")  # type: ignore[no-untyped-call]
+    if not hasattr(torch, DEVICE.type):
+        torch._register_device_module(DEVICE.type, _module())  # type: ignore[no-untyped-call]

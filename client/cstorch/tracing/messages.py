@@ -1,0 +1,69 @@
+"""What users are told when a step does what cannot be traced."""
+
+from typing import Any
+
+from torch._ops import OpOverload
+
+from cstorch.errors import TraceError
+from cstorch.tracing.context import context
+from cstorch.tracing.provenance import user_line
+
+# Functions that ask for a Python value by themselves; any other one that does was handed a tensor for a scalar.
+_SCALAR_READS = frozenset(
+    {"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero", "__format__"}
+    | {"__str__", "__get__", "__contains__", "equal", "allclose", "float_power"}
+)
+
+
+def value_read(func: OpOverload, error: type[TraceError] = TraceError) -> TraceError:
+    """The error for an operation that needs the value of a traced tensor."""
+    function = context.functions[-1] if context.functions else None
+    name = getattr(function, "__name__", "")
+    if func._schema.name == "aten::_local_scalar_dense" and name and name not in _SCALAR_READS:
+        return error(
+            f"SyncTensor called outside of MarkStep: at {user_line()} a traced tensor was passed to `{name}` where a "
+            f"Python scalar is expected. Its value is not known while the step is traced. Use a tensor expression "
+            f"instead, for example `x + a * y` for `torch.add(x, y, alpha=a)`."
+        )
+    return error(
+        f"The Cerebras backend does not yet support `{func._schema}`\n"
+        f"At {user_line()} the value of a traced tensor is needed, but the step is traced before it runs. Read values "
+        f"in a @cstorch.step_closure, and write conditions on tensors with torch.where."
+    )
+
+
+def mixed_devices(func: OpOverload, device: str) -> TraceError:
+    return TraceError(
+        f"Expected all tensors to be on the same device, but found at least two devices, lazy and {device}! At "
+        f"{user_line()} `{func._schema.name}` is given both. Move the other one with `.to(backend.torch_device)`; what "
+        f"changes from step to step must come from the DataLoader."
+    )
+
+
+def stale(tensor: Any) -> TraceError:
+    """The error for a tensor of a traced step that is used where its value is not available."""
+    return TraceError(
+        f"{tensor!r} was computed in a traced step: its value is only available inside a @cstorch.step_closure. (At "
+        f"{user_line()}.) To keep a value from step to step, create the tensor before the step and update it in place."
+    )
+
+
+def unsupported(func: OpOverload, reason: str) -> TraceError:
+    return TraceError(f"The Cerebras backend does not yet support `{func._schema}`: {reason} (At {user_line()}.)")
+
+
+def created_in_step(tensor: Any, where: str, holder: str) -> TraceError:
+    return TraceError(
+        f"{tensor!r}, created at {where}, is kept {holder} after the step. It would be created anew in every step, so "
+        f"nothing would be carried from one step to the next. Create state before the step: in `preinitialize` of an "
+        f"optimizer, in `__init__` of a module (a buffer), or under `with backend.device:`. To keep a result, return "
+        f"it from the step or pass it to a step closure."
+    )
+
+
+def replaced_in_step(description: str, where: str) -> TraceError:
+    return TraceError(
+        f"{description}, first used at {where}, existed before the step and was replaced by another tensor in it, but "
+        f"is not registered as state: the new value would be lost after each step. Register it as a buffer of a module "
+        f"or as state of an optimizer, or update it in place (`total.add_(x)`, not `total = total + x`)."
+    )

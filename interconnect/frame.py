@@ -1,0 +1,83 @@
+"""A frame: what travels on a link. 64 bytes of header, and for some kinds a payload of raw bytes behind it.
+
+A tensor group is either referred to (its bytes lie in shared memory that both ends have mapped) or sent as bytes, in
+chunks. The header carries the xxh3 checksum of the payload, and its own.
+"""
+
+import struct
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import xxhash
+
+# Groups of at most so many bytes travel as bytes on every lane: as cheap as a reference, and safe to overwrite at once.
+INLINE_BYTES: Final = 32 * 1024
+
+_MAGIC: Final = int.from_bytes(b"WSC1", "little")
+_FIELDS: Final = struct.Struct("<IIIIQQQQQ")
+_CHECKSUM: Final = struct.Struct("<Q")
+_HEADER: Final = struct.Struct(_FIELDS.format + "Q")
+HEADER_BYTES: Final = _HEADER.size
+
+_checksum = xxhash.xxh3_64_intdigest
+
+
+class FrameKind(IntEnum):
+    """What a frame says."""
+
+    HELLO = 1  # the first on a link, in both directions; the payload is the token that the listener expects
+    REFERENCE = 2  # a group that lies in a segment
+    BYTES = 3  # a chunk of a group that is to stay bytes wherever it is passed on
+    COPY = 4  # a chunk of a group that is sent as bytes only because this lane cannot refer to it
+    SEGMENT = 5  # a segment that references will name; its file descriptor comes along
+    RELEASE = 6  # a segment that no reference will name any more
+    ACK = 7  # everything of the steps up to `step` has been consumed
+    CREDIT = 8  # `length` more groups may be sent
+    CLOSE = 9  # the sender will say nothing more
+
+
+_KINDS: Final = {int(kind): kind for kind in FrameKind}
+
+
+class FrameError(ConnectionError):
+    """A frame is damaged or makes no sense: the link cannot be trusted any more."""
+
+
+class Frame(NamedTuple):
+    """A header. Offset and length lie in the segment (REFERENCE), or in the group of `total` bytes (BYTES, COPY)."""
+
+    kind: FrameKind
+    group: int = 0
+    segment: int = 0
+    step: int = 0
+    offset: int = 0
+    length: int = 0
+    total: int = 0
+
+    def header(self, payload: "bytes | bytearray | memoryview" = b"") -> bytes:
+        """The 64 bytes of the header, with the checksum of the payload behind it."""
+        fields = _FIELDS.pack(_MAGIC, *self, _checksum(payload) if payload else 0)
+        return fields + _CHECKSUM.pack(_checksum(fields))
+
+
+def parse(data: "bytes | bytearray | memoryview") -> tuple[Frame, memoryview]:
+    """A received frame and its payload.
+
+    Raises:
+        FrameError: it is too short, has another magic or an unknown kind, or a checksum does not fit.
+    """
+    view = memoryview(data)
+    if len(view) < HEADER_BYTES:
+        raise FrameError(f"a frame of {len(view)} bytes is shorter than its header")
+    magic, number, group, segment, step, offset, length, total, payload_sum, header_sum = _HEADER.unpack_from(view)
+    if _checksum(view[: _FIELDS.size]) != header_sum:
+        raise FrameError("the checksum of a frame's header does not fit")
+    if magic != _MAGIC:
+        raise FrameError("a frame of another protocol, or of another version of this one")
+    payload = view[HEADER_BYTES:]
+    if payload and _checksum(payload) != payload_sum:
+        raise FrameError("the checksum of a frame's payload does not fit")
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise FrameError(f"a frame of unknown kind {number}")
+    return Frame(kind, group, segment, step, offset, length, total), payload

@@ -1,0 +1,133 @@
+"""The life cycle of every role process: a gRPC server, registration with management, one job at a time."""
+
+import argparse
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+import grpc
+from grpc_health.v1 import health, health_pb2_grpc
+
+from interconnect.address import bind
+from interconnect.listener import LinkListener, host_id
+from interconnect.node_job import JobContext, NodeJob
+from interconnect.node_service import NodeService
+from interconnect.registration import Registration
+from interconnect.server import make_server
+from interconnect.version import __version__
+from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """Settings that every role process has."""
+
+    management: str  # host:port
+    listen: str = "127.0.0.1:0"
+    threads: int = 1
+
+
+def parse_arguments(program: str, argv: Sequence[str] | None) -> NodeSettings:
+    """`python -m <program> --management host:port [--listen 127.0.0.1:0] [--threads 1]`."""
+    parser = argparse.ArgumentParser(prog=f"python -m {program}")
+    parser.add_argument("--management", required=True, metavar="HOST:PORT", help="where the management service listens")
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where this process listens")
+    parser.add_argument("--threads", type=int, default=1, help="threads that compute")
+    arguments = parser.parse_args(argv)
+    if arguments.threads < 1:
+        parser.error("--threads must be at least 1")
+    return NodeSettings(management=arguments.management, listen=arguments.listen, threads=arguments.threads)
+
+
+class Node:
+    """One role process: its server, its place at management, and the job that it works for."""
+
+    def __init__(
+        self,
+        role: "node_pb2.Role.ValueType",
+        settings: NodeSettings,
+        make_job: Callable[[JobContext], NodeJob],
+        *,
+        add_services: Callable[[grpc.Server, LinkListener], None] | None = None,
+    ) -> None:
+        """make_job is called once for each job that attaches; add_services adds what the role serves besides."""
+        self._server = make_server()
+        self.address = bind(self._server, settings.listen)
+        self.listener = LinkListener(self.address)
+        self.listener.add_to_server(self._server)
+        self._service = NodeService(make_job, self.listener)
+        node_pb2_grpc.add_NodeServiceServicer_to_server(self._service, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), self._server)
+        if add_services is not None:
+            add_services(self._server, self.listener)
+        self.refusal = ""  # why management will not have this node
+        self._over = threading.Event()
+        hello = management_pb2.RegisterRequest(
+            role=role, address=self.address, host=host_id(), version=__version__, process_id=os.getpid()
+        )
+        self._registration = Registration(settings.management, hello, self._refused)
+
+    def start(self) -> None:
+        self._server.start()
+        self._registration.start()
+        logger.info("listening at %s", self.address)
+
+    def end(self) -> None:
+        """Make wait return. Safe in a signal handler, and from any thread."""
+        self._over.set()
+
+    def wait(self) -> None:
+        """Until end is called, or management refuses the node."""
+        self._over.wait()
+
+    def close(self) -> None:
+        """Leave management, drop the job, close every link and port."""
+        self._registration.close()
+        self._server.stop(STOP_GRACE_SECONDS).wait()
+        self._service.close()
+        self.listener.close()
+
+    def _refused(self, message: str) -> None:
+        self.refusal = message
+        self._over.set()
+
+
+def run_node(
+    role: "node_pb2.Role.ValueType",
+    settings: NodeSettings,
+    make_job: Callable[[JobContext], NodeJob],
+    *,
+    add_services: Callable[[grpc.Server, LinkListener], None] | None = None,
+) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status. To be called in the main thread, as the whole process.
+
+    The process registers with management, keeps its lease alive (and comes back when management does), and serves
+    NodeService, health and the links' stream.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s")
+    try:
+        node = Node(role, settings, make_job, add_services=add_services)
+    except OSError as error:
+        logger.error("%s", error)
+        return 1
+
+    def end(number: int, frame: FrameType | None) -> None:
+        node.end()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    node.start()
+    node.wait()
+    node.close()
+    if node.refusal:
+        logger.error("%s", node.refusal)
+        return 1
+    return 0

@@ -1,0 +1,103 @@
+"""NodeService: a job attaches to the node, gives it commands, and has it until the stream ends."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from interconnect.execution import report_failure
+from interconnect.listener import LinkListener
+from interconnect.node_job import JobContext, NodeJob
+from wsc.v1 import node_pb2, node_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+# How long a job waits for the one before to be dropped: closing joins threads and, at worst, waits for a link.
+VACANT_SECONDS = 5.0
+CLOSE_SECONDS = 10.0
+
+
+class NodeService(node_pb2_grpc.NodeServiceServicer):
+    """Serves one job at a time."""
+
+    def __init__(self, make_job: Callable[[JobContext], NodeJob], listener: LinkListener) -> None:
+        self._make_job = make_job
+        self._listener = listener
+        self._vacant = threading.Semaphore(1)
+        self._tenant = ""
+
+    def Attach(
+        self, request_iterator: Iterator[node_pb2.AttachRequest], context: grpc.ServicerContext
+    ) -> Iterator[node_pb2.AttachResponse]:
+        if not self._vacant.acquire(timeout=VACANT_SECONDS):
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this node works for job {self._tenant}")
+        outbox: queue.SimpleQueue[node_pb2.AttachResponse | None] = queue.SimpleQueue()
+        thread = threading.Thread(target=self._serve, args=(request_iterator, outbox), name="attachment", daemon=True)
+        thread.start()
+        # Where the client is gone gRPC stops asking for responses; the thread ends by itself, with the requests.
+        yield from iter(outbox.get, None)
+
+    def close(self) -> None:
+        """Wait until the job is dropped; the server must have been stopped, which ends its stream."""
+        if not self._vacant.acquire(timeout=CLOSE_SECONDS):
+            logger.error("job %s was not dropped within %g s", self._tenant, CLOSE_SECONDS)
+
+    def _serve(
+        self,
+        requests: Iterator[node_pb2.AttachRequest],
+        outbox: "queue.SimpleQueue[node_pb2.AttachResponse | None]",
+    ) -> None:
+        """One job, from its first message until its stream ends."""
+        try:
+            first = next(requests, None)
+            if first is None or first.WhichOneof("kind") != "attach":
+                return
+            self._tenant = first.attach.job
+            job_context = JobContext(
+                job=first.attach.job,
+                node=first.attach.node,
+                index=first.attach.index,
+                lane=first.attach.lane,
+                listener=self._listener,
+                emit=outbox.put,
+            )
+            job = self._make_job(job_context)
+            try:
+                outbox.put(node_pb2.AttachResponse(attached=node_pb2.Attached(endpoint=self._listener.endpoint())))
+                for request in requests:
+                    try:
+                        _dispatch(job, request, outbox)
+                    except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator hears of it
+                        report_failure(job_context, error)
+            finally:
+                job.close()
+        except grpc.RpcError:
+            pass  # the coordinator is gone, or has cancelled: the way a job ends
+        finally:
+            self._tenant = ""
+            self._vacant.release()
+            outbox.put(None)
+
+
+def _dispatch(
+    job: NodeJob, request: node_pb2.AttachRequest, outbox: "queue.SimpleQueue[node_pb2.AttachResponse | None]"
+) -> None:
+    match request.WhichOneof("kind"):
+        case "prepare_input":
+            job.prepare_input(request.prepare_input)
+        case "load":
+            missing = job.load(request.load)
+            loaded = node_pb2.Loaded(execution=request.load.execution, missing_states=missing)
+            outbox.put(node_pb2.AttachResponse(loaded=loaded))
+        case "start":
+            job.start(request.start)
+        case "stop":
+            job.stop(request.stop.execution)
+            stopped = node_pb2.Stopped(execution=request.stop.execution)
+            outbox.put(node_pb2.AttachResponse(stopped=stopped))
+        case "release_snapshot":
+            job.release_snapshot(request.release_snapshot.step)
+        case kind:
+            logger.warning("a message that this node does not know: %s", kind)

@@ -1,0 +1,71 @@
+"""The snapshot that a shard keeps for the client between a checkpoint step and the end of the client's reading."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from interconnect.hub import Stopped
+from memoryx.store import Snapshot, StateStore
+
+
+class Snapshots:
+    """At most one snapshot: the execution waits, at the next checkpoint step, until the client has done with it."""
+
+    def __init__(self, store: StateStore, announce: Callable[[int], None]) -> None:
+        """announce(step) tells the coordinator that the snapshot can be read."""
+        self._store = store
+        self._announce = announce
+        self._changed = threading.Condition()
+        self._held: Snapshot | None = None
+        self._readers = 0
+        self._interrupted = False
+
+    def take(self, step: int) -> None:
+        """Copy the state; waits until the snapshot before is released. Stopped when interrupted."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._held is None or self._interrupted)
+            if self._interrupted:
+                raise Stopped
+            self._held = self._store.snapshot(step)
+        self._announce(step)
+
+    @contextmanager
+    def reading(self, step: int) -> Iterator[Snapshot]:
+        """The snapshot of a step, which stays while it is read. KeyError if there is none of this step."""
+        with self._changed:
+            if self._held is None or self._held.step != step:
+                raise KeyError(step)
+            snapshot = self._held
+            self._readers += 1
+        try:
+            yield snapshot
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
+
+    def release(self, step: int) -> None:
+        """The client does not want this snapshot any more; waits for a reading that is not over."""
+        with self._changed:
+            if self._held is not None and self._held.step == step:
+                self._let_go()
+
+    def interrupt(self) -> None:
+        """Make take raise Stopped, until reset."""
+        with self._changed:
+            self._interrupted = True
+            self._changed.notify_all()
+
+    def reset(self) -> None:
+        """Before another execution: drop what is left of the one before."""
+        with self._changed:
+            self._interrupted = False
+            if self._held is not None:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        self._changed.wait_for(lambda: self._readers == 0)
+        assert self._held is not None
+        self._store.release(self._held)
+        self._held = None
+        self._changed.notify_all()

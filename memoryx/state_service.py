@@ -1,0 +1,198 @@
+"""StateService: the states of a job on their way between a shard and the client.
+
+OpenState gives a token for a link; each transfer is one call, during which the tensors travel over that link as bytes:
+one frame for each name, in order, whose group is the position in the names and whose step is the request's.
+"""
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import torch
+
+from interconnect.hub import Hub, Stopped
+from interconnect.link import Link, LinkLost
+from interconnect.listener import LinkListener, PendingLink
+from interconnect.segment import Segment, Slice
+from memoryx.layout import Place
+from memoryx.snapshots import Snapshots
+from memoryx.store import StateStore
+from wsc.v1 import node_pb2, node_pb2_grpc
+
+CLIENT_LINK_SECONDS = 10.0
+
+
+class Session:
+    """One client's link."""
+
+    def __init__(self, pending: PendingLink) -> None:
+        self._pending = pending
+        self._link: Link | None = None
+        self.hub = Hub()
+
+    def link(self) -> Link:
+        """The link, which the client opens before its first transfer."""
+        if self._link is None:
+            self._link = self._pending.wait(CLIENT_LINK_SECONDS)
+            self.hub.add(self._link)
+        return self._link
+
+    def close(self) -> None:
+        self.hub.close()
+        if self._link is None:
+            self._pending.close()
+        else:
+            self._link.close()
+
+
+@dataclass(slots=True)
+class JobStates:
+    """What the service knows of a job."""
+
+    store: StateStore
+    snapshots: Snapshots
+    is_running: Callable[[], bool]
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held by a transfer, and while a plan is loaded
+    sessions: dict[str, Session] = field(default_factory=dict)
+
+
+class StateService(node_pb2_grpc.StateServiceServicer):
+    """Serves the jobs that this process works for."""
+
+    def __init__(self) -> None:
+        self._listener: LinkListener | None = None
+        self._jobs: dict[str, JobStates] = {}
+
+    def listen_with(self, listener: LinkListener) -> None:
+        """Take the clients' links with the node's listener; before the server starts."""
+        self._listener = listener
+
+    def add_job(self, job: str, store: StateStore, snapshots: Snapshots, is_running: Callable[[], bool]) -> None:
+        """Show a job's states. While is_running() its live state can be neither read nor written."""
+        self._jobs[job] = JobStates(store, snapshots, is_running)
+
+    def remove_job(self, job: str) -> None:
+        """Break off the job's transfers and forget it: its store can be closed."""
+        states = self._jobs.pop(job)
+        for session in list(states.sessions.values()):
+            session.hub.stop()
+        with states.lock:
+            for session in states.sessions.values():
+                session.close()
+
+    @contextmanager
+    def alone(self, job: str) -> Iterator[None]:
+        """While no transfer of the job is going on."""
+        with self._jobs[job].lock:
+            yield
+
+    def OpenState(
+        self, request: node_pb2.OpenStateRequest, context: grpc.ServicerContext
+    ) -> node_pb2.OpenStateResponse:
+        states = self._states(request.job, context)
+        assert self._listener is not None, "the node listens"
+        token = secrets.token_hex(16)
+        states.sessions[token] = Session(self._listener.expect(token, "client"))
+        return node_pb2.OpenStateResponse(token=token, endpoint=self._listener.endpoint())
+
+    def WriteState(
+        self, request: node_pb2.TransferStateRequest, context: grpc.ServicerContext
+    ) -> node_pb2.TransferStateResponse:
+        with self._transfer(request, context) as (states, session):
+            _refuse_while_running(states, context)
+            places = _places(request, states.store.places(), context)
+            link = session.link()
+            link.expect({group: place.nbytes for group, place in enumerate(places)})
+            for group, place in enumerate(places):
+                message = session.hub.receive(link, group, request.step)
+                if message.nbytes != place.nbytes:
+                    context.abort(
+                        grpc.StatusCode.INVALID_ARGUMENT,
+                        f"{request.names[group]} has {place.nbytes} bytes, {message.nbytes} came",
+                    )
+                _bytes_of(states.store.segment, place).copy_(message.tensor(torch.uint8, (place.nbytes,), 0))
+            states.store.mark_written(request.names)
+        return node_pb2.TransferStateResponse(nbytes=sum(place.nbytes for place in places))
+
+    def ReadState(
+        self, request: node_pb2.TransferStateRequest, context: grpc.ServicerContext
+    ) -> node_pb2.TransferStateResponse:
+        with self._transfer(request, context) as (states, session):
+            if request.step:
+                with ExitStack() as stack:
+                    try:
+                        snapshot = stack.enter_context(states.snapshots.reading(request.step))
+                    except KeyError:
+                        context.abort(grpc.StatusCode.NOT_FOUND, f"there is no snapshot of step {request.step}")
+                    places = _places(request, snapshot.places, context)
+                    _send(session, request, snapshot.segment, places)
+            else:
+                _refuse_while_running(states, context)
+                written = {n: place for n, place in states.store.places().items() if states.store.is_written(n)}
+                places = _places(request, written, context)
+                _send(session, request, states.store.segment, places)
+        return node_pb2.TransferStateResponse(nbytes=sum(place.nbytes for place in places))
+
+    def _states(self, job: str, context: grpc.ServicerContext) -> JobStates:
+        states = self._jobs.get(job)
+        if states is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"this shard keeps no state of a job {job}")
+        return states
+
+    @contextmanager
+    def _transfer(
+        self, request: node_pb2.TransferStateRequest, context: grpc.ServicerContext
+    ) -> Iterator[tuple[JobStates, Session]]:
+        """One transfer at a time. A session that did not end its transfer as it should is dropped, with its link."""
+        states = self._states(request.job, context)
+        with states.lock:
+            session = states.sessions.get(request.token)
+            if session is None:
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "no such token: open the state first")
+            ended = threading.Event()
+
+            def end() -> None:  # the call is over, by itself or because the client has given it up
+                if not ended.is_set():
+                    session.hub.stop()
+
+            context.add_callback(end)
+            try:
+                yield states, session
+                ended.set()
+            except LinkLost as lost:
+                context.abort(grpc.StatusCode.UNAVAILABLE, str(lost))
+            except Stopped:
+                context.abort(grpc.StatusCode.CANCELLED, "the transfer was broken off")
+            finally:
+                if not ended.is_set():
+                    ended.set()
+                    del states.sessions[request.token]
+                    session.close()
+
+
+def _refuse_while_running(states: JobStates, context: grpc.ServicerContext) -> None:
+    if states.is_running():
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the state changes while an execution runs: take a snapshot")
+
+
+def _places(
+    request: node_pb2.TransferStateRequest, places: Mapping[str, Place], context: grpc.ServicerContext
+) -> list[Place]:
+    unknown = [name for name in request.names if name not in places]
+    if unknown:
+        context.abort(grpc.StatusCode.NOT_FOUND, f"this shard has no state {', '.join(unknown[:10])}")
+    return [places[name] for name in request.names]
+
+
+def _send(session: Session, request: node_pb2.TransferStateRequest, segment: Segment, places: Sequence[Place]) -> None:
+    link = session.link()
+    for group, place in enumerate(places):
+        payload = Slice(segment, place.offset, place.nbytes)
+        session.hub.send(link, group, request.step, payload, window=None, as_bytes=True)
+
+
+def _bytes_of(segment: Segment, place: Place) -> torch.Tensor:
+    return segment.tensor(torch.uint8, (place.nbytes,), place.offset)

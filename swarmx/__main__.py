@@ -1,0 +1,24 @@
+"""`python -m swarmx --management host:port`: a SwarmX node, which broadcasts and reduces."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from wsc.v1 import node_pb2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    # An OpenMP thread must never spin beside other processes; read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import torch
+
+    from interconnect.node import parse_arguments, run_node
+    from swarmx.job import SwarmXJob
+
+    settings = parse_arguments("swarmx", argv)
+    torch.set_num_threads(settings.threads)
+    return run_node(node_pb2.ROLE_SWARMX, settings, SwarmXJob)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,391 @@
+"""A cluster in this process: the real management service and coordinators, and nodes that only pretend to work."""
+
+import itertools
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from appliance.coordinator.__main__ import read_settings
+from appliance.coordinator.compilation import CompileRefused
+from appliance.coordinator.management_link import CoordinatorSettings
+from appliance.coordinator.serving import Event, serve_job
+from appliance.management import service as management_service
+from appliance.management.service import ManagementService, ManagementSettings
+from interconnect.address import bind
+from interconnect.hub import Hub
+from interconnect.link import Link
+from interconnect.node import Node, NodeSettings
+from interconnect.node_job import JobContext, LinkKey
+from interconnect.role_job import RoleJob, StepProgram
+from interconnect.schedule import StepSchedule
+from interconnect.segment import Segment, Slice
+from interconnect.server import make_channel, make_server
+from interconnect.version import __version__
+from wsc.v1 import (
+    coordinator_pb2,
+    coordinator_pb2_grpc,
+    management_pb2,
+    management_pb2_grpc,
+    node_pb2,
+    plan_pb2,
+)
+
+LOSS, PARTS, STATE_OUT = 1, 2, 3  # groups; the values in them have ten times the number
+F32 = plan_pb2.ELEMENT_TYPE_FLOAT32
+ROLES = {
+    "memoryx": node_pb2.ROLE_MEMORYX,
+    "swarmx": node_pb2.ROLE_SWARMX,
+    "wafer": node_pb2.ROLE_WAFER,
+    "workers": node_pb2.ROLE_WORKER,
+}
+
+
+def tensor_type(*shape: int) -> plan_pb2.TensorType:
+    return plan_pb2.TensorType(element_type=F32, shape=shape)
+
+
+def make_plan(num_csx: int, num_shards: int, outputs: bool = True) -> plan_pb2.Plan:
+    """A loss from SwarmX, a tensor gathered from the wafers, and a value from shard 0."""
+    plan = plan_pb2.Plan(format=1, num_csx=num_csx, num_shards=num_shards, batch_rows=8 * num_csx)
+    for shard in range(num_shards):
+        part = plan.memoryx.add(shard=shard)
+        part.states.add(value=1, name=f"weight.{shard}", type=tensor_type(4))
+        part.states.add(value=2, name="step", type=tensor_type(), replicated=True)
+    if outputs:
+        for group, kind, shape in (
+            (LOSS, plan_pb2.GROUP_KIND_REDUCTION, ()),
+            (PARTS, plan_pb2.GROUP_KIND_REDUCTION, (2, 3 * num_csx)),
+            (STATE_OUT, plan_pb2.GROUP_KIND_OUTPUT, ()),
+        ):
+            nbytes = 4
+            for size in shape:
+                nbytes *= size
+            one = plan.coordinator.groups.add(id=group, kind=kind, nbytes=nbytes)
+            one.members.add(value=10 * group, type=tensor_type(*shape), offset=0)
+            plan.coordinator.outputs.add(
+                name=f"output_{group}", type=tensor_type(*shape), group=group, value=10 * group
+            )
+        plan.coordinator.outputs[1].gathered = True
+        plan.coordinator.outputs[1].dim = 1
+        plan.coordinator.outputs[1].outer = 1
+    return plan
+
+
+def fake_compile(
+    cirh: str, num_csx: int, num_shards: int, placed: Mapping[str, int]
+) -> tuple[str, plan_pb2.Plan, bool]:
+    if cirh == "refuse":
+        raise CompileRefused("no rule for aten.foo, train.py:3")
+    if cirh == "defect":
+        raise RuntimeError("a défaut")
+    return f"artifact-{cirh}", make_plan(num_csx, num_shards, outputs=cirh != "silent"), bool(placed)
+
+
+@dataclass
+class Behaviour:
+    """What the pretending nodes do, by the node's name in the job."""
+
+    prepared: dict[str, node_pb2.PrepareInput] = field(default_factory=dict)
+    loads: dict[str, list[node_pb2.Load]] = field(default_factory=dict)
+    links: dict[str, set[LinkKey]] = field(default_factory=dict)
+    on_step: dict[str, Callable[[JobContext, int], None]] = field(default_factory=dict)
+    on_load: dict[str, Callable[[JobContext], None]] = field(default_factory=dict)
+    sent: list[int] = field(default_factory=list)  # steps whose loss SwarmX has sent
+    released: dict[str, list[int]] = field(default_factory=dict)
+    stopped: list[str] = field(default_factory=list)
+
+
+class PretendingProgram:
+    """Sends the outputs that the role sends, and keeps no state."""
+
+    def __init__(
+        self, context: JobContext, behaviour: Behaviour, load: node_pb2.Load, hub: Hub, link: Link | None
+    ) -> None:
+        self.context = context
+        self.behaviour = behaviour
+        self.load = load
+        self.hub = hub
+        self.link = link
+        self.segment = Segment.create(4096)
+
+    def run(self, schedule: StepSchedule) -> Mapping[str, float]:
+        for step in range(1, schedule.num_steps + 1):
+            hook = self.behaviour.on_step.get(self.context.node)
+            if hook is not None:
+                hook(self.context, step)
+            if self.link is not None and schedule.outputs_leave(step):
+                self.link.limit_ahead(schedule.run_ahead_steps)
+                self.send(step)
+            if self.context.node.startswith("memoryx") and schedule.keeps_snapshot(step):
+                self.context.emit(node_pb2.AttachResponse(snapshot=node_pb2.Snapshot(step=step)))
+        return {"compute": 1.5}
+
+    def send(self, step: int) -> None:
+        if self.context.node == "swarmx-0":
+            for group in self.load.swarmx.groups:
+                self.fill(group, step)
+            self.behaviour.sent.append(step)
+        else:
+            self.fill(self.load.memoryx.groups[0], step)
+
+    def fill(self, group: plan_pb2.Group, step: int) -> None:
+        count = group.nbytes // 4
+        values = torch.arange(count, dtype=torch.float32) + step
+        view = self.segment.tensor(torch.float32, (count,), 0)
+        view.copy_(values)
+        assert self.link is not None
+        self.hub.send(self.link, group.id, step, Slice(self.segment, 0, group.nbytes), window="ack", as_bytes=True)
+
+    def interrupt(self) -> None:
+        pass  # it waits only in the hub
+
+    def close(self) -> None:
+        self.behaviour.stopped.append(self.context.node)
+        self.segment.close()
+
+
+class PretendingJob(RoleJob):
+    def __init__(self, context: JobContext, behaviour: Behaviour) -> None:
+        super().__init__(context)
+        self.behaviour = behaviour
+
+    def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> StepProgram:
+        hook = self.behaviour.on_load.get(self.context.node)
+        if hook is not None:
+            hook(self.context)
+        self.behaviour.loads.setdefault(self.context.node, []).append(request)
+        self.behaviour.links[self.context.node] = set(links)
+        link = links.get((node_pb2.LINK_PURPOSE_COORDINATOR, 0))
+        sends = bool(request.swarmx.groups or request.memoryx.groups)
+        return PretendingProgram(self.context, self.behaviour, request, hub, link if sends else None)
+
+    def missing_states(self) -> list[str]:
+        load = self.behaviour.loads[self.context.node][-1]
+        return [state.name for state in load.memoryx.states] if load.execution == 1 else []
+
+    def prepare_input(self, request: node_pb2.PrepareInput) -> None:
+        self.behaviour.prepared[self.context.node] = request
+
+    def release_snapshot(self, step: int) -> None:
+        self.behaviour.released.setdefault(self.context.node, []).append(step)
+
+
+def plan_with_groups(plan: plan_pb2.Plan) -> plan_pb2.Plan:
+    """The senders' parts of make_plan."""
+    for group in plan.coordinator.groups:
+        target = plan.memoryx[0].groups if group.kind == plan_pb2.GROUP_KIND_OUTPUT else plan.swarmx.groups
+        target.add().CopyFrom(group)
+    return plan
+
+
+class ThreadChild:
+    """A coordinator in a thread instead of a process."""
+
+    def __init__(self, fd: int) -> None:
+        self.pid = next(_numbers)
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        settings: CoordinatorSettings = read_settings(fd)
+        self._status: int | None = None
+        self._thread = threading.Thread(target=self._run, args=(settings,))
+        self._thread.start()
+
+    def _run(self, settings: CoordinatorSettings) -> None:
+        def compile_step(
+            cirh: str, num_csx: int, num_shards: int, placed: Mapping[str, int]
+        ) -> tuple[str, plan_pb2.Plan, bool]:
+            artifact, plan, cached = fake_compile(cirh, num_csx, num_shards, placed)
+            return artifact, plan_with_groups(plan), cached
+
+        self._status = serve_job(settings, compile_step, self.events)
+
+    def poll(self) -> int | None:
+        return self._status
+
+    def wait(self, timeout_seconds: float | None = None) -> int:
+        self._thread.join(timeout_seconds)
+        if self._thread.is_alive():
+            raise TimeoutError
+        return self._status if self._status is not None else 1
+
+    def terminate(self) -> None:
+        self.events.put(Event.CANCEL)
+
+    def kill(self) -> None:
+        self.events.put(Event.CANCEL)
+
+    def close(self, deadline_seconds: float = 10.0) -> int:
+        self.terminate()
+        return self.wait(deadline_seconds)
+
+
+_numbers = itertools.count(1)
+
+
+class ClusterInProcess:
+    """Management, and the nodes that a test adds."""
+
+    def __init__(self, cache_root: Path, lease_seconds: float) -> None:
+        self.behaviour = Behaviour()
+        self.nodes: list[tuple[str, Node]] = []
+        self.shutdown = threading.Event()
+        self.service = ManagementService(
+            ManagementSettings(cache_root=cache_root, lease_seconds=lease_seconds), self.shutdown.set
+        )
+        self.server = make_server()
+        self.address = bind(self.server, "127.0.0.1:0")
+        management_pb2_grpc.add_ManagementServicer_to_server(self.service, self.server)
+        self.server.start()
+        self.service.start(self.address, "127.0.0.1")
+        self.channel = make_channel(self.address)
+        self.stub = management_pb2_grpc.ManagementStub(self.channel)
+
+    def add(self, **counts: int) -> None:
+        """Nodes of a role module each; returns when they are registered."""
+        for module, count in counts.items():
+            for _ in range(count):
+                node = Node(
+                    ROLES[module],
+                    NodeSettings(management=self.address),
+                    lambda context: PretendingJob(context, self.behaviour),
+                )
+                node.start()
+                self.nodes.append((module, node))
+        self.wait_for_nodes(len(self.nodes))
+
+    def wait_for_nodes(self, count: int) -> list[management_pb2.NodeInfo]:
+        request = management_pb2.ListNodesRequest(at_least=count, wait_seconds=10)
+        nodes = list(self.stub.ListNodes(request).nodes)
+        assert len(nodes) >= count
+        return nodes
+
+    def until(self, condition: Callable[[], object], seconds: float = 10.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come to pass"
+            time.sleep(0.01)
+
+    def jobs(self) -> list[management_pb2.JobInfo]:
+        return list(self.stub.ListJobs(management_pb2.ListJobsRequest()).jobs)
+
+    def free_nodes(self) -> int:
+        return sum(not node.job for node in self.stub.ListNodes(management_pb2.ListNodesRequest()).nodes)
+
+    def kill(self, index: int) -> None:
+        """A node dies: its server and its registration are gone at once."""
+        _, node = self.nodes.pop(index)
+        node._server.stop(0).wait()
+        node.close()
+
+    def close(self) -> None:
+        self.service.close()
+        for _, node in self.nodes:
+            node.close()
+        self.channel.close()
+        self.server.stop(0.5).wait()
+
+
+class Client:
+    """What a script's session does, by hand."""
+
+    def __init__(self, cluster: ClusterInProcess, **settings: object) -> None:
+        wanted: dict[str, Any] = {"version": __version__, "num_csx": 1, "num_workers_per_csx": 1, **settings}
+        request = management_pb2.CreateJobRequest(**wanted)
+        self.cluster = cluster
+        self.created = cluster.stub.CreateJob(request, timeout=20)
+        self.channel = make_channel(self.created.coordinator)
+        self.stub = coordinator_pb2_grpc.CoordinatorStub(self.channel)
+        self.session = self.stub.Session(coordinator_pb2.SessionRequest(token=self.created.token))
+        self.requests: queue.SimpleQueue[coordinator_pb2.ExecuteRequest | None] = queue.SimpleQueue()
+        self.call: Iterator[coordinator_pb2.ExecuteResponse] = iter(())
+
+    def compile(self, cirh: str = "good") -> coordinator_pb2.CompileResponse:
+        return self.stub.Compile(coordinator_pb2.CompileRequest(token=self.created.token, cirh=cirh), timeout=20)
+
+    def begin(
+        self,
+        num_steps: int,
+        *,
+        artifact: str = "artifact-good",
+        activation_steps: int = 1,
+        checkpoint_steps: tuple[int, ...] = (),
+    ) -> None:
+        self.requests = queue.SimpleQueue()
+        self.send(
+            begin=coordinator_pb2.Begin(
+                token=self.created.token,
+                artifact=artifact,
+                loader="train",
+                num_steps=num_steps,
+                activation_steps=activation_steps,
+                checkpoint_steps=checkpoint_steps,
+            )
+        )
+        self.call = self.stub.Execute(iter(self.requests.get, None))
+
+    def start(self) -> coordinator_pb2.StateWanted:
+        wanted = self.receive("state_wanted").state_wanted
+        self.send(state_sent=coordinator_pb2.StateSent())
+        self.receive("started")
+        return wanted
+
+    def send(self, **kind: object) -> None:
+        self.requests.put(coordinator_pb2.ExecuteRequest(**kind))  # type: ignore[arg-type]
+
+    def consumed(self, step: int) -> None:
+        self.send(consumed=coordinator_pb2.Consumed(step=step))
+
+    def receive(self, kind: str) -> coordinator_pb2.ExecuteResponse:
+        response = next(self.call)
+        assert response.WhichOneof("kind") == kind, response
+        return response
+
+    def failure(self) -> node_pb2.Failure:
+        """Of the session, which it ends."""
+        (response,) = self.session
+        return response.failure
+
+    def close(self) -> None:
+        self.requests.put(None)
+        self.session.cancel()
+        self.channel.close()
+
+
+@pytest.fixture
+def make_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], ClusterInProcess]]:
+    """A cluster with leases of so many seconds."""
+    monkeypatch.setattr(management_service, "spawn", lambda module, argv, fds: ThreadChild(os.dup(fds[0])))
+    made: list[ClusterInProcess] = []
+
+    def make(lease_seconds: float) -> ClusterInProcess:
+        made.append(ClusterInProcess(tmp_path / "cache", lease_seconds))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def cluster(make_cluster: Callable[[float], ClusterInProcess]) -> ClusterInProcess:
+    return make_cluster(5.0)
+
+
+@pytest.fixture
+def client(cluster: ClusterInProcess) -> Iterator[Callable[..., Client]]:
+    clients: list[Client] = []
+
+    def make(**settings: object) -> Client:
+        clients.append(Client(cluster, **settings))
+        return clients[-1]
+
+    yield make
+    for one in clients:
+        one.close()

@@ -1,0 +1,226 @@
+"""Executions: what the client gets, in which order, and how far the cluster runs ahead."""
+
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
+
+FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
+
+
+def floats(data: bytes) -> list[float]:
+    return list(struct.unpack(f"<{len(data) // 4}f", data))
+
+
+def run(client: Any, num_steps: int, **settings: Any) -> list[coordinator_pb2.ExecuteResponse]:
+    """A whole execution with a client that consumes at once."""
+    client.begin(num_steps, **settings)
+    client.start()
+    responses = []
+    for response in client.call:
+        responses.append(response)
+        match response.WhichOneof("kind"):
+            case "outputs":
+                client.consumed(response.outputs.step)
+            case "checkpoint":
+                client.send(checkpoint_taken=coordinator_pb2.CheckpointTaken(step=response.checkpoint.step))
+    return responses
+
+
+def kinds(responses: list[coordinator_pb2.ExecuteResponse]) -> list[str]:
+    names = []
+    for response in responses:
+        kind = response.WhichOneof("kind")
+        assert kind is not None
+        step = getattr(getattr(response, kind), "step", "")
+        names.append(f"{kind} {step}".strip())
+    return names
+
+
+def test_outputs_come_in_order_with_their_values(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(memoryx=2, swarmx=1, wafer=2, workers=2)
+    one = client(num_csx=2)
+    compiled = one.compile()
+    assert compiled.artifact == "artifact-good"
+    assert sorted((state.name, state.shard) for state in compiled.states) == [
+        ("step", 0),
+        ("step", 1),
+        ("weight.0", 0),
+        ("weight.1", 1),
+    ]
+    responses = run(one, 20)
+    assert kinds(responses) == [f"outputs {step}" for step in range(1, 21)] + ["finished"]
+    loss, parts, state = responses[4].outputs.tensors
+    assert floats(loss) == [5.0]
+    assert floats(state) == [5.0]
+    # Two wafers sent (2, 3) each, one after the other: 5..10 and 11..16.
+    assert floats(parts) == [5, 6, 7, 11, 12, 13, 8, 9, 10, 14, 15, 16]
+    assert responses[-1].finished.seconds["wafer-1.compute"] == 1.5
+    assert cluster.behaviour.prepared == {}
+
+
+def test_every_node_gets_its_part_and_its_links(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(memoryx=2, swarmx=1, wafer=2, workers=4)
+    one = client(num_csx=2, num_workers_per_csx=2)
+    one.stub.PrepareInput(
+        coordinator_pb2.PrepareInputRequest(
+            token=one.created.token, input=node_pb2.PrepareInput(loader="train", builder=b"pickle")
+        ),
+        timeout=20,
+    )
+    one.compile()
+    one.begin(1)
+    wanted = one.start()
+    assert wanted.missing == ["step", "weight.0", "weight.1"]
+    assert [shard.shard for shard in wanted.shards] == [0, 1]
+    prepared = cluster.behaviour.prepared
+    assert {(name, p.wafer, p.worker, p.num_workers, p.num_csx) for name, p in prepared.items()} == {
+        ("worker-0", 0, 0, 2, 2),
+        ("worker-1", 0, 1, 2, 2),
+        ("worker-2", 1, 0, 2, 2),
+        ("worker-3", 1, 1, 2, 2),
+    }
+    assert cluster.behaviour.loads["worker-3"][0].loader == "train"
+    assert cluster.behaviour.loads["swarmx-0"][0].num_children == 2
+    links = cluster.behaviour.links
+    assert links["wafer-1"] == {
+        (node_pb2.LINK_PURPOSE_PARENT, 0),
+        (node_pb2.LINK_PURPOSE_WORKER, 0),
+        (node_pb2.LINK_PURPOSE_WORKER, 1),
+    }
+    assert links["swarmx-0"] == {
+        (node_pb2.LINK_PURPOSE_SHARD, 0),
+        (node_pb2.LINK_PURPOSE_SHARD, 1),
+        (node_pb2.LINK_PURPOSE_CHILD, 0),
+        (node_pb2.LINK_PURPOSE_CHILD, 1),
+        (node_pb2.LINK_PURPOSE_COORDINATOR, 0),
+    }
+    assert links["memoryx-1"] == {(node_pb2.LINK_PURPOSE_SWARMX, 0), (node_pb2.LINK_PURPOSE_SHARD, 0)}
+
+
+def test_outputs_and_checkpoints_come_in_the_order_of_the_steps(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    one = client()
+    one.compile()
+    responses = run(one, 7, activation_steps=3, checkpoint_steps=(2, 3, 7))
+    assert kinds(responses) == [
+        "checkpoint 2",
+        "outputs 3",
+        "checkpoint 3",
+        "outputs 6",
+        "outputs 7",
+        "checkpoint 7",
+        "finished",
+    ]
+    assert cluster.behaviour.released == {"memoryx-0": [2, 3, 7]}
+
+
+def test_a_plan_without_outputs_runs(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    one = client()
+    one.compile("silent")
+    assert kinds(run(one, 5, artifact="artifact-silent")) == ["finished"]
+
+
+def test_the_cluster_runs_ahead_to_the_bound_and_no_further(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    one = client(run_ahead_steps=4)
+    one.compile()
+    one.begin(30)
+    one.start()
+    cluster.until(lambda: len(cluster.behaviour.sent) == 4)
+    assert one.receive("outputs").outputs.step == 1
+    threading.Event().wait(0.2)
+    assert cluster.behaviour.sent == [1, 2, 3, 4]
+    one.consumed(1)
+    cluster.until(lambda: len(cluster.behaviour.sent) == 5)
+    for step in range(2, 31):
+        one.consumed(step - 1)
+        assert one.receive("outputs").outputs.step == step
+    one.consumed(30)
+    one.receive("finished")
+
+
+def test_a_second_execution_follows_on_the_same_state(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    one = client()
+    one.compile()
+    assert kinds(run(one, 2))[-1] == "finished"
+    assert one.compile().cached  # the placement of the first is handed on
+    one.begin(1)
+    wanted = one.start()
+    assert not wanted.missing
+    one.receive("outputs")
+    one.consumed(1)
+    one.receive("finished")
+    assert sorted(cluster.behaviour.stopped).count("wafer-0") == 2
+    one.close()
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
+    assert cluster.free_nodes() == 4
+
+
+def test_only_one_execution_at_a_time(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    one = client()
+    one.compile()
+    one.begin(100)
+    one.start()
+    first = one.call
+    one.begin(1)
+    with pytest.raises(grpc.RpcError) as caught:
+        next(one.call)
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    first.cancel()
+
+
+def test_an_execution_that_the_client_leaves_can_be_followed_by_another(
+    cluster: Any, client: Callable[..., Any]
+) -> None:
+    cluster.add(**FULL)
+    one = client(run_ahead_steps=2)
+    one.compile()
+    one.begin(100)
+    one.start()
+    one.receive("outputs")
+    one.call.cancel()
+    cluster.until(lambda: len(cluster.behaviour.stopped) == 4)
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_IDLE)
+    assert kinds(run(one, 2)) == ["outputs 1", "outputs 2", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda one: one.compile("refuse"), grpc.StatusCode.INVALID_ARGUMENT),
+        (lambda one: one.compile("defect"), grpc.StatusCode.INTERNAL),
+        (
+            lambda one: one.stub.Compile(coordinator_pb2.CompileRequest(token="x", cirh="good"), timeout=5),
+            grpc.StatusCode.UNAUTHENTICATED,
+        ),
+        (
+            lambda one: next(one.stub.Session(coordinator_pb2.SessionRequest(token="x"))),
+            grpc.StatusCode.UNAUTHENTICATED,
+        ),
+        (
+            lambda one: next(one.stub.Session(coordinator_pb2.SessionRequest(token=one.created.token))),
+            grpc.StatusCode.ALREADY_EXISTS,
+        ),
+        (lambda one: (one.begin(1, artifact="unknown"), next(one.call)), grpc.StatusCode.NOT_FOUND),
+        (lambda one: (one.begin(0), next(one.call)), grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_bad_requests_are_refused_and_the_job_lives_on(
+    cluster: Any, client: Callable[..., Any], make: Callable[[Any], object], code: grpc.StatusCode
+) -> None:
+    cluster.add(**FULL)
+    one = client()
+    one.compile()
+    with pytest.raises(grpc.RpcError) as caught:
+        make(one)
+    assert caught.value.code() == code
+    assert kinds(run(one, 1)) == ["outputs 1", "finished"]

@@ -1,0 +1,148 @@
+"""The table: no operation lacks a column, each infers the types that it makes, and fast calls are the same calls."""
+
+import pytest
+import torch
+from cirh_examples import Example, examples
+
+from cirh import rules, table, table_aten, table_cirh
+from cirh.builder import GraphBuilder
+from cirh.errors import CirhError
+from cirh.graph import body_ops
+from cirh.kernel import Kernel
+from cirh.operations import Const, return_of
+from cirh.spec import Typed
+from cirh.types import element_dtype, info, tensor_type
+
+EXAMPLES = list(examples())
+# Known in text only: verification refuses them.
+TEXT_ONLY = {
+    "cirh.RandomUniform",
+    "cirh.Convolution",
+    "cirh.BiasAdd",
+    "cirh.BiasAddGrad",
+    "cirh.FusedBatchNorm",
+    "cirh.FusedBatchNormGrad",
+    "cirh.Pool",
+}
+
+
+def test_every_operation_has_an_example() -> None:
+    executed = {example.name for example in EXAMPLES}
+    assert set(table.names()) - TEXT_ONLY == executed
+
+
+@pytest.mark.parametrize("name", sorted(table.names()))
+def test_no_operation_lacks_a_column(name: str) -> None:
+    row = table.spec(name)
+    assert row.name == name
+    assert row.results is None or row.results >= 1
+    assert callable(row.prepare)
+    assert len({operand.name for operand in row.operands}) == len(row.operands)
+    assert len({attribute.name for attribute in row.attributes}) == len(row.attributes)
+    assert not (row.pointwise and row.factory)
+    if row.typed is Typed.REQUIRED:
+        assert row.results is not None
+
+
+@pytest.mark.parametrize("name", sorted(table_aten.ALLOWED))
+def test_aten_operations_neither_write_nor_draw(name: str) -> None:
+    base, _, overload = name.partition(".")
+    function = getattr(getattr(torch.ops.aten, base), overload or "default")
+    assert not function._schema.is_mutable
+    assert torch.Tag.nondeterministic_seeded not in function.tags
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
+def test_inferred_types_are_what_the_operation_makes(example: Example) -> None:
+    module = example.module()
+    declared = [info(value) for value in return_of(module).operands]
+    results = Kernel.build(module)(example.inputs())
+    assert [(tuple(r.shape), r.dtype) for r in results] == [tuple(type) for type in declared]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
+def test_inputs_are_not_written(example: Example) -> None:
+    before = [tensor.clone() for tensor in example.inputs()]
+    Kernel.build(example.module())(example.inputs())
+    for tensor, copy in zip(example.inputs(), before, strict=True):
+        torch.testing.assert_close(tensor, copy, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("example", [e for e in EXAMPLES if e.name.startswith("aten.")], ids=lambda e: e.name)
+def test_aten_calls_are_those_of_their_overload(example: Example) -> None:
+    """The prepared call, which may be a builtin function, gives the bits of the overload called by name."""
+    (op,) = (op for op in body_ops(example.module()) if not isinstance(op, Const))
+    base, _, overload = example.name.removeprefix("aten.").partition(".")
+    function = getattr(getattr(torch.ops.aten, base), overload or "default")
+    site = table.site_of(op)
+    operands = list(example.operands)
+    named: dict[str, object] = {}
+    for spec, count in zip(table.spec(op.name).operands, site.segments, strict=True):
+        part, operands = operands[:count], operands[count:]
+        named[spec.name] = part if spec.count.name == "LIST" else (part[0] if part else None)
+    known = {attribute.name: attribute for attribute in table.spec(op.name).attributes}
+    for name, value in site.attributes:
+        named[name] = element_dtype(value) if known[name].kind.name == "DTYPE" else value
+    required = {a.name for a in function._schema.arguments if not a.has_default_value()}
+    expected = function(**{**dict.fromkeys(required), **named})
+    actual = table.build(op).function(*example.operands)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("example", [e for e in EXAMPLES if table.spec(e.name).rule is not None], ids=lambda e: e.name)
+def test_rules_agree_with_meta_tensors(example: Example) -> None:
+    (op,) = (op for op in body_ops(example.module()) if not isinstance(op, Const))
+    row, site = table.spec(op.name), table.site_of(op)
+    assert row.rule is not None
+    ruled = row.rule(site)
+    operands = [torch.empty(info(v).shape, dtype=info(v).dtype, device="meta") for v in table.runtime_operands(op)]
+    results = row.prepare(site).function(*operands)
+    results = results if isinstance(results, (tuple, list)) else [results]
+    assert ruled is None or [tuple(r) for r in ruled] == [(tuple(r.shape), r.dtype) for r in results]
+
+
+def test_every_rule_decides_at_least_one_example() -> None:
+    decided = {
+        example.name
+        for example in EXAMPLES
+        for op in body_ops(example.module())
+        if not isinstance(op, Const) and (rule := table.spec(op.name).rule) is not None and rule(table.site_of(op))
+    }
+    assert decided >= set(rules.ATEN) | {name for name, row in table_cirh.ROWS.items() if row.rule is not None}
+
+
+@pytest.mark.parametrize("name", ["cirh.Nothing", "aten.add_", "aten.system", "os.system", "aten.randn", ""])
+def test_unknown_operations_are_refused(name: str) -> None:
+    with pytest.raises(CirhError, match="unknown operation"):
+        table.spec(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "attributes", "message"),
+    [
+        ("cirh.Add", [(3, 4), (4,)], {}, "broadcast them first"),
+        ("cirh.Add", [(1,), ()], {}, "broadcast them first"),
+        ("cirh.Add", [(3,)], {}, "takes x, y; 1 operands"),
+        ("cirh.MatMul", [(3, 4), (3, 4)], {}, "cirh.MatMul"),
+        ("cirh.MatMul", [(3, 4, 1), (3, 4)], {}, "must be matrices"),
+        ("cirh.MatMul", [(3, 4), (4, 3)], {"transpose": True}, "no attribute 'transpose'"),
+        ("cirh.MatMul", [(3, 4), (4, 3)], {"transpose_a": 1}, "is not a bool"),
+        ("cirh.Compare", [(3,), (3,)], {}, "'comparison_direction' is missing"),
+        ("cirh.Compare", [(3,), (3,)], {"comparison_direction": "GTE"}, "not 'GTE'"),
+        ("cirh.Reduce", [(3,)], {"dimensions": [1], "reduce_kind": "ADD"}, "dimension 1"),
+        ("cirh.Reduce", [(3,)], {"dimensions": [0], "reduce_kind": "AVG"}, "'AVG'"),
+        ("cirh.Reduce", [(3,)], {"dimensions": [0], "keep_dims": [1], "reduce_kind": "ADD"}, "keep_dims"),
+        ("cirh.Reshape", [(3,)], {}, "result type must be given"),
+        ("cirh.Transpose", [(3, 4), (2,)], {}, "must be a constant"),
+        ("aten.addmm", [(7,), (3, 4), (4, 5)], {}, "aten.addmm"),
+        ("aten.stack", [], {}, "aten.stack"),
+        ("aten.mean.dim", [(3,)], {"dim": [5]}, "aten.mean.dim"),
+    ],
+)
+def test_impossible_operations_are_refused(
+    name: str, shapes: list[tuple[int, ...]], attributes: dict[str, int], message: str
+) -> None:
+    builder = GraphBuilder()
+    operands = [builder.argument(tensor_type(shape, torch.float32)) for shape in shapes]
+    with pytest.raises(CirhError, match=message):
+        builder.op(name, operands, attributes)

@@ -1,0 +1,209 @@
+"""A management service, a coordinator and MemoryX in this process: what a session speaks with, without a cluster.
+
+The "module" that the client sends is a JSON list of names and types; what a step computes is a function of the test.
+"""
+
+import contextlib
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import torch
+
+from cstorch.session import cluster_state
+from cstorch.session import execution as session_execution
+from cstorch.session.transfer import Outgoing
+from cstorch.tracing import Trace
+from interconnect.version import __version__
+from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
+
+ELEMENT_TYPES = {
+    torch.float32: plan_pb2.ELEMENT_TYPE_FLOAT32,
+    torch.int64: plan_pb2.ELEMENT_TYPE_INT64,
+    torch.bool: plan_pb2.ELEMENT_TYPE_BOOL,
+}
+DTYPES = {str(dtype): dtype for dtype in ELEMENT_TYPES}
+
+State = dict[str, torch.Tensor]
+Step = Callable[[State, int], dict[str, torch.Tensor]]  # changes the state, returns the outputs by name
+
+
+def describe(trace: Trace) -> str:
+    """What takes the place of the CIRH text."""
+    return json.dumps(
+        {
+            "states": [[info.name, list(info.cell.shape), str(info.cell.dtype)] for info in trace.states],
+            "outputs": [[info.name, list(info.tensor.shape), str(info.tensor.dtype)] for info in trace.outputs],
+        }
+    )
+
+
+def tensor_type(shape: list[int], dtype: str) -> plan_pb2.TensorType:
+    return plan_pb2.TensorType(element_type=ELEMENT_TYPES[DTYPES[dtype]], shape=shape)
+
+
+@dataclass
+class FakeCluster:
+    """The cluster, its wire and what it was told."""
+
+    step: Step = lambda state, step: {}
+    live: State = field(default_factory=dict)
+    snapshots: dict[int, State] = field(default_factory=dict)
+    compiled: list[dict[str, Any]] = field(default_factory=list)
+    prepared: list[node_pb2.PrepareInput] = field(default_factory=list)
+    begun: list[coordinator_pb2.Begin] = field(default_factory=list)
+    written: list[list[str]] = field(default_factory=list)
+    created: list[management_pb2.CreateJobRequest] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    sessions_ended: threading.Event = field(default_factory=threading.Event)
+    steps_run: int = 0
+    run_ahead_steps: int = 4
+    fail_at: tuple[int, node_pb2.Failure] | None = None
+    refuse_job: tuple[grpc.StatusCode, str] | None = None
+    refuse_compile: tuple[grpc.StatusCode, str] | None = None
+    address: str = ""
+
+    def serve(self) -> grpc.Server:
+        server = grpc.server(ThreadPoolExecutor(16))
+        management_pb2_grpc.add_ManagementServicer_to_server(Management(self), server)
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Coordinator(self), server)
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        return server
+
+    def connect_client(self, monkeypatch: Any) -> None:
+        """Replaces the lowering, and the links to MemoryX, in the client."""
+        monkeypatch.setattr(session_execution, "lower", lambda trace: trace)
+        monkeypatch.setattr(session_execution, "print_module", describe)
+        monkeypatch.setattr(cluster_state, "ShardConnection", lambda shard, lane: FakeShard(self))
+
+
+class FakeShard:
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+
+    def write(self, states: list[Outgoing]) -> None:
+        for state in states:
+            assert state.value().nbytes == state.nbytes
+            self._cluster.live[state.name] = state.value().clone()
+        self._cluster.written[-1].extend(state.name for state in states)
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> torch.Tensor:
+        source = self._cluster.live if step == 0 else self._cluster.snapshots[step]
+        assert source[name].dtype == dtype
+        return source[name].reshape(shape)
+
+    def close(self) -> None:
+        pass
+
+
+class Management(management_pb2_grpc.ManagementServicer):
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+
+    def CreateJob(
+        self, request: management_pb2.CreateJobRequest, context: grpc.ServicerContext
+    ) -> management_pb2.CreateJobResponse:
+        if self._cluster.refuse_job is not None:
+            context.abort(*self._cluster.refuse_job)
+        assert request.version == __version__
+        self._cluster.created.append(request)
+        name = f"job-{len(self._cluster.created)}"
+        return management_pb2.CreateJobResponse(job=name, coordinator=self._cluster.address, token="secret")
+
+    def CancelJob(
+        self, request: management_pb2.CancelJobRequest, context: grpc.ServicerContext
+    ) -> management_pb2.CancelJobResponse:
+        self._cluster.cancelled.append(request.job)
+        return management_pb2.CancelJobResponse()
+
+
+class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+
+    def Session(
+        self, request: coordinator_pb2.SessionRequest, context: grpc.ServicerContext
+    ) -> Iterator[coordinator_pb2.SessionResponse]:
+        assert request.token == "secret"
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        ended.wait(60)
+        self._cluster.live.clear()
+        self._cluster.sessions_ended.set()
+        yield from ()
+
+    def Compile(
+        self, request: coordinator_pb2.CompileRequest, context: grpc.ServicerContext
+    ) -> coordinator_pb2.CompileResponse:
+        if self._cluster.refuse_compile is not None:
+            context.abort(*self._cluster.refuse_compile)
+        module = json.loads(request.cirh)
+        self._cluster.compiled.append(module)
+        return coordinator_pb2.CompileResponse(
+            artifact=str(len(self._cluster.compiled) - 1),
+            states=[
+                coordinator_pb2.StatePlacement(name=name, type=tensor_type(shape, dtype))
+                for name, shape, dtype in module["states"]
+            ],
+            outputs=[
+                plan_pb2.Output(name=name, type=tensor_type(shape, dtype)) for name, shape, dtype in module["outputs"]
+            ],
+        )
+
+    def PrepareInput(
+        self, request: coordinator_pb2.PrepareInputRequest, context: grpc.ServicerContext
+    ) -> coordinator_pb2.PrepareInputResponse:
+        self._cluster.prepared.append(request.input)
+        return coordinator_pb2.PrepareInputResponse()
+
+    def Execute(
+        self, requests: Iterator[coordinator_pb2.ExecuteRequest], context: grpc.ServicerContext
+    ) -> Iterator[coordinator_pb2.ExecuteResponse]:
+        cluster = self._cluster
+        begin = next(requests).begin
+        cluster.begun.append(begin)
+        cluster.written.append([])
+        module = cluster.compiled[int(begin.artifact)]
+        missing = [name for name, _, _ in module["states"] if name not in cluster.live]
+        shard = coordinator_pb2.StateShard(shard=0, address="memoryx:1", job="job")
+        yield response(state_wanted=coordinator_pb2.StateWanted(missing=missing, shards=[shard]))
+        assert next(requests).WhichOneof("kind") == "state_sent"
+        yield response(started=coordinator_pb2.Started())
+        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def read() -> None:
+            with contextlib.suppress(grpc.RpcError):
+                for request in requests:
+                    inbox.put(request)
+
+        threading.Thread(target=read, daemon=True).start()
+        consumed = cluster.steps_run = 0
+        sent: list[int] = []
+        for step in range(1, begin.num_steps + 1):
+            if cluster.fail_at is not None and cluster.fail_at[0] == step:
+                yield response(failed=cluster.fail_at[1])
+                return
+            outputs = cluster.step(cluster.live, step)
+            cluster.steps_run = step
+            if step % begin.activation_steps == 0 or step == begin.num_steps:
+                tensors = [outputs[name].numpy().tobytes() for name, _, _ in module["outputs"]]
+                yield response(outputs=coordinator_pb2.StepOutputs(step=step, tensors=tensors))
+                sent.append(step)
+            if step in begin.checkpoint_steps:
+                cluster.snapshots[step] = {name: value.clone() for name, value in cluster.live.items()}
+                yield response(checkpoint=coordinator_pb2.CheckpointReady(step=step))
+            while sum(step > consumed for step in sent) >= cluster.run_ahead_steps:
+                request = inbox.get(timeout=30)
+                if request.WhichOneof("kind") == "consumed":
+                    consumed = request.consumed.step
+        yield response(finished=coordinator_pb2.ExecutionFinished(seconds={"wafer-0.compute": 1.0}))
+
+
+def response(**kind: Any) -> coordinator_pb2.ExecuteResponse:
+    return coordinator_pb2.ExecuteResponse(**kind)

@@ -1,0 +1,286 @@
+"""The optimizers against torch's, or against a reference in float64 where the rules differ on purpose."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from cstorch.optim import SGD, Adam, AdamW, Optimizer, configure_optimizer
+
+STEPS = 20
+Make = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for shape in ((5, 3), (4,), ())
+    ]
+
+
+def train(make: Make, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Some steps on gradients that depend on the parameters."""
+    own = parameters(dtype)
+    optimizer = make(own)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        torch.stack([((p - 0.3 * step) ** 2).sum() + p.sin().sum() for p in own]).sum().backward()
+        optimizer.step()
+    return [p.detach() for p in own]
+
+
+def assert_same(actual: list[torch.Tensor], expected: list[torch.Tensor], rtol: float = 1e-5) -> None:
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a.double(), e.double(), rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"weight_decay": 0.1},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+        {"momentum": 0.9, "maximize": True},
+    ],
+    ids=str,
+)
+def test_sgd_equals_torch(settings: dict[str, float]) -> None:
+    assert_same(
+        train(lambda p: SGD(p, lr=0.02, **settings)),  # type: ignore[arg-type]
+        train(lambda p: torch.optim.SGD(p, lr=0.02, **settings)),  # type: ignore[arg-type]
+    )
+
+
+def test_sgd_dampening_counts_on_the_first_step() -> None:
+    p = torch.tensor([1.0], requires_grad=True)
+    optimizer = SGD([p], lr=1.0, momentum=0.5, dampening=0.25)
+    p.grad = torch.tensor([2.0])
+    optimizer.step()
+    assert p.item() == pytest.approx(1 - 1.5)
+    optimizer.step()
+    assert p.item() == pytest.approx(-0.5 - (0.75 + 1.5))
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("optimizer", ["Adam", "AdamW"])
+def test_adam_equals_torch_without_eps(optimizer: str, amsgrad: bool) -> None:
+    # The only difference to torch is where eps is added; in float32 the powers of beta2 cost some digits.
+    settings = {"lr": 0.05, "eps": 1e-12, "weight_decay": 0.05, "amsgrad": amsgrad}
+    assert_same(
+        train(lambda p: configure_optimizer(optimizer, p, **settings)),
+        train(lambda p: getattr(torch.optim, optimizer)(p, **settings)),
+        rtol=3e-4,
+    )
+
+
+class ReferenceAdam(torch.optim.Optimizer):
+    """The rule of cstorch_api 2.4, written with the number of the step in float64."""
+
+    def __init__(self, params: list[torch.Tensor], decoupled: bool, correct_bias: bool, weight_decay: float) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.decoupled, self.correct_bias, self.weight_decay = decoupled, correct_bias, weight_decay
+        self.t = 0
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.t += 1
+        for p in self.param_groups[0]["params"]:
+            g = p.grad if self.decoupled else p.grad + self.weight_decay * p
+            m = self.state[p]["m"] = 0.9 * self.state[p].get("m", 0) + 0.1 * g
+            v = self.state[p]["v"] = 0.999 * self.state[p].get("v", 0) + 0.001 * g * g
+            u = m / (v.sqrt() + 1e-2)
+            if self.correct_bias:
+                u = u * (1 - 0.999**self.t) ** 0.5 / (1 - 0.9**self.t)
+            if self.decoupled:
+                u = u + self.weight_decay * p
+            p.sub_(0.05 * u)
+
+
+@pytest.mark.parametrize("correct_bias", [True, False])
+def test_adamw_rule(correct_bias: bool) -> None:
+    assert_same(
+        train(lambda p: AdamW(p, lr=0.05, eps=1e-2, weight_decay=0.1, correct_bias=correct_bias)),
+        train(lambda p: ReferenceAdam(p, True, correct_bias, 0.1), torch.float64),
+        rtol=3e-4,
+    )
+
+
+def test_adam_rule() -> None:
+    assert_same(
+        train(lambda p: Adam(p, lr=0.05, eps=1e-2, weight_decay=0.1)),
+        train(lambda p: ReferenceAdam(p, False, True, 0.1), torch.float64),
+        rtol=3e-4,
+    )
+
+
+def test_the_learning_rate_may_be_a_tensor() -> None:
+    for optimizer_class in (SGD, Adam, AdamW):
+        with_tensor = train(lambda p: _with_lr(optimizer_class(p, lr=1.0), torch.tensor(0.02)))  # noqa: B023
+        assert_same(with_tensor, train(lambda p: optimizer_class(p, lr=0.02)))  # noqa: B023
+
+
+def _with_lr(optimizer: Optimizer, lr: torch.Tensor) -> Optimizer:
+    optimizer.param_groups[0]["lr"] = lr
+    return optimizer
+
+
+def test_parameter_groups_have_settings_of_their_own() -> None:
+    first, second = (torch.ones(2, requires_grad=True) for _ in range(2))
+    optimizer = SGD([{"params": [first]}, {"params": [second], "lr": 0.5, "momentum": 0.9}], lr=0.1)
+    first.grad, second.grad = torch.ones(2), torch.ones(2)
+    optimizer.step()
+    assert first[0].item() == pytest.approx(0.9)
+    assert second[0].item() == pytest.approx(0.5)
+    assert list(optimizer.state[second]) == ["momentum_buffer"]
+    assert not optimizer.state[first]
+
+
+def test_state_exists_before_the_first_step_and_keeps_its_identity() -> None:
+    own = parameters()
+    optimizer = AdamW(own)
+    before = {(i, name): value for i, p in enumerate(own) for name, value in optimizer.state[p].items()}
+    assert {name for _, name in before} == {"exp_avg", "exp_avg_sq", "beta1_power", "beta2_power"}
+    for p in own:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    for (i, name), value in before.items():
+        assert optimizer.state[own[i]][name] is value
+    assert before[0, "beta1_power"].item() == pytest.approx(0.9**2)
+
+
+def test_a_parameter_without_a_gradient_stays() -> None:
+    p = torch.ones(2, requires_grad=True)
+    AdamW([p], weight_decay=0.5).step()
+    assert p.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings"),
+    [
+        ("SGD", {"lr": -1.0}),
+        ("SGD", {"lr": 1.0, "momentum": -0.1}),
+        ("SGD", {"lr": 1.0, "weight_decay": -0.1}),
+        ("SGD", {"lr": 1.0, "nesterov": True}),
+        ("Adam", {"lr": -1.0}),
+        ("Adam", {"eps": -1.0}),
+        ("AdamW", {"betas": (1.0, 0.9)}),
+        ("AdamW", {"betas": (0.9, -0.1)}),
+        ("AdamW", {"weight_decay": -0.1}),
+    ],
+    ids=str,
+)
+def test_bad_settings(optimizer: str, settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"Invalid|Nesterov"):
+        configure_optimizer(optimizer, parameters(), **settings)
+
+
+def test_configure_optimizer_names() -> None:
+    assert isinstance(configure_optimizer("adamw", parameters(), lr=0.1), AdamW)
+    with pytest.raises(ValueError, match=r"no optimizer 'Foo'.*SGD"):
+        configure_optimizer("Foo", parameters())
+
+
+class Counting(Optimizer):
+    """Custom: sets an attribute after the base constructor, as torch optimizers may."""
+
+    def __init__(self, params: list[torch.Tensor], enable_global_step: bool = True) -> None:
+        super().__init__(params, {"lr": 1.0}, enable_global_step=enable_global_step)
+        self.scale = 3.0
+
+    def preinitialize(self) -> None:
+        for p in self.parameters():
+            self.state[p]["scaled"] = torch.full_like(p, self.scale)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for p in self.parameters():
+            step = self.increment_global_step(p)
+            p.add_(self.state[p]["scaled"] * step)
+
+
+def test_custom_optimizer_with_a_global_step() -> None:
+    p = torch.zeros(2, requires_grad=True)
+    optimizer = Counting([p])
+    for _ in range(3):
+        optimizer.step()
+    assert p.tolist() == [18, 18]
+    assert optimizer.state[p]["step"].dtype == torch.float32
+    assert optimizer.state[p]["step"].item() == 3
+
+
+def test_no_global_step_unless_asked_for() -> None:
+    with pytest.raises(RuntimeError, match="enable_global_step=True"):
+        Counting([torch.zeros(2, requires_grad=True)], enable_global_step=False).step()
+
+
+def test_a_group_added_later_gets_state_and_leaves_the_rest() -> None:
+    first, second = (torch.zeros(2, requires_grad=True) for _ in range(2))
+    optimizer = Counting([first])
+    optimizer.step()
+    optimizer.add_param_group({"params": [second]})
+    assert optimizer.state[first]["step"].item() == 1
+    assert optimizer.state[second]["step"].item() == 0
+    assert second in optimizer.state
+
+
+def test_state_dict_round_trip_continues_exactly() -> None:
+    def steps(optimizer: Optimizer, own: list[torch.Tensor], n: int) -> None:
+        for _ in range(n):
+            optimizer.zero_grad()
+            torch.stack([(p**2).sum() for p in own]).sum().backward()
+            optimizer.step()
+
+    straight = parameters()
+    first = AdamW(straight, lr=0.1, weight_decay=0.1)
+    steps(first, straight, 5)
+    copies = [p.detach().clone().requires_grad_() for p in straight]
+    second = AdamW(copies, lr=0.7)
+    moment = second.state[copies[0]]["exp_avg"]
+    second.load_state_dict(first.state_dict())
+    assert second.state[copies[0]]["exp_avg"] is moment
+    assert moment.data_ptr() != first.state[straight[0]]["exp_avg"].data_ptr()
+    assert second.param_groups[0]["lr"] == 0.1
+    steps(first, straight, 5)
+    steps(second, copies, 5)
+    for a, b in zip(straight, copies, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_state_of_another_optimizer_is_refused() -> None:
+    saved = AdamW(parameters()).state_dict()
+    with pytest.raises(ValueError, match="'exp_avg' for parameter 0, which SGD does not keep"):
+        SGD(parameters(), lr=0.1, momentum=0.9).load_state_dict(saved)
+    with pytest.raises(ValueError, match="size of optimizer's group"):
+        AdamW(parameters()[:2]).load_state_dict(saved)
+
+
+def test_hooks_apply_and_visit_state() -> None:
+    own = parameters()
+    optimizer = SGD(own, lr=0.1, momentum=0.9)
+    seen: list[str] = []
+    optimizer.register_zero_grad_pre_hook(lambda *_: seen.append("pre"))
+    handle = optimizer.register_zero_grad_post_hook(lambda *_: seen.append("post"))
+    optimizer.zero_grad()
+    handle.remove()
+    optimizer.zero_grad(set_to_none=False)
+    assert seen == ["pre", "post", "pre"]
+    assert optimizer.apply(lambda o: seen.append(type(o).__name__)) is optimizer
+    assert seen[-1] == "SGD"
+    optimizer.visit_state(lambda value: value + 2)
+    assert optimizer.state[own[1]]["momentum_buffer"].tolist() == [2] * 4
+    optimizer.visit_state(lambda value: None)
+    assert optimizer.state[own[1]]["momentum_buffer"].tolist() == [2] * 4
+
+
+def test_closure_result_is_returned() -> None:
+    p = torch.ones(1, requires_grad=True)
+    optimizer = SGD([p], lr=0.1)
+
+    def closure() -> float:
+        (p * 2).sum().backward()
+        return 7.0
+
+    assert optimizer.step(closure) == 7.0
+    assert p.item() == pytest.approx(0.8)

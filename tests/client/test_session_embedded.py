@@ -1,0 +1,86 @@
+"""The embedded cluster's process, with a stand-in for the cluster."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cstorch.cluster_config import ClusterConfig
+from cstorch.errors import ClusterError
+from cstorch.session import embedded
+from cstorch.session.embedded import EmbeddedCluster
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setattr(embedded, "MODULE", "fake_embedded")
+
+
+def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, behaviour: str) -> EmbeddedCluster:
+    monkeypatch.setenv("FAKE_EMBEDDED", behaviour)
+    return EmbeddedCluster(ClusterConfig(num_csx=2, num_workers_per_csx=2), tmp_path / "logs" / "cluster.log")
+
+
+def is_running(process_id: int) -> bool:
+    return Path(f"/proc/{process_id}").exists()
+
+
+def test_it_says_its_address_and_ends_with_its_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cluster = start(monkeypatch, tmp_path, "works")
+    assert cluster.management() == "127.0.0.1:4711"
+    assert cluster.management() == "127.0.0.1:4711"
+    assert os.getsid(cluster.process_id) == cluster.process_id  # Ctrl-C is not for it
+    cluster.stop()
+    assert not is_running(cluster.process_id)
+    cluster.stop()
+
+
+def test_one_that_dies_shows_the_end_of_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cluster = start(monkeypatch, tmp_path, "dies")
+    with pytest.raises(ClusterError, match=r"ended while it started(?s:.*)no memory left"):
+        cluster.management()
+    cluster.stop()
+
+
+def test_one_that_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(embedded, "START_SECONDS", 0.2)
+    cluster = start(monkeypatch, tmp_path, "silent")
+    with pytest.raises(ClusterError, match="did not start within"):
+        cluster.management()
+    cluster.stop()
+
+
+def test_one_that_says_something_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cluster = start(monkeypatch, tmp_path, "babbles")
+    with pytest.raises(ClusterError, match="something else than its address"):
+        cluster.management()
+    cluster.stop()
+
+
+def test_one_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(embedded, "STOP_SECONDS", 0.5)
+    cluster = start(monkeypatch, tmp_path, "stubborn")
+    cluster.management()
+    cluster.stop()
+    assert not is_running(cluster.process_id)
+
+
+def test_who_waits_for_the_address_hears_of_the_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cluster = start(monkeypatch, tmp_path, "silent")
+    heard: list[str] = []
+
+    def wait() -> None:
+        try:
+            cluster.management()
+        except ClusterError as error:
+            heard.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.1)
+    cluster.stop()
+    thread.join(5)
+    assert "ended while it started" in heard[0]

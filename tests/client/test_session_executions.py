@@ -1,0 +1,423 @@
+"""Executions on a cluster that is a fake, over real gRPC."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from fake_cluster import FakeCluster, State
+from torch import nn
+
+import cstorch
+from cstorch.cluster_config import ClusterConfig
+from cstorch.errors import (
+    ClusterUnreachableError,
+    CompileError,
+    ConfigurationError,
+    InputError,
+    NodeLostError,
+    StateError,
+    UsageError,
+    VersionMismatchError,
+)
+from cstorch.utils.data import DataExecutor, DataLoader
+from wsc.v1 import node_pb2
+
+NAMES = ["state.model.weight", "state.model.bias"]
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    cluster = FakeCluster(step=halve)
+    server = cluster.serve()
+    cluster.connect_client(monkeypatch)
+    yield cluster
+    cstorch.close_backend()
+    server.stop(None).wait(5)
+
+
+def halve(state: State, step: int) -> dict[str, torch.Tensor]:
+    weight = next(name for name in state if name.endswith("weight"))
+    state[weight].mul_(0.5)
+    return {"output_loss": torch.tensor(float(step)), "output_values_0": torch.tensor(float(step))}
+
+
+def input_fn() -> list[torch.Tensor]:
+    return [torch.ones(4, 2)]
+
+
+class Setup:
+    """A linear model whose weight is halved in every step."""
+
+    def __init__(self, cluster: FakeCluster, tmp_path: Path, **settings: Any) -> None:
+        config = ClusterConfig(mgmt_address=cluster.address, num_csx=settings.pop("num_csx", 1))
+        self.backend = cstorch.backend("CSX", artifact_dir=tmp_path, cluster_config=config, **settings)
+        self.model = nn.Linear(2, 1)
+        with torch.no_grad():
+            self.model.weight.fill_(1.0)
+        self.compiled = cstorch.compile(self.model)
+        self.traces = 0
+
+        @cstorch.trace
+        def step(batch: torch.Tensor) -> torch.Tensor:
+            self.traces += 1
+            loss = self.compiled(batch).mean()
+            with torch.no_grad():
+                self.model.weight.mul_(0.5)
+            return loss
+
+        self.step = step
+
+    def executor(self, num_steps: int = 3, **settings: Any) -> DataExecutor:
+        return DataExecutor(DataLoader(input_fn), num_steps=num_steps, **settings)
+
+    def weight(self) -> float:
+        return float(self.model.weight.detach().cpu().flatten()[0])
+
+
+def run(executor: DataExecutor, body: Callable[[Any], object]) -> None:
+    for batch in executor:
+        body(batch)
+
+
+def test_closures_see_the_values_of_their_step_in_order(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+    seen: list[tuple[int, float, int]] = []
+
+    @cstorch.step_closure
+    def report(loss: torch.Tensor, number: int, more: dict[str, torch.Tensor]) -> None:
+        assert loss.device.type == "cpu"
+        assert torch.equal(loss, more["again"])
+        seen.append((number, loss.item(), executor.user_iteration))
+
+    executor = setup.executor(5)
+    losses = []
+    batches = []
+    for batch in executor:
+        loss = setup.step(batch)
+        assert report(loss, executor.user_iteration, {"again": loss}) is None
+        losses.append(loss)
+        batches.append(batch)
+    assert seen == [(number, float(number), number) for number in range(1, 6)]
+    assert setup.traces == 1
+    assert all(loss is losses[0] for loss in losses)
+    assert all(batch is batches[0] for batch in batches)
+    assert [name for name, _, _ in cluster.compiled[0]["outputs"]] == ["output_loss"]
+    assert cluster.begun[0].num_steps == 5
+    assert (executor.artifact_dir / "cirh.mlir").exists()
+    assert cluster.prepared[0].loader == cluster.begun[0].loader
+    assert executor.profiler.total_samples == 20
+
+
+def test_closures_called_in_the_step_run_every_step_with_frozen_python_values(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    setup = Setup(cluster, tmp_path)
+    seen: list[tuple[str, int, float]] = []
+    executor = setup.executor(3)
+
+    @cstorch.step_closure
+    def inside(number: int, doubled: torch.Tensor) -> None:
+        seen.append(("inside", number, doubled.item()))
+
+    @cstorch.step_closure
+    def outside(number: int, loss: torch.Tensor) -> None:
+        seen.append(("outside", number, loss.item()))
+
+    @cstorch.trace
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        loss = setup.compiled(batch).mean()
+        inside(executor.user_iteration, loss * 2)
+        return loss
+
+    cluster.step = lambda state, step: {
+        "output_doubled": torch.tensor(2.0 * step),
+        "output_loss": torch.tensor(step * 1.0),
+    }
+    for batch in executor:
+        outside(executor.user_iteration, step(batch))
+    assert seen == [
+        ("inside", 1, 2.0),
+        ("outside", 1, 1.0),
+        ("inside", 1, 4.0),
+        ("outside", 2, 2.0),
+        ("inside", 1, 6.0),
+        ("outside", 3, 3.0),
+    ]
+
+
+def test_closures_run_on_activation_steps_only(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+    seen: list[int] = []
+    report = cstorch.step_closure(lambda loss: seen.append(int(loss)))
+    for batch in setup.executor(5, activation_steps=2):
+        report(setup.step(batch))
+    assert seen == [2, 4, 5]
+
+
+def test_the_cluster_runs_ahead_of_a_slow_closure_up_to_the_bound(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+    ahead: list[int] = []
+
+    @cstorch.step_closure
+    def slow(loss: torch.Tensor) -> None:
+        if not ahead:
+            deadline = time.monotonic() + 5
+            while cluster.steps_run < cluster.run_ahead_steps and time.monotonic() < deadline:
+                time.sleep(0.01)
+        ahead.append(cluster.steps_run)
+
+    for batch in setup.executor(12):
+        slow(setup.step(batch))
+    assert ahead[0] == cluster.run_ahead_steps
+    assert len(ahead) == 12
+
+
+def test_checkpoint_closures_read_the_state_of_their_step(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+    seen: list[tuple[str, int, float]] = []
+
+    @cstorch.checkpoint_closure
+    def save(number: int) -> None:
+        seen.append(("save", number, float(setup.model.state_dict()["weight"].cpu()[0, 0])))
+
+    @cstorch.step_closure
+    def report(loss: torch.Tensor) -> None:
+        seen.append(("report", int(loss), 0.0))
+
+    executor = setup.executor(5, checkpoint_steps=2)
+    for batch in executor:
+        save(executor.user_iteration)
+        report(setup.step(batch))
+    saved = [(number, value) for kind, number, value in seen if kind == "save"]
+    assert saved == [(2, 0.25), (4, 0.0625), (5, 0.03125)]
+    assert seen.index(("report", 2, 0.0)) < seen.index(("save", 2, 0.25))
+    assert list(cluster.begun[0].checkpoint_steps) == [2, 4, 5]
+    assert setup.weight() == 0.03125
+
+
+def test_state_cannot_be_read_off_a_checkpoint_step(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+    report = cstorch.step_closure(lambda loss: setup.weight())
+    with pytest.raises(StateError, match=r"cannot be read now.*checkpoint_closure"):
+        run(setup.executor(3), lambda batch: report(setup.step(batch)))
+
+
+def test_state_changed_in_a_checkpoint_closure_is_refused(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+    change = cstorch.checkpoint_closure(lambda: setup.model.weight.data.mul_(2))
+    with pytest.raises(StateError, match="was changed in a closure on step 2"):
+        run(setup.executor(3, checkpoint_steps=2), lambda batch: (setup.step(batch), change()))
+
+
+def test_the_next_execution_goes_on_and_only_what_changed_is_sent(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+    for batch in setup.executor(2):
+        setup.step(batch)
+    assert cluster.written[0] == NAMES
+    for batch in setup.executor(1):
+        setup.step(batch)
+    assert cluster.written[1] == []
+    assert setup.weight() == 0.125
+    with torch.no_grad():
+        setup.model.weight.mul_(8)
+    for batch in setup.executor(1):
+        setup.step(batch)
+    assert cluster.written[2] == ["state.model.weight"]
+    assert setup.weight() == 0.5
+    assert len(cluster.created) == 1  # one job for all executions
+
+
+def test_evaluation_uses_the_trained_weights(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+    for batch in setup.executor(2):
+        setup.step(batch)
+
+    @cstorch.trace
+    def evaluate(batch: torch.Tensor) -> torch.Tensor:
+        return setup.compiled(batch).sum()
+
+    cluster.step = lambda state, step: {"output_values_0": state["state.model.weight"].sum()}
+    for batch in setup.executor(1):
+        evaluate(batch)
+    assert cluster.written[1] == []
+    assert setup.weight() == 0.25
+
+
+def test_leaving_early_loses_the_state_and_says_so(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+    for number, batch in enumerate(setup.executor(20)):
+        setup.step(batch)
+        if number == 2:
+            break
+    assert cluster.cancelled == ["job-1"]
+    with pytest.raises(StateError, match="left before its last step"):
+        setup.weight()
+    with pytest.raises(StateError, match="left before its last step"):
+        run(setup.executor(2), lambda batch: setup.step(batch))
+    with torch.no_grad():
+        setup.model.load_state_dict({"weight": torch.full((1, 2), 3.0), "bias": torch.zeros(1)})
+    for batch in setup.executor(1):
+        setup.step(batch)
+    assert setup.weight() == 1.5
+
+
+def test_an_exception_of_a_closure_reaches_the_script_and_cancels(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+
+    @cstorch.step_closure
+    def check(loss: torch.Tensor) -> None:
+        if loss.item() == 2.0:
+            raise ValueError("the loss is NaN")
+
+    with pytest.raises(ValueError, match="the loss is NaN"):
+        run(setup.executor(5), lambda batch: check(setup.step(batch)))
+    assert cluster.cancelled == ["job-1"]
+    assert cluster.sessions_ended.wait(5)
+
+
+def test_interrupt_cancels_the_job(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+
+    def interrupted() -> None:
+        for batch in setup.executor(20):
+            setup.step(batch)
+            if cluster.steps_run:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert cluster.cancelled == ["job-1"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "error", "message"),
+    [
+        (
+            node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node="wafer-1", message="wafer-1 (pid 7) died"),
+            NodeLostError,
+            "^wafer-1 .pid 7. died",
+        ),
+        (
+            node_pb2.Failure(
+                kind=node_pb2.Failure.KIND_INPUT,
+                node="worker-0",
+                message="the input_fn raised KeyError: 'x'",
+                traceback="Traceback:\n  File train.py",
+            ),
+            InputError,
+            "(?s)KeyError.*traceback of the worker.*train.py",
+        ),
+    ],
+)
+def test_failures_of_the_cluster_become_exceptions(
+    cluster: FakeCluster, tmp_path: Path, failure: node_pb2.Failure, error: type[Exception], message: str
+) -> None:
+    setup = Setup(cluster, tmp_path)
+    cluster.fail_at = (3, failure)
+    report = cstorch.step_closure(lambda loss: None)
+    with pytest.raises(error, match=message):
+        run(setup.executor(5), lambda batch: report(setup.step(batch)))
+
+
+def test_a_compile_error_and_a_version_mismatch(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+    cluster.refuse_job = (grpc.StatusCode.FAILED_PRECONDITION, "the cluster has version 9.9")
+    with pytest.raises(VersionMismatchError, match=r"9\.9.*0\.1\.0"):
+        run(setup.executor(1), lambda batch: setup.step(batch))
+    cluster.refuse_job = None
+    cluster.refuse_compile = (grpc.StatusCode.INVALID_ARGUMENT, "no rule for aten.foo at train.py:3")
+    with pytest.raises(CompileError, match=r"train.py:3"):
+        run(setup.executor(1), lambda batch: setup.step(batch))
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    config = ClusterConfig(mgmt_address="127.0.0.1:1")
+    backend = cstorch.backend("CSX", artifact_dir=tmp_path, cluster_config=config)
+    try:
+        compiled = cstorch.compile(nn.Linear(2, 1), backend)
+        step = cstorch.trace(lambda batch: compiled(batch).sum())
+        began = time.monotonic()
+        with pytest.raises(ClusterUnreachableError, match=r"no management service answers at 127\.0\.0\.1:1"):
+            run(DataExecutor(DataLoader(input_fn), num_steps=1), lambda batch: step(batch))
+        assert time.monotonic() - began < 5
+    finally:
+        cstorch.close_backend()
+
+
+def test_a_batch_that_does_not_divide(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path, num_csx=3)
+    with pytest.raises(ConfigurationError, match=r"batch of 4 rows.*num_csx=3"):
+        run(setup.executor(1), lambda batch: setup.step(batch))
+
+
+def test_validate_only_traces_and_compile_only_compiles(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path, compile_only=True)
+    with pytest.warns(UserWarning, match="compile_only"):
+        executor = setup.executor(5)
+    for batch in executor:
+        setup.step(batch)
+    assert len(executor) == 1
+    assert len(cluster.compiled) == 1
+    assert cluster.begun == []
+    cstorch.close_backend()
+    setup = Setup(cluster, tmp_path, validate_only=True)
+    for batch in setup.executor(1):
+        setup.step(batch)
+    assert (len(cluster.compiled), len(cluster.created)) == (1, 1)
+
+
+class TestMisuse:
+    """What the API refuses, and how the message begins."""
+
+    def run(self, setup: Setup, body: Callable[[Any], object]) -> None:
+        run(setup.executor(2), body)
+
+    def test_weight_to_a_step_closure(self, cluster: FakeCluster, tmp_path: Path) -> None:
+        setup = Setup(cluster, tmp_path)
+        report = cstorch.step_closure(lambda weight: None)
+        with pytest.raises(UsageError, match="Attempting to get weight tensor 'weight' in a step closure"):
+            self.run(setup, lambda batch: (setup.step(batch), report(setup.model.weight)))
+
+    def test_tensor_that_is_no_output(self, cluster: FakeCluster, tmp_path: Path) -> None:
+        setup = Setup(cluster, tmp_path)
+        other = cstorch.zeros([2])
+        report = cstorch.step_closure(lambda value: None)
+        with pytest.raises(UsageError, match="not an output of the step"):
+            self.run(setup, lambda batch: (setup.step(batch), report(other)))
+
+    def test_no_traced_function(self, cluster: FakeCluster, tmp_path: Path) -> None:
+        setup = Setup(cluster, tmp_path)
+        with pytest.raises(UsageError, match=r"no @cstorch.trace function was called"):
+            self.run(setup, lambda batch: None)
+
+    def test_traced_function_called_twice(self, cluster: FakeCluster, tmp_path: Path) -> None:
+        setup = Setup(cluster, tmp_path)
+        with pytest.raises(UsageError, match="called twice for one batch"):
+            self.run(setup, lambda batch: (setup.step(batch), setup.step(batch)))
+
+    def test_two_traced_functions(self, cluster: FakeCluster, tmp_path: Path) -> None:
+        setup = Setup(cluster, tmp_path)
+        steps = iter([setup.step, cstorch.trace(lambda batch: setup.compiled(batch).sum())])
+        with pytest.raises(UsageError, match=r"a second @cstorch.trace function"):
+            self.run(setup, lambda batch: next(steps)(batch))
+
+    def test_traced_function_outside_a_loop(self, cluster: FakeCluster, tmp_path: Path) -> None:
+        setup = Setup(cluster, tmp_path)
+        with pytest.raises(UsageError, match=r"inside `for batch in executor:`"):
+            setup.step(torch.ones(4, 2))
+
+    def test_two_models(self, cluster: FakeCluster, tmp_path: Path) -> None:
+        setup = Setup(cluster, tmp_path)
+        other = cstorch.compile(nn.Linear(2, 1))
+        step = cstorch.trace(lambda batch: setup.compiled(batch).sum() + other(batch).sum())
+        with pytest.raises(UsageError, match="two compiled models"):
+            self.run(setup, step)
+
+    def test_tensor_that_is_not_of_the_batch(self, cluster: FakeCluster, tmp_path: Path) -> None:
+        setup = Setup(cluster, tmp_path)
+        with pytest.raises(UsageError, match="not part of the executor's batch"):
+            self.run(setup, lambda batch: setup.step(batch * 2))

@@ -1,0 +1,135 @@
+"""State on its way between the client and a real shard's StateService, over both lanes."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from cstorch.errors import ClusterError
+from cstorch.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
+from interconnect.listener import LinkListener
+from interconnect.server import make_server
+from memoryx.snapshots import Snapshots
+from memoryx.state_service import StateService
+from memoryx.store import StateStore
+from wsc.v1 import coordinator_pb2, node_pb2_grpc, plan_pb2
+
+FLOAT, INT, BOOL = (plan_pb2.ELEMENT_TYPE_FLOAT32, plan_pb2.ELEMENT_TYPE_INT64, plan_pb2.ELEMENT_TYPE_BOOL)
+VALUES = {
+    "large": torch.arange(300_000, dtype=torch.float32).reshape(300, 1000),
+    "small": torch.tensor([1.5, -2.0]),
+    "scalar": torch.tensor(7),
+    "empty": torch.zeros(0, 3),
+    "flags": torch.tensor([True, False, True]),
+}
+TYPES = {torch.float32: FLOAT, torch.int64: INT, torch.bool: BOOL}
+
+
+class Shard:
+    def __init__(self) -> None:
+        self.running = False
+        self.store = StateStore()
+        states = [
+            plan_pb2.StateSlot(
+                value=number, name=name, type=plan_pb2.TensorType(element_type=TYPES[value.dtype], shape=value.shape)
+            )
+            for number, (name, value) in enumerate(VALUES.items(), start=1)
+        ]
+        self.store.load(plan_pb2.MemoryXPlan(states=states))
+        self.snapshots = Snapshots(self.store, lambda step: None)
+        self.service = StateService()
+        self.server = make_server()
+        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.listener = LinkListener(self.address)
+        self.listener.add_to_server(self.server)
+        self.service.listen_with(self.listener)
+        node_pb2_grpc.add_StateServiceServicer_to_server(self.service, self.server)
+        self.service.add_job("job", self.store, self.snapshots, lambda: self.running)
+        self.server.start()
+
+    def close(self) -> None:
+        self.service.remove_job("job")
+        self.server.stop(None).wait(5)
+        self.listener.close()
+        self.store.close()
+
+
+@pytest.fixture
+def shard() -> Iterator[Shard]:
+    shard = Shard()
+    yield shard
+    shard.close()
+
+
+@pytest.fixture(params=["shared_memory", "grpc"])
+def connection(request: pytest.FixtureRequest, shard: Shard) -> Iterator[ShardConnection]:
+    where = coordinator_pb2.StateShard(shard=0, address=shard.address, job="job")
+    connection = ShardConnection(where, request.param)
+    yield connection
+    connection.close()
+
+
+def outgoing(name: str) -> Outgoing:
+    return Outgoing(name=name, nbytes=VALUES[name].nbytes, value=lambda: VALUES[name])
+
+
+def read(connection: ShardConnection, name: str, step: int = 0) -> torch.Tensor:
+    value = VALUES[name]
+    return connection.read(name, tuple(value.shape), value.dtype, step)
+
+
+def test_what_is_written_is_read(shard: Shard, connection: ShardConnection) -> None:
+    connection.write([outgoing(name) for name in VALUES])
+    for name, value in VALUES.items():
+        assert torch.equal(read(connection, name), value), name
+    connection.write([outgoing("small")])
+    shard.snapshots.take(3)
+    shard.store.tensor("small").zero_()
+    assert torch.equal(read(connection, "small", 3), VALUES["small"])
+    assert torch.equal(read(connection, "small"), torch.zeros(2))
+
+
+def test_refusals_name_the_reason_and_the_connection_recovers(shard: Shard, connection: ShardConnection) -> None:
+    with pytest.raises(ClusterError, match="no state small"):  # nobody has written it
+        read(connection, "small")
+    connection.write([outgoing("small")])
+    shard.running = True
+    with pytest.raises(ClusterError, match="while an execution runs"):
+        read(connection, "small")
+    shard.running = False
+    with pytest.raises(ClusterError, match="no snapshot of step 9"):
+        read(connection, "small", 9)
+    assert torch.equal(read(connection, "small"), VALUES["small"])
+
+
+def test_a_write_of_the_wrong_size_is_refused(connection: ShardConnection) -> None:
+    wrong = Outgoing(name="small", nbytes=12, value=lambda: torch.zeros(3))
+    with pytest.raises(ClusterError):
+        connection.write([wrong])
+    connection.write([outgoing("small")])
+
+
+def test_a_shard_that_goes_away(shard: Shard, connection: ShardConnection) -> None:
+    connection.write([outgoing("small")])
+    shard.server.stop(None).wait(5)
+    with pytest.raises(ClusterError):
+        read(connection, "small")
+
+
+def test_batches_are_small_unless_one_state_is_large() -> None:
+    def state(nbytes: int) -> Outgoing:
+        return Outgoing(name="x", nbytes=nbytes, value=lambda: torch.zeros(0))
+
+    sizes = [10, BATCH_BYTES, 10, 20]
+    assert [[one.nbytes for one in batch] for batch in batches([state(size) for size in sizes])] == [
+        [10],
+        [BATCH_BYTES],
+        [10, 20],
+    ]
+    assert len(list(batches([state(1)] * 3000))) == 3
+
+
+def test_nobody_answers() -> None:
+    connection = ShardConnection(coordinator_pb2.StateShard(shard=2, address="127.0.0.1:1", job="job"), "auto")
+    with pytest.raises(ClusterError, match="no MemoryX shard 2 answers"):
+        connection.read("x", (1,), torch.float32, 0)

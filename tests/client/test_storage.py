@@ -1,0 +1,206 @@
+"""Checkpoints: what goes in comes out, and nothing else is believed."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections import OrderedDict
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cstorch.storage.layout as layout
+from cstorch.errors import CheckpointError
+from cstorch.storage import load, save
+
+
+def tree() -> dict:
+    weight = torch.arange(12.0).reshape(3, 4)
+    return {
+        "model": OrderedDict({"fc1.weight": weight, "fc1.tied": weight, "mask": torch.tensor([True, False])}),
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(3, dtype=torch.int64)}},
+            "param_groups": [{"lr": 0.1, "params": [0]}],
+        },
+        "half": torch.randn(5, 2).to(torch.bfloat16),
+        "empty": torch.zeros(0, 3),
+        "array": np.arange(6, dtype=np.int32).reshape(2, 3),
+        "step": 7,
+        "flag": True,
+        "name": "run",
+        "nothing": None,
+    }
+
+
+def assert_equal(left: object, right: object) -> None:
+    if isinstance(left, torch.Tensor):
+        assert isinstance(right, torch.Tensor)
+        assert left.dtype == right.dtype
+        assert torch.equal(left, right)
+    elif isinstance(left, np.ndarray):
+        assert isinstance(right, np.ndarray)
+        np.testing.assert_array_equal(left, right)
+    elif isinstance(left, dict):
+        assert isinstance(right, dict)
+        assert list(left) == list(right)
+        for key in left:
+            assert_equal(left[key], right[key])
+    elif isinstance(left, list):
+        assert isinstance(right, list)
+        for mine, other in zip(left, right, strict=True):
+            assert_equal(mine, other)
+    else:
+        assert left == right
+        assert type(left) is type(right)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    saved = tree()
+    save(saved, tmp_path / "a.mdl")
+    assert_equal(saved, load(tmp_path / "a.mdl"))
+    assert os.listdir(tmp_path) == ["a.mdl"]
+
+
+def test_what_is_loaded_is_plain_pytorch(tmp_path: Path) -> None:
+    save(tree(), tmp_path / "a.mdl")
+    torch.save(load(tmp_path / "a.mdl", map_location="cpu")["model"], tmp_path / "a.pt")
+    assert torch.equal(torch.load(tmp_path / "a.pt", weights_only=True)["fc1.weight"], tree()["model"]["fc1.weight"])
+
+
+def test_tied_tensors_are_stored_once_and_load_tied(tmp_path: Path) -> None:
+    save(tree(), tmp_path / "a.mdl")
+    with h5py.File(tmp_path / "a.mdl") as file:
+        assert "model.fc1.weight" in file
+        assert "model.fc1.tied" not in file
+    model = load(tmp_path / "a.mdl")["model"]
+    assert model["fc1.weight"] is model["fc1.tied"]
+
+
+def test_layout_is_the_documented_one(tmp_path: Path) -> None:
+    save(tree(), tmp_path / "a.mdl")
+    with h5py.File(tmp_path / "a.mdl") as file:
+        assert file.attrs["__version__"] == 0.5
+        assert file.attrs["__SUCCESS__"]
+        dataset = file["half"]
+        assert dataset.dtype == np.int16
+        assert dataset.attrs["__TYPE__"] == "TorchTensorSerializer"
+        assert json.loads(dataset.attrs["shapes"]) == [[5, 2]]
+        assert json.loads(dataset.attrs["dtypes"]) == ["torch.bfloat16"]
+        assert json.loads(dataset.attrs["rtfx_dtypes"]) == [15]
+        assert json.loads(file.attrs["step.__metadata__"])["step.__metadata__"]["scalar_value"] == 7
+
+
+def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
+    save({"a": 1}, tmp_path / "a.mdl")
+    with pytest.raises(FileExistsError, match="never overwritten"):
+        save({"a": 2}, tmp_path / "a.mdl")
+    assert load(tmp_path / "a.mdl") == {"a": 1}
+
+
+@pytest.mark.parametrize("leaf", [object(), torch.zeros(2, dtype=torch.int8), {1, 2}])
+def test_what_a_checkpoint_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Path, leaf: object) -> None:
+    with pytest.raises(TypeError, match="cannot hold 'a.b'"):
+        save({"a": {"b": leaf}}, tmp_path / "a.mdl")
+    assert os.listdir(tmp_path) == []
+
+
+def test_equal_keys_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a\.b"):
+        save({"a": {"b": 1}, "a.b": 2}, tmp_path / "a.mdl")
+
+
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=r"torch\.load"):
+        load(tmp_path / "a.pt")
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["x"] = 1
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        load(tmp_path / "b.h5")
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "c.mdl")
+
+
+def test_partial_and_unknown_versions_are_refused(tmp_path: Path) -> None:
+    save({"a": 1}, tmp_path / "a.mdl")
+    with h5py.File(tmp_path / "a.mdl", "a") as file:
+        del file.attrs["__SUCCESS__"]
+    with pytest.raises(CheckpointError, match="partially written"):
+        load(tmp_path / "a.mdl")
+    with h5py.File(tmp_path / "a.mdl", "a") as file:
+        file.attrs["__version__"] = 9.0
+    with pytest.raises(CheckpointError, match=r"format 9\.0"):
+        load(tmp_path / "a.mdl")
+
+
+def test_pickled_objects_are_not_loaded(tmp_path: Path) -> None:
+    save({"a": 1}, tmp_path / "a.mdl")
+    with h5py.File(tmp_path / "a.mdl", "a") as file:
+        file.attrs["a.__metadata__"] = json.dumps({"a.__metadata__": {"__TYPE__": "ObjectSerializer"}})
+    with pytest.raises(CheckpointError, match="unpickling runs code"):
+        load(tmp_path / "a.mdl")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("saved") / "a.mdl"
+    save({"weight": torch.randn(64, 64), "bias": torch.randn(64), "step": 3}, path)
+    return path.read_bytes()
+
+
+@given(where=st.floats(0, 0.999))
+def test_a_truncated_file_is_always_refused(
+    saved: bytes, tmp_path_factory: pytest.TempPathFactory, where: float
+) -> None:
+    path = tmp_path_factory.mktemp("cut") / "a.mdl"
+    path.write_bytes(saved[: int(len(saved) * where)])
+    with pytest.raises(CheckpointError):
+        load(path)
+
+
+@given(where=st.floats(0, 0.999), bit=st.integers(0, 7))
+def test_a_flipped_bit_in_the_data_is_refused(
+    saved: bytes, tmp_path_factory: pytest.TempPathFactory, where: float, bit: int
+) -> None:
+    path = tmp_path_factory.mktemp("flip") / "a.mdl"
+    path.write_bytes(saved)
+    with h5py.File(path) as file:
+        info = file["weight"].id.get_chunk_info(0)
+    damaged = bytearray(saved)
+    damaged[info.byte_offset + int(info.size * where)] ^= 1 << bit
+    path.write_bytes(damaged)
+    try:
+        loaded = load(path)
+    except CheckpointError:
+        return
+    # A bit that the compression does not use may flip without consequence.
+    path.write_bytes(saved)
+    assert torch.equal(loaded["weight"], load(path)["weight"])
+
+
+def test_a_save_killed_midway_leaves_no_checkpoint(tmp_path: Path) -> None:
+    script = """
+        import os, signal, sys, torch
+        from cstorch.storage import save, writer
+        def die(path):
+            os.kill(os.getpid(), signal.SIGKILL)
+        writer._sync = die
+        save({"weight": torch.ones(1000)}, sys.argv[1])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "a.mdl")], check=False, timeout=60
+    )
+    assert done.returncode == -9
+    assert not (tmp_path / "a.mdl").exists()
+
+
+def test_the_checksum_covers_every_dataset(tmp_path: Path) -> None:
+    save(tree(), tmp_path / "a.mdl")
+    with h5py.File(tmp_path / "a.mdl") as file:
+        assert all(layout.CHECKSUM in file[key].attrs for key in file)

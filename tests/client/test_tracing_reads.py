@@ -1,0 +1,149 @@
+"""Reading a value in a traced step is refused, whatever way it is read; legal tensor forms are not."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from traced_steps import states_of, trace
+
+from cstorch.errors import TraceError
+from cstorch.tracing import DEVICE, device_scope, is_tracing, move_module
+
+X = torch.randn(2, 4)
+
+
+def model_and_step(function):
+    model = nn.Linear(4, 3)
+    move_module(model)
+    return states_of(model=model), lambda x: function(model(x))
+
+
+READS = {
+    "item": lambda t: t.sum().item(),
+    "if": lambda t: bool(t.sum() > 0),
+    "assert": lambda t: (_ for _ in ()).throw(AssertionError) if t.sum() == 0 else 0,
+    "float": lambda t: float(t.sum()),
+    "int": lambda t: int(t.sum()),
+    "index": lambda t: range(t.argmax()),
+    "list repeat": lambda t: [0] * t.argmax(),
+    "print": print,
+    "f-string": lambda t: f"{t.sum():.3f}",
+    "f-string without format": lambda t: f"{t.sum()}",
+    "to cpu": lambda t: t.to("cpu"),
+    "cpu": lambda t: t.cpu(),
+    "numpy": lambda t: t.detach().numpy(),
+    "asarray": lambda t: np.asarray(t.detach()),
+    "tolist": lambda t: t.tolist(),
+    "mask": lambda t: t[t > 0],
+    "masked_select": lambda t: t.masked_select(t > 0),
+    "nonzero": lambda t: t.nonzero(),
+    "unique": lambda t: t.unique(),
+    "equal": lambda t: torch.equal(t, t),
+    "allclose": lambda t: torch.allclose(t, t),
+    "copy to cpu": lambda t: torch.zeros(2, 3).copy_(t.detach()),
+    "pickle": lambda t: pickle.dumps(t.detach()),
+    "data_ptr": lambda t: t.data_ptr(),
+    "in": lambda t: t.sum() in [1.0, 2.0],
+    "math.sqrt": lambda t: math.sqrt(t.sum()),
+    "max": lambda t: max(t.sum(), t.sum()),
+    "repeat_interleave": lambda t: torch.repeat_interleave(t.detach(), t.detach().sum(0).long().abs()[:2], dim=0),
+    "one_hot": lambda t: F.one_hot(t.argmax(-1)),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_value_reads_are_refused(read):
+    states, step = model_and_step(read)
+    with pytest.raises(RuntimeError):
+        trace(step, X, states)
+    assert not is_tracing()
+
+
+def test_the_message_has_the_seed_text_the_line_and_the_way_out():
+    states, step = model_and_step(lambda t: t.sum().item())
+    with pytest.raises(TraceError) as error:
+        trace(step, X, states)
+    text = str(error.value)
+    seed = "The Cerebras backend does not yet support `aten::_local_scalar_dense(Tensor self) -> Scalar`"
+    assert text.splitlines()[0] == seed
+    assert "test_tracing_reads.py:" in text
+    assert "step_closure" in text
+
+
+def test_numpy_is_a_type_error():
+    states, step = model_and_step(lambda t: t.detach().numpy())
+    with pytest.raises(TypeError):
+        trace(step, X, states)
+
+
+DECAYS = {
+    "alpha": lambda t: torch.add(t, t, alpha=t.sum().detach()),
+    "value of addcdiv": lambda t: torch.addcdiv(t, t, t, value=t.sum().detach()),
+    "value of addcmul_": lambda t: t.detach().addcmul_(t.detach(), t.detach(), value=t.sum().detach()),
+    "full": lambda t: torch.full((2,), t.sum().detach(), device=DEVICE),
+    "slice": lambda t: t[: t.argmax()],
+    "view": lambda t: t.view(t.argmax()),
+    "dropout": lambda t: F.dropout(t, t.sum().detach()),
+}
+
+
+@pytest.mark.parametrize("decay", DECAYS.values(), ids=DECAYS.keys())
+def test_scalar_decay_has_the_seed_text(decay):
+    states, step = model_and_step(decay)
+    with pytest.raises(RuntimeError, match=r"SyncTensor called outside of MarkStep.*test_tracing_reads.py:\d+"):
+        trace(step, X, states)
+
+
+LEGAL = {
+    "lerp": lambda t: torch.lerp(t, t, t.sum().detach()),
+    "clamp": lambda t: torch.clamp(t, max=t.sum().detach()),
+    "fill_": lambda t: t.detach().clone().fill_(t.sum().detach()),
+    "_foreach_mul_": lambda t: torch._foreach_mul_([t.detach().clone()], t.sum().detach()),
+    "integer index": lambda t: t[torch.zeros(2, dtype=torch.int64, device=t.device)],
+    "repr": repr,
+    "where": lambda t: torch.where(t > 0, t, 0.0),
+    "tensor of tensor": lambda t: t.detach().clone(),
+}
+
+
+@pytest.mark.parametrize("form", LEGAL.values(), ids=LEGAL.keys())
+def test_tensor_forms_are_legal(form):
+    states, step = model_and_step(form)
+    trace(step, X, states)
+
+
+def test_cpu_tensors_do_not_mix():
+    with pytest.raises(TraceError, match=r"Expected all tensors to be on the same device.*\.to\("):
+        trace(lambda x: x + torch.ones(4), X)
+
+
+def test_state_is_not_a_known_value_but_other_tensors_are():
+    with device_scope():
+        count, constant = torch.tensor(2), torch.tensor(2)
+    with pytest.raises(TraceError):
+        trace(lambda x: x * count.item(), X, states_of(count=lambda: count))
+    trace(lambda x: x * constant.item(), X)
+    with pytest.raises(TraceError):  # it changes in the step
+        trace(lambda x: (constant.add_(1), x * constant.item()), X)
+
+
+def test_a_failed_trace_leaves_nothing_behind():
+    model = nn.Linear(4, 3)
+    move_module(model)
+    value = model.weight.cpu()
+
+    def step(x):
+        model(x).sum().backward()
+        with torch.no_grad():
+            model.weight.mul_(2)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        trace(step, X, states_of(model=model))
+    assert not is_tracing()
+    assert model.weight.grad is None
+    assert torch.equal(model.weight.cpu(), value)

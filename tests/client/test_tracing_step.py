@@ -1,0 +1,496 @@
+"""What a traced step means: the functional graph, run with plain torch, equals the step run eagerly."""
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from traced_steps import Runner, states_of, trace
+
+from cstorch.errors import TraceError
+from cstorch.tracing import DEVICE, device_scope, move_module
+
+X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+
+
+def linear():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    reference = copy.deepcopy(model)
+    move_module(model)
+    return model, reference
+
+
+class AdamW:
+    """As a user would write it: state made before the step, in-place updates."""
+
+    def __init__(self, parameters, lr):
+        self.parameters, self.lr = list(parameters), lr
+        self.state = {p: {"m": torch.zeros_like(p), "v": torch.zeros_like(p)} for p in self.parameters}
+        self.count = torch.zeros((), device=self.parameters[0].device)
+
+    def step(self):
+        with torch.no_grad():
+            self.count.add_(1)
+            for p in self.parameters:
+                m, v = self.state[p]["m"], self.state[p]["v"]
+                m.mul_(0.9).add_(p.grad, alpha=0.1)
+                v.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+                scale = torch.sqrt(1 - 0.999**self.count) / (1 - 0.9**self.count)
+                p.mul_(1 - self.lr * 0.01).sub_(self.lr * scale * m / (v.sqrt() + 1e-6))
+
+    def getters(self):
+        found = {"count": lambda: self.count}
+        for i, p in enumerate(self.parameters):
+            found |= {f"optimizer.{i}.{key}": (lambda p=p, key=key: self.state[p][key]) for key in ("m", "v")}
+        return found
+
+
+class Momentum(AdamW):
+    def step(self):
+        with torch.no_grad():
+            for p in self.parameters:
+                m = self.state[p]["m"].mul_(0.9).add_(p.grad)
+                p.sub_(m * self.lr)
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.last = nn.Linear(20, 16), nn.Linear(16, 16), nn.Linear(16, 10)
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, x):
+        x = self.drop(F.relu(self.fc1(torch.flatten(x, 1))))
+        return self.last(self.drop(F.relu(self.fc2(x))))
+
+
+def training_step(optimizer_class, model):
+    optimizer = optimizer_class(model.parameters(), 0.05)
+
+    def step(batch):
+        images, labels = batch
+        loss = F.cross_entropy(model(images), labels)
+        model.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return loss.detach(), norm
+
+    return step, optimizer
+
+
+@pytest.mark.parametrize("optimizer_class", [AdamW, Momentum])
+def test_three_training_steps_equal_eager(optimizer_class):
+    torch.manual_seed(1)
+    model = Network()
+    reference = copy.deepcopy(model)
+    move_module(model)
+    step, optimizer = training_step(optimizer_class, model)
+    eager_step, _ = training_step(optimizer_class, reference)
+    batches = [(torch.randn(6, 4, 5), torch.randint(10, (6,))) for _ in range(3)]
+    traced = trace(step, batches[0], states_of(model=model, **optimizer.getters()), model)
+    runner = Runner(traced)
+    for batch in batches:
+        results, expected = runner.step(batch), eager_step(batch)
+        for result, value in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, value)
+    for name, parameter in reference.named_parameters():
+        torch.testing.assert_close(runner.state[f"state.model.{name}"], parameter.detach())
+    assert [info.name for info in traced.inputs] == ["input_0", "input_1"]
+    modules = {node.meta["source"].module for node in traced.graph.nodes if "source" in node.meta}
+    assert {"fc1", "fc2", "last"} <= modules
+    backward = {node.meta["source"].module for node in traced.graph.nodes if str(node.target) == "aten.mm.default"}
+    assert backward == {"fc1", "fc2", "last"}
+
+
+def test_gradients_accumulate_over_two_backward_passes():
+    def make(model):
+        def step(x):
+            model(x).sum().backward()
+            (model(x) ** 2).sum().backward()
+            return model.weight.grad
+
+        return step
+
+    model, reference = linear()
+    (gradient,) = Runner(trace(make(model), X, states_of(model=model))).step(X)
+    torch.testing.assert_close(gradient, make(reference)(X))
+    assert model.weight.grad is None  # a traced step leaves no gradient behind
+
+
+@pytest.mark.parametrize("foreach", [None, False])
+def test_clip_grad_norm_and_value(foreach):
+    def make(model):
+        def step(x):
+            (model(x) ** 2).sum().backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=foreach)
+            nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            return norm, model.weight.grad
+
+        return step
+
+    model, reference = linear()
+    results = Runner(trace(make(model), X, states_of(model=model))).step(X)
+    for result, expected in zip(results, make(reference)(X), strict=True):
+        torch.testing.assert_close(result, expected)
+
+
+def test_custom_autograd_function():
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            return 2 * x * gradient
+
+    def make(model):
+        def step(x):
+            Square.apply(model(x)).sum().backward()
+            return model.weight.grad
+
+        return step
+
+    model, reference = linear()
+    (gradient,) = Runner(trace(make(model), X, states_of(model=model))).step(X)
+    torch.testing.assert_close(gradient, make(reference)(X))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(reentrant):
+    def make(model):
+        def step(x):
+            x = x.clone().requires_grad_()
+            torch.utils.checkpoint.checkpoint(model, x, use_reentrant=reentrant).pow(2).sum().backward()
+            return model.weight.grad
+
+        return step
+
+    model, reference = linear()
+    (gradient,) = Runner(trace(make(model), X, states_of(model=model))).step(X)
+    torch.testing.assert_close(gradient, make(reference)(X))
+
+
+def test_parameter_data_changed_in_the_step():
+    model, reference = linear()
+
+    def step(x):
+        model.weight.data.mul_(2)
+        return model(x)
+
+    runner = Runner(trace(step, X, states_of(model=model)))
+    (result,) = runner.step(X)
+    torch.testing.assert_close(runner.state["state.model.weight"], reference.weight.detach() * 2)
+    torch.testing.assert_close(result, F.linear(X, reference.weight * 2, reference.bias).detach())
+
+
+def test_outputs_see_the_last_value():
+    seen = []
+
+    def step(x):
+        y = x * 2
+        seen.append(y)
+        y.add_(1)
+        return y, seen[0]
+
+    for result in Runner(trace(step, X)).step(X):
+        torch.testing.assert_close(result, X * 2 + 1)
+
+
+def test_views_and_bases_change_each_other():
+    with device_scope():
+        w = torch.zeros(4, 4)
+
+    def step(x, w):
+        view = w[1:3]
+        view.add_(1)
+        w.mul_(3)
+        w[0].copy_(x[0])
+        w.t()[3].fill_(9)
+        return view
+
+    runner = Runner(trace(lambda x: step(x, w), X, states_of(w=lambda: w)))
+    (result,) = runner.step(X)
+    expected = torch.zeros(4, 4)
+    view = step(X, expected)
+    assert torch.equal(runner.state["state.w"], expected)
+    assert torch.equal(result, view)
+
+
+def test_views_made_before_the_step():
+    with device_scope():
+        w = torch.zeros(6)
+        head, transposed = w[2:4], w.view(2, 3).t()
+
+    def step(x):
+        head.add_(1)
+        w.add_(1)
+        return transposed
+
+    runner = Runner(trace(step, X, states_of(w=lambda: w)))
+    (result,) = runner.step(X)
+    expected = torch.tensor([1.0, 1, 2, 2, 1, 1])
+    assert torch.equal(runner.state["state.w"], expected)
+    assert torch.equal(result, expected.view(2, 3).t())
+
+
+def test_shape_changed_in_place():
+    shapes = []
+
+    def step(x):
+        y, z = x * 1, x * 1
+        y.t_()
+        z.unsqueeze_(0)
+        shapes.extend([y.shape, z.shape])
+        return y + 0, z + 0
+
+    y, z = Runner(trace(step, X)).step(X)
+    assert y.shape == shapes[0] == (4, 2)
+    assert z.shape == shapes[1] == (1, 2, 4)
+
+
+def test_a_schedule_counts_its_own_steps():
+    with device_scope():
+        count, w = torch.tensor(0), torch.ones(3)
+
+    def step(x):
+        rate = torch.where(count < 2, count.float() * 0.1, 0.5)
+        w.sub_(rate * x)
+        count.add_(1)
+        return rate
+
+    runner = Runner(trace(step, torch.ones(3), states_of(count=lambda: count, w=lambda: w)))
+    rates = [round(float(runner.step(torch.ones(3))[0]), 3) for _ in range(4)]
+    assert rates == [0.0, 0.1, 0.5, 0.5]
+
+
+def test_constants():
+    with device_scope():
+        outside = torch.tensor(3.0)
+    on_cpu = torch.tensor(3.0)
+
+    def step(x):
+        y = torch.addcdiv(x, x, x, value=outside) + on_cpu  # a constant from outside may be used as a scalar
+        y = y + torch.tensor([1.0, 2.0, 3.0, 4.0], device=DEVICE)
+        return y * torch.tensor(2.0) + torch.full((), 5.0, device=x.device) + outside.clone()
+
+    traced = trace(step, X)
+    (result,) = Runner(traced).step(X)
+    torch.testing.assert_close(result, (X + 6 + torch.tensor([1.0, 2, 3, 4])) * 2 + 8)
+    assert [state.name for state in traced.states] == ["state.tensors.0"]
+
+
+def test_a_large_constant_travels_as_state():
+    table = torch.randn(2000)
+    traced = trace(lambda x: table.to(DEVICE) * 2, X)
+    assert [(state.name, state.changed) for state in traced.states] == [("state.constants.0", False)]
+    torch.testing.assert_close(Runner(traced).step(X)[0], table * 2)
+
+
+def test_state_that_is_not_touched_is_left_out():
+    model, _ = linear()
+    with device_scope():
+        unused, counter = torch.zeros(3), torch.zeros(())
+
+    def step(x):
+        counter.add_(1)
+        return F.linear(x, model.weight)
+
+    states = states_of(unused=lambda: unused, model=model, counter=lambda: counter)
+    traced = trace(step, X, states)
+    assert [(s.name, s.changed) for s in traced.states] == [("state.model.weight", False), ("state.counter", True)]
+    assert len([node for node in traced.graph.nodes if node.op == "placeholder"]) == 3
+
+
+def test_tied_weights_are_one_state():
+    model, _ = linear()
+    traced = trace(lambda x: model(x), X, states_of(model=model, tied=lambda: model.weight))
+    assert [state.name for state in traced.states] == ["state.model.weight", "state.model.bias"]
+
+
+def test_replaced_state_is_carried():
+    class Total(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(()))
+
+    metric = Total()
+    move_module(metric)
+    before = metric.total
+
+    def step(x):
+        metric.total = metric.total + x.sum()
+        return metric.total * 1
+
+    traced = trace(step, X, states_of(metric=metric))
+    runner = Runner(traced)
+    runner.step(X)
+    (result,) = runner.step(X)
+    torch.testing.assert_close(result, X.sum() * 2)
+    assert metric.total is not before
+    traced.states[0].cell.write(torch.tensor(7.0))
+    assert metric.total.item() == 7  # the new tensor stands for the state now
+
+
+def test_state_may_not_change_its_type():
+    with device_scope():
+        holder = {"t": torch.zeros(3)}
+
+    def step(x):
+        holder["t"] = x.sum()
+
+    with pytest.raises(TraceError, match="keeps its shape"):
+        trace(step, X, states_of(t=lambda: holder["t"]))
+
+
+def test_state_created_in_the_step_is_refused():
+    model, _ = linear()
+    state = {}
+
+    def step(x):
+        model.zero_grad()
+        model(x).sum().backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                if p not in state:
+                    state[p] = torch.zeros_like(p)
+                state[p].mul_(0.9).add_(p.grad)
+                p.sub_(state[p] * 0.1)
+
+    with pytest.raises(TraceError, match=r"(?s)test_tracing_step.py:\d+.*before the step.*preinitialize"):
+        trace(step, X, states_of(model=model))
+
+
+def test_optimizer_state_created_in_the_step_is_refused():
+    model, _ = linear()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)
+
+    def step(x):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(TraceError, match=r"'momentum_buffer' in the state of SGD"):
+        trace(step, X, states_of(model=model))
+
+
+def test_replaced_tensor_that_is_no_state_is_refused():
+    with device_scope():
+        holder = {"total": torch.zeros(())}
+
+    def step(x):
+        holder["total"] = holder["total"] + x.sum()
+
+    with pytest.raises(TraceError, match="not registered as state"):
+        trace(step, X)
+
+
+def test_tensor_that_is_no_state_but_changes_in_place_is_carried():
+    with device_scope():
+        total = torch.zeros(())
+    traced = trace(lambda x: total.add_(x.sum()) * 1, X)
+    assert [(state.name, state.changed) for state in traced.states] == [("state.tensors.0", True)]
+    runner = Runner(traced)
+    runner.step(X)
+    torch.testing.assert_close(runner.step(X)[0], X.sum() * 2)
+
+
+def test_results_kept_by_the_user_are_no_state():
+    kept = []
+
+    def step(x):
+        kept.append(x * 2)
+        return x + 1
+
+    trace(step, X)
+    with pytest.raises(TraceError, match="step_closure"):
+        kept[0] + 1
+    with pytest.raises(TraceError, match="step_closure"):
+        trace(lambda x: x + kept[0], X)
+
+
+def test_state_must_be_on_the_device():
+    with pytest.raises(TraceError, match="not on the device"):
+        trace(lambda x: x, X, states_of(t=lambda: torch.zeros(3)))
+
+
+def test_nothing_of_a_trace_stays_alive():
+    model, _ = linear()
+    gc.collect()
+    before = sum(type(item).__name__ == "Call" for item in gc.get_objects())
+    traced = trace(lambda x: model(x), X, states_of(model=model), model)
+    del traced
+    gc.collect()
+    assert sum(type(item).__name__ == "Call" for item in gc.get_objects()) == before
+
+
+def test_modules_of_many_kinds():
+    makers = [
+        (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), torch.randn(2, 5, 8)),
+        (
+            lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(2, 4)),
+            torch.randn(2, 3, 8, 8),
+        ),
+        (lambda: nn.LSTM(4, 3, batch_first=True), torch.randn(2, 5, 4)),
+        (lambda: nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.GELU()), torch.randint(5, (2, 3))),
+    ]
+
+    def make(model):
+        def step(x):
+            y = model(x)
+            y = y[0] if isinstance(y, tuple) else y
+            y.pow(2).mean().backward()
+            return y, [p.grad for p in model.parameters()]
+
+        return step
+
+    for maker, x in makers:
+        torch.manual_seed(0)
+        model = maker()
+        reference = copy.deepcopy(model)
+        move_module(model)
+        results = Runner(trace(make(model), x, states_of(model=model), model)).step(x)
+        expected = torch.utils._pytree.tree_leaves(make(reference)(x))
+        for result, value in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, value.detach(), atol=1e-5, rtol=1e-4)
+
+
+def test_what_only_a_graph_of_gradients_holds_is_no_state():
+    model, _ = linear()
+    kept = []
+
+    def step(x):
+        scaled = x.clone()
+        scaled.mul_(2)
+        kept.append(model(scaled).sum())
+        return kept[0]
+
+    trace(step, X, states_of(model=model))
+
+
+def test_device_tensors_may_be_arguments_of_the_step():
+    with device_scope():
+        scale = torch.tensor(2.0)
+    traced = trace(lambda batch: batch["x"] * batch["scale"], {"x": X, "scale": scale, "other": 3})
+    assert [info.name for info in traced.inputs] == ["input_0"]
+    assert [info.name for info in traced.states] == ["state.tensors.0"]
+
+
+def test_state_that_is_a_view():
+    with device_scope():
+        holder = {"grid": torch.arange(6.0).view(2, 3), "transposed": torch.zeros(3, 3).t()}
+    grid = states_of(grid=lambda: holder["grid"])
+    traced = trace(lambda x: holder["grid"].add_(1) * 1, X, grid)
+    assert traced.states[0].cell.shape == (2, 3)
+
+    def replace(x):
+        holder["transposed"] = holder["transposed"] + 1
+
+    with pytest.raises(TraceError, match="view of another"):
+        trace(replace, X, states_of(transposed=lambda: holder["transposed"]))

@@ -1,0 +1,50 @@
+"""RateTracker under a clock of the test."""
+
+import pytest
+
+from cstorch.utils import tracker
+from cstorch.utils.tracker import RateTracker
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(tracker, "time", clock)
+    return clock
+
+
+def test_rates(clock: Clock) -> None:
+    rates = RateTracker(smooth_factor=0.5)
+    assert (rates.rate(), rates.global_rate()) == (0, 0)
+    rates.reset()
+    rates.add(10)
+    clock.now += 2
+    assert rates.rate() == 5
+    rates.add(30)
+    clock.now += 2
+    assert rates.rate() == 10
+    assert rates.global_rate() == 10
+    assert rates.total_count == 40
+    assert rates.elapsed_seconds() == 4
+
+
+def test_reset_time(clock: Clock) -> None:
+    rates = RateTracker()
+    rates.add(10)
+    clock.now += 50
+    rates.reset_time(offset=5)
+    assert rates.global_rate() == 2
+    rates.reset()
+    assert rates.total_count == 0
+
+
+def test_bad_factor() -> None:
+    with pytest.raises(ValueError, match="smooth_factor"):
+        RateTracker(1.0)

@@ -1,0 +1,75 @@
+"""Helpers for the tests of tracing and lowering: run a functional graph on CPU tensors."""
+
+import operator
+
+import torch
+from torch import fx, nn
+
+from cirh.kernel import Kernel
+from cstorch.tracing import LazyTensor, Trace, trace_step
+
+
+def states_of(**holders):
+    """Named getters of modules ("model=m") and of plain functions ("count=lambda: t")."""
+    getters = {}
+    for prefix, holder in holders.items():
+        if isinstance(holder, nn.Module):
+            for name, _ in holder.named_parameters():
+                getters[f"state.{prefix}.{name}"] = lambda holder=holder, name=name: holder.get_parameter(name)
+            for name, _ in holder.named_buffers():
+                getters[f"state.{prefix}.{name}"] = lambda holder=holder, name=name: holder.get_buffer(name)
+        else:
+            getters[f"state.{prefix}"] = holder
+    return getters
+
+
+def names_of(module):
+    return {child: name for name, child in module.named_modules()}
+
+
+def outputs_of(result):
+    leaves = torch.utils._pytree.tree_leaves(result)
+    return [(f"output_{i}", leaf) for i, leaf in enumerate(leaf for leaf in leaves if isinstance(leaf, LazyTensor))]
+
+
+def trace(step, batch, states=None, model=None) -> Trace:
+    return trace_step(step, batch, states or {}, names_of(model) if model is not None else {}, outputs_of)
+
+
+def interpret(graph: fx.Graph, arguments):
+    values, arguments = {}, iter(arguments)
+    with torch.no_grad():
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(arguments)
+            elif node.op == "get_attr":
+                values[node] = node.meta["constant"]
+            elif node.op == "output":
+                return [values[result] for result in node.args[0]]
+            else:
+                args = fx.node.map_arg(node.args, values.get)
+                kwargs = fx.node.map_arg(node.kwargs, values.get)
+                assert node.target is operator.getitem or not node.target._schema.is_mutable
+                values[node] = node.target(*args, **kwargs)
+    raise AssertionError("a graph without outputs")
+
+
+class Runner:
+    """Runs a traced step again and again on its own copy of the state."""
+
+    def __init__(self, trace: Trace, run=None):
+        self.trace = trace
+        self.run = run or (lambda arguments: interpret(trace.graph, arguments))
+        self.state = {state.name: state.cell.read() for state in trace.states}
+
+    def step(self, batch):
+        inputs = [leaf for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        results = self.run([*(self.state[state.name] for state in self.trace.states), *inputs])
+        changed = [state.name for state in self.trace.states if state.changed]
+        self.state.update(zip(changed, (result.clone() for result in results), strict=False))
+        return results[len(changed) :]
+
+
+def run_module(module):
+    """A function of all arguments of a CIRH module."""
+    return Kernel.build(module)

@@ -1,0 +1,80 @@
+"""A node at management: registration, heartbeats, another management, a refusal, an address that cannot be had."""
+
+import threading
+
+import pytest
+from role_rig import FakeManagement, until
+
+from interconnect.node import Node, NodeSettings, parse_arguments
+from interconnect.registration import Registration
+from swarmx.job import SwarmXJob
+from wsc.v1 import management_pb2, node_pb2
+
+
+def hello() -> management_pb2.RegisterRequest:
+    return management_pb2.RegisterRequest(role=node_pb2.ROLE_SWARMX, address="127.0.0.1:1")
+
+
+def test_lease_is_kept_alive_and_left() -> None:
+    management = FakeManagement()
+    registration = Registration(management.address, hello(), pytest.fail)
+    registration.start()
+    management.wait_for(node_pb2.ROLE_SWARMX)
+    until(lambda: management.heartbeats >= 3)
+    registration.close()
+    until(lambda: management.left == 1)
+    management.close()
+
+
+def test_node_comes_back_when_management_does() -> None:
+    first = FakeManagement()
+    registration = Registration(first.address, hello(), pytest.fail)
+    registration.start()
+    first.wait_for(node_pb2.ROLE_SWARMX)
+    first.close()
+    second = FakeManagement(first.address)
+    second.wait_for(node_pb2.ROLE_SWARMX)
+    registration.close()
+    second.close()
+
+
+def test_refusal_ends_the_node() -> None:
+    management = FakeManagement()
+    management.refusal = "versions differ"
+    node = Node(node_pb2.ROLE_SWARMX, NodeSettings(management=management.address), SwarmXJob)
+    node.start()
+    node.wait()
+    assert "versions differ" in node.refusal
+    node.close()
+    management.close()
+
+
+def test_port_that_is_taken_is_an_error() -> None:
+    management = FakeManagement()
+    with pytest.raises(OSError, match="cannot listen"):
+        Node(
+            node_pb2.ROLE_SWARMX,
+            NodeSettings(management=management.address, listen=management.address),
+            SwarmXJob,
+        )
+    management.close()
+
+
+def test_closing_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    node = Node(node_pb2.ROLE_SWARMX, NodeSettings(management="127.0.0.1:1"), SwarmXJob)
+    node.start()
+    node.end()
+    node.wait()
+    node.close()
+    left = {t.name for t in threading.enumerate() if t not in before and not t.daemon}
+    assert not {name for name in left if "grpc" not in name}
+
+
+def test_arguments() -> None:
+    settings = parse_arguments("wafer", ["--management", "a:1", "--threads", "2"])
+    assert settings == NodeSettings(management="a:1", listen="127.0.0.1:0", threads=2)
+    with pytest.raises(SystemExit):
+        parse_arguments("wafer", [])
+    with pytest.raises(SystemExit):
+        parse_arguments("wafer", ["--management", "a:1", "--threads", "0"])

@@ -1,0 +1,71 @@
+"""Kernels bound to state buffers: results are right however they overlap with what the kernel reads."""
+
+import torch
+
+from cirh.builder import GraphBuilder
+from cirh.printer import print_module
+from cirh.types import tensor_type
+from interconnect.segment import Segment
+from memoryx.kernels import StateKernel
+
+
+def states(*shapes: tuple[int, ...]) -> tuple[Segment, list[torch.Tensor]]:
+    segment = Segment.create(4096)
+    tensors = [segment.tensor(torch.float32, shape, 1024 * number) for number, shape in enumerate(shapes)]
+    for number, tensor in enumerate(tensors):
+        tensor.copy_(torch.arange(tensor.numel(), dtype=torch.float32).reshape(tensor.shape) + 100 * number)
+    return segment, tensors
+
+
+def test_swap_of_two_states() -> None:
+    segment, (a, b) = states((3, 3), (3, 3))
+    builder = GraphBuilder()
+    x, y = (builder.argument(tensor_type((3, 3), torch.float32)) for _ in range(2))
+    call = StateKernel(print_module(builder.finish([(y, None), (x, None)])), segment).bind([a, b], [None, None])
+    old_a, old_b = a.clone(), b.clone()
+    results = call([a, b])
+    assert torch.equal(a, old_b)
+    assert torch.equal(b, old_a)
+    assert results[0].data_ptr() == a.data_ptr()
+
+
+def test_transpose_of_a_state_in_place() -> None:
+    segment, (a,) = states((3, 3))
+    builder = GraphBuilder()
+    x = builder.argument(tensor_type((3, 3), torch.float32))
+    permutation = builder.dense(torch.tensor([1, 0]))
+    turned = builder.op("cirh.Transpose", [x, permutation])[0]
+    call = StateKernel(print_module(builder.finish([(turned, None)])), segment).bind([a], [None])
+    old = a.clone()
+    call([a])
+    assert torch.equal(a, old.T)
+
+
+def test_view_of_a_state_is_a_value_of_its_own() -> None:
+    segment, (a,) = states((4,))
+    builder = GraphBuilder()
+    x = builder.argument(tensor_type((4,), torch.float32))
+    view = builder.op("cirh.Reshape", [x], types=[tensor_type((2, 2), torch.float32)])[0]
+    call = StateKernel(print_module(builder.finish([(view, None)])), segment).bind([None], [None])
+    (value,) = call([a])
+    old = a.clone()
+    a.zero_()
+    assert torch.equal(value.reshape(4), old)
+
+
+def test_elementwise_update_goes_straight_into_state_and_place() -> None:
+    segment, (a, b) = states((100,), (100,))
+    builder = GraphBuilder()
+    x, y = (builder.argument(tensor_type((100,), torch.float32)) for _ in range(2))
+    total = builder.op("cirh.Add", [x, y])[0]
+    difference = builder.op("cirh.Sub", [x, total])[0]
+    square = builder.op("cirh.Mul", [x, y])[0]
+    text = print_module(builder.finish([(total, None), (difference, None), (square, None)]))
+    place = torch.empty(100)
+    call = StateKernel(text, segment).bind([a, b, None], [None, None, place])
+    old_a, old_b = a.clone(), b.clone()
+    results = call([a, b])
+    assert torch.equal(a, old_a + old_b)
+    assert torch.equal(b, old_a - (old_a + old_b))
+    assert torch.equal(place, old_a * old_b)
+    assert results[2] is place

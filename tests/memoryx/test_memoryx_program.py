@@ -1,0 +1,169 @@
+"""A shard's program with its links held by the test: exchange, commits, computed weights, the credit window."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from cirh.builder import GraphBuilder
+from cirh.printer import print_module
+from cirh.types import tensor_type
+from interconnect.hub import Hub
+from interconnect.schedule import WEIGHTS_WINDOW, StepSchedule
+from interconnect.segment import Segment, Slice
+from interconnect.socket_lane import SocketLink
+from memoryx.program import MemoryXProgram
+from memoryx.snapshots import Snapshots
+from memoryx.store import StateStore
+from wsc.v1 import node_pb2, plan_pb2
+
+SIZE = 12_000
+VECTOR = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_FLOAT32, shape=[SIZE])
+SCALAR = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_FLOAT32)
+NEAR = (node_pb2.LINK_PURPOSE_SWARMX, 0)
+OTHER_SHARD = (node_pb2.LINK_PURPOSE_SHARD, 1)
+
+
+class Rig:
+    """A program in a thread, and the far ends of its links."""
+
+    def __init__(self, plan: plan_pb2.MemoryXPlan, num_steps: int, **states: torch.Tensor) -> None:
+        self.store = StateStore()
+        self.store.load(plan)
+        for name, tensor in states.items():
+            self.store.tensor(name).copy_(tensor)
+        self.store.mark_written(states)
+        self.hub, self.far_hub = Hub(), Hub()
+        self.far: dict[tuple[int, int], SocketLink] = {}
+        self.near: dict[tuple[int, int], SocketLink] = {}
+        for key, name in ((NEAR, "swarmx-0"), (OTHER_SHARD, "memoryx-1")):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.near[key], self.far[key] = SocketLink(name, ours), SocketLink("memoryx-0", theirs)
+            self.hub.add(self.near[key])
+            self.far_hub.add(self.far[key])
+        snapshots = Snapshots(self.store, lambda step: None)
+        self.program = MemoryXProgram(plan, self.store, snapshots, self.hub, self.near)
+        schedule = StepSchedule(
+            num_steps=num_steps, activation_steps=1, checkpoint_steps=frozenset(), run_ahead_steps=1
+        )
+        self.thread = threading.Thread(target=self.program.run, args=(schedule,))
+        self.thread.start()
+
+    def close(self) -> None:
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        self.program.close()
+        for link in (*self.near.values(), *self.far.values()):
+            link.close()
+        self.hub.close()
+        self.far_hub.close()
+        self.store.close()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def scale_kernel() -> str:
+    """(w, s) -> (w * s, s + 1)"""
+    builder = GraphBuilder()
+    weight = builder.argument(tensor_type((SIZE,), torch.float32))
+    scalar = builder.argument(tensor_type((), torch.float32))
+    wide = builder.op("cirh.BroadcastInDim", [scalar], {"broadcast_dimensions": []}, types=[weight.type])[0]
+    following = builder.op("cirh.Add", [scalar, builder.splat(1.0, (), torch.float32)])[0]
+    return print_module(builder.finish([(builder.op("cirh.Mul", [weight, wide])[0], None), (following, None)]))
+
+
+def test_computed_weights_exchange_and_commits(stack: ExitStack) -> None:
+    plan = plan_pb2.MemoryXPlan(
+        states=[
+            plan_pb2.StateSlot(value=1, name="w", type=VECTOR),
+            plan_pb2.StateSlot(value=2, name="s", type=SCALAR),
+            plan_pb2.StateSlot(value=3, name="v", type=VECTOR),
+        ],
+        groups=[
+            plan_pb2.Group(  # a state and a value that is computed, in one piece
+                id=1,
+                kind=plan_pb2.GROUP_KIND_WEIGHTS,
+                members=[
+                    plan_pb2.GroupMember(value=1, type=VECTOR),
+                    plan_pb2.GroupMember(value=4, type=VECTOR, offset=SIZE * 4),
+                ],
+                nbytes=SIZE * 8,
+            ),
+            plan_pb2.Group(
+                id=2,
+                kind=plan_pb2.GROUP_KIND_EXCHANGE,
+                members=[plan_pb2.GroupMember(value=4, type=VECTOR)],
+                nbytes=SIZE * 4,
+                shards=[1],
+            ),
+            plan_pb2.Group(
+                id=3,
+                kind=plan_pb2.GROUP_KIND_EXCHANGE,
+                members=[plan_pb2.GroupMember(value=6, type=VECTOR)],
+                nbytes=SIZE * 4,
+                source_shard=1,
+                shards=[0],
+            ),
+        ],
+        kernels=[plan_pb2.Kernel(id=1, cirh=scale_kernel())],
+        instructions=[
+            plan_pb2.Instruction(run=plan_pb2.Run(kernel=1, inputs=[1, 2], outputs=[4, 5], commits=[0, 2])),
+            plan_pb2.Instruction(send=plan_pb2.Send(group=1)),
+            plan_pb2.Instruction(send=plan_pb2.Send(group=2)),
+            plan_pb2.Instruction(receive=plan_pb2.Receive(group=3)),
+            plan_pb2.Instruction(commit=plan_pb2.Commit(value=6, state=3)),
+            plan_pb2.Instruction(commit=plan_pb2.Commit(value=6, state=1)),
+        ],
+    )
+    rig = Rig(plan, 3, w=torch.ones(SIZE), s=torch.tensor(2.0), v=torch.zeros(SIZE))
+    stack.callback(rig.close)
+    weight = 1.0
+    theirs = Segment.create(SIZE * 4)
+    for step in (1, 2, 3):
+        both = rig.far_hub.receive(rig.far[NEAR], 1, step).tensor(torch.float32, (2, SIZE), 0)
+        assert (both[0] == weight).all()
+        assert (both[1] == weight * (step + 1)).all()
+        message = rig.far_hub.receive(rig.far[OTHER_SHARD], 2, step)
+        assert message.payload is not None
+        assert (message.tensor(torch.float32, (SIZE,), 0) == weight * (step + 1)).all()
+        weight = 10.0 * step
+        theirs.tensor(torch.float32, (SIZE,), 0).fill_(weight)
+        rig.far_hub.send(rig.far[OTHER_SHARD], 3, step, Slice(theirs, 0, SIZE * 4), as_bytes=True)
+    rig.thread.join(20)
+    assert (rig.store.tensor("v") == 30).all()
+    assert (rig.store.tensor("w") == 30).all()
+    assert rig.store.tensor("s") == 5
+
+
+def test_weights_are_sent_no_further_than_the_window(stack: ExitStack) -> None:
+    plan = plan_pb2.MemoryXPlan(
+        states=[plan_pb2.StateSlot(value=1, name="w", type=VECTOR)],
+        groups=[
+            plan_pb2.Group(
+                id=1,
+                kind=plan_pb2.GROUP_KIND_WEIGHTS,
+                members=[plan_pb2.GroupMember(value=1, type=VECTOR)],
+                nbytes=SIZE * 4,
+            )
+        ],
+        instructions=[plan_pb2.Instruction(send=plan_pb2.Send(group=1))],
+    )
+    steps = WEIGHTS_WINDOW + 3
+    rig = Rig(plan, steps, w=torch.ones(SIZE))
+    stack.callback(rig.close)
+    far = rig.far[NEAR]
+    for step in range(1, WEIGHTS_WINDOW + 1):
+        rig.far_hub.receive(far, 1, step)
+    rig.thread.join(0.2)
+    assert rig.thread.is_alive()
+    assert not far.poll()
+    far.grant(3)
+    for step in range(WEIGHTS_WINDOW + 1, steps + 1):
+        rig.far_hub.receive(far, 1, step)

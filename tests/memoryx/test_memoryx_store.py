@@ -1,0 +1,105 @@
+"""Where states lie, what survives a new plan, and snapshots."""
+
+import threading
+
+import pytest
+import torch
+
+from interconnect.hub import Stopped
+from memoryx.layout import fit, lay_out
+from memoryx.snapshots import Snapshots
+from memoryx.store import StateStore
+from wsc.v1 import plan_pb2
+
+
+def f32(*shape: int) -> plan_pb2.TensorType:
+    return plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_FLOAT32, shape=shape)
+
+
+def make_plan(states: dict[str, tuple[int, ...]], groups: list[list[str | None]]) -> plan_pb2.MemoryXPlan:
+    """A plan that sends groups of states; None is a value that is computed. Values are numbered as the states are."""
+    values = {name: number for number, name in enumerate(states, 1)}
+    plan = plan_pb2.MemoryXPlan(
+        states=[plan_pb2.StateSlot(value=values[n], name=n, type=f32(*shape)) for n, shape in states.items()]
+    )
+    for number, names in enumerate(groups, 1):
+        group = plan.groups.add(id=number, kind=plan_pb2.GROUP_KIND_WEIGHTS)
+        for name in names:
+            shape = states[name] if name is not None else (3,)
+            group.members.add(value=values[name] if name else 99, type=f32(*shape), offset=group.nbytes)
+            group.nbytes += 128
+        plan.instructions.add(send=plan_pb2.Send(group=number))
+    return plan
+
+
+STATES = {"a": (4,), "b": (2, 5), "c": (), "d": (7,)}
+
+
+def test_groups_lie_in_one_piece_in_the_order_of_sending() -> None:
+    layout = lay_out(make_plan(STATES, [["d", "b"], ["a", None]]), {})
+    assert layout.places["b"].offset == layout.group_bases[1] + 128
+    assert layout.places["d"].offset == layout.group_bases[1]
+    assert layout.places["a"].offset == layout.group_bases[2] == 256
+    assert layout.places["c"].offset == 512
+    assert layout.nbytes >= 516
+
+
+def test_group_that_is_sent_again_is_not_copied_if_it_lies_there() -> None:
+    layout = lay_out(make_plan(STATES, [["a", "b"], ["b"], ["b", "a"]]), {})
+    assert layout.group_bases[2] == layout.places["b"].offset
+    assert layout.group_bases[3] not in (0, 128)
+
+
+def test_plan_that_fits_keeps_everything_where_it_is() -> None:
+    layout = lay_out(make_plan(STATES, [["a", "b"], ["d"]]), {})
+    evaluation = make_plan({"b": (2, 5), "a": (4,)}, [["a", "b"]])
+    fitting = fit(evaluation, layout)
+    assert fitting is not None
+    assert fitting.places == layout.places
+    assert fit(make_plan({"b": (2, 5), "a": (4,)}, [["b", "a"]]), layout) is None
+    assert fit(make_plan({"a": (5,)}, []), layout) is None
+    assert fit(make_plan({"a": (4,)}, [["a", None]]), layout) is None
+
+
+def test_states_survive_plans_that_do_not_name_them() -> None:
+    store = StateStore()
+    assert store.load(make_plan(STATES, [["a", "b"]])) == list(STATES)
+    for name in STATES:
+        store.tensor(name).fill_(ord(name))
+    store.mark_written(STATES)
+    assert store.load(make_plan({"b": (2, 5), "a": (4,), "e": (1,)}, [["b", "a"]])) == ["e"]
+    assert store.load(make_plan(STATES, [["a", "b"]])) == []
+    for name, shape in STATES.items():
+        torch.testing.assert_close(store.tensor(name), torch.full(shape, float(ord(name))))
+    assert store.load(make_plan(STATES | {"a": (5,)}, [])) == ["a"]
+    store.close()
+
+
+def test_snapshot_waits_for_the_one_before() -> None:
+    store = StateStore()
+    store.load(make_plan({"a": (4,)}, []))
+    store.mark_written(["a"])
+    announced: list[int] = []
+    snapshots = Snapshots(store, announced.append)
+    snapshots.take(2)
+    store.tensor("a").fill_(5.0)
+    with snapshots.reading(2) as snapshot:
+        assert snapshot.segment.tensor(torch.float32, (4,), snapshot.places["a"].offset).sum() == 0
+    with pytest.raises(KeyError), snapshots.reading(4):
+        pass
+    thread = threading.Thread(target=snapshots.take, args=(4,))
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive()
+    snapshots.release(2)
+    thread.join(10)
+    assert announced == [2, 4]
+    with snapshots.reading(4) as snapshot:
+        assert snapshot.segment.tensor(torch.float32, (4,), snapshot.places["a"].offset).sum() == 20
+    snapshots.interrupt()
+    with pytest.raises(Stopped):
+        snapshots.take(6)
+    snapshots.reset()
+    snapshots.take(6)
+    snapshots.reset()
+    store.close()

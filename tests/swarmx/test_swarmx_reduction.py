@@ -1,0 +1,111 @@
+"""Joining: each reduction, over blocks and their edges, in halves, and always in the same order."""
+
+import pytest
+import torch
+
+from interconnect.schedule import part_bytes
+from interconnect.segment import Segment, Slice
+from swarmx.collector import Collector, joined_bytes
+from swarmx.reduction import BLOCK_ELEMENTS, Join
+from wsc.v1 import plan_pb2
+
+TYPES = {
+    torch.float32: plan_pb2.ELEMENT_TYPE_FLOAT32,
+    torch.float64: plan_pb2.ELEMENT_TYPE_FLOAT64,
+    torch.bfloat16: plan_pb2.ELEMENT_TYPE_BFLOAT16,
+    torch.float16: plan_pb2.ELEMENT_TYPE_FLOAT16,
+    torch.int64: plan_pb2.ELEMENT_TYPE_INT64,
+    torch.bool: plan_pb2.ELEMENT_TYPE_BOOL,
+}
+
+
+class Frame:
+    """A message, as far as a collector looks at it."""
+
+    def __init__(self, tensor: torch.Tensor, step: int = 1) -> None:
+        self.step = step
+        self.nbytes = tensor.nbytes
+        self.segment = Segment.create(max(1, tensor.nbytes))
+        self.offset = 0
+        self.payload = None
+        self.tensor(tensor.dtype, tuple(tensor.shape), 0).copy_(tensor)
+
+    def tensor(self, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> torch.Tensor:
+        return self.segment.tensor(dtype, shape, offset)
+
+    @property
+    def view(self) -> memoryview:
+        return self.segment.buffer[: self.nbytes]
+
+
+def group(dtype: torch.dtype, count: int, reduction: int) -> plan_pb2.Group:
+    type = plan_pb2.TensorType(element_type=TYPES[dtype], shape=[count])
+    return plan_pb2.Group(
+        id=1,
+        kind=plan_pb2.GROUP_KIND_REDUCTION,
+        members=[plan_pb2.GroupMember(value=1, type=type)],
+        nbytes=count * dtype.itemsize,
+        reduction=reduction,
+    )
+
+
+def join(reduction: int, parts: list[torch.Tensor]) -> torch.Tensor:
+    plan = group(parts[0].dtype, parts[0].numel(), reduction)
+    wafers = [part.numel() // parts[0].numel() for part in parts]
+    nbytes = joined_bytes(plan, wafers)
+    segment = Segment.create(nbytes)
+    collector = Collector(plan, wafers, segment, 0)
+    for child in reversed(range(1, len(parts))):
+        assert collector.add(child, Frame(parts[child])) is None
+    result = collector.add(0, Frame(parts[0]))
+    assert result is not None
+    assert result.nbytes == nbytes
+    return segment.tensor(parts[0].dtype, (nbytes // parts[0].dtype.itemsize,), 0).clone()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64])
+@pytest.mark.parametrize("children", [1, 2, 4])
+def test_sum(dtype: torch.dtype, children: int) -> None:
+    count = BLOCK_ELEMENTS + 77
+    parts = [(torch.randn(count) * 100).to(dtype) for _ in range(children)]
+    found = join(plan_pb2.REDUCTION_SUM, parts)
+    wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    expected = parts[0].to(wide)
+    for part in parts[1:]:
+        expected = expected + part.to(wide)
+    assert torch.equal(found, expected.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_max_and_min(dtype: torch.dtype) -> None:
+    parts = [(torch.randn(1000) * 3).round().to(dtype) for _ in range(3)]
+    stacked = torch.stack(parts).to(torch.float64)
+    assert torch.equal(join(plan_pb2.REDUCTION_MAX, parts).to(torch.float64), stacked.amax(0))
+    assert torch.equal(join(plan_pb2.REDUCTION_MIN, parts).to(torch.float64), stacked.amin(0))
+
+
+def test_gather_keeps_wafer_order_and_takes_uneven_children() -> None:
+    parts = [torch.arange(5.0), torch.arange(15.0) + 100, torch.arange(10.0) + 200]
+    assert torch.equal(join(plan_pb2.REDUCTION_GATHER, parts), torch.cat(parts))
+    assert part_bytes(group(torch.float32, 5, plan_pb2.REDUCTION_GATHER)) == 20
+
+
+def test_child_may_be_steps_ahead() -> None:
+    plan = group(torch.float32, 4, plan_pb2.REDUCTION_SUM)
+    segment = Segment.create(16)
+    collector = Collector(plan, [1, 1], segment, 0)
+    for step in (1, 2, 3):
+        assert collector.add(0, Frame(torch.full((4,), float(step)), step)) is None
+    for step in (1, 2, 3):
+        assert collector.add(1, Frame(torch.ones(4), step)) is not None
+        assert segment.tensor(torch.float32, (4,), 0)[0] == step + 1
+
+
+def test_group_that_cannot_be_reduced() -> None:
+    result = Slice(Segment.create(64), 0, 16)
+    with pytest.raises(ValueError, match="how it is reduced"):
+        Join(group(torch.float32, 4, plan_pb2.REDUCTION_UNSPECIFIED), [16, 16], result)
+    mixed = group(torch.float32, 4, plan_pb2.REDUCTION_SUM)
+    mixed.members.append(group(torch.int64, 4, 0).members[0])
+    with pytest.raises(ValueError, match="2 element types"):
+        Join(mixed, [16, 16], result)

@@ -1,0 +1,107 @@
+"""A wafer's program with its links held by the test."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from cirh.builder import GraphBuilder
+from cirh.printer import print_module
+from cirh.types import tensor_type
+from interconnect.hub import Hub
+from interconnect.schedule import CREDIT_GROUPS, WEIGHTS_CREDIT_LOT, StepSchedule
+from interconnect.segment import Segment, Slice
+from interconnect.socket_lane import SocketLink
+from wafer.program import WaferProgram
+from wsc.v1 import node_pb2, plan_pb2
+
+SIZE = 10_000  # too large to travel inline
+VECTOR = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_FLOAT32, shape=[SIZE])
+STEPS = StepSchedule(num_steps=6, activation_steps=3, checkpoint_steps=frozenset(), run_ahead_steps=8)
+
+
+def group(group_id: int, kind: int, *values: int, **fields: object) -> plan_pb2.Group:
+    members = [
+        plan_pb2.GroupMember(value=value, type=VECTOR, offset=number * SIZE * 4) for number, value in enumerate(values)
+    ]
+    return plan_pb2.Group(id=group_id, kind=kind, members=members, nbytes=SIZE * 4 * len(values), **fields)
+
+
+def double_kernel() -> str:
+    builder = GraphBuilder()
+    x, w = (builder.argument(tensor_type((SIZE,), torch.float32)) for _ in range(2))
+    return print_module(builder.finish([(builder.op("cirh.Mul", [x, w])[0], None), (x, None)]))
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[SocketLink, SocketLink]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    links = SocketLink("swarmx-0", ours), SocketLink("wafer-0", theirs)
+    yield links
+    for link in links:
+        link.close()
+
+
+def test_value_that_several_groups_send_and_outputs_of_some_steps(ends: tuple[SocketLink, SocketLink]) -> None:
+    parent, far = ends
+    sum_of = plan_pb2.REDUCTION_SUM
+    kind = plan_pb2.GROUP_KIND_REDUCTION
+    plan = plan_pb2.WaferPlan(
+        groups=[
+            group(1, plan_pb2.GROUP_KIND_WEIGHTS, 1, 2),
+            group(2, plan_pb2.GROUP_KIND_WEIGHTS, source_shard=1),  # a step token
+            group(3, kind, 3, 4, reduction=sum_of, shards=[0, 1]),
+            group(4, kind, 3, reduction=sum_of, to_coordinator=True),
+            group(5, kind, 2, reduction=sum_of, shards=[1]),  # something that was received
+        ],
+        kernels=[plan_pb2.Kernel(id=1, cirh=double_kernel())],
+        instructions=[
+            plan_pb2.Instruction(receive=plan_pb2.Receive(group=1)),
+            plan_pb2.Instruction(receive=plan_pb2.Receive(group=2)),
+            plan_pb2.Instruction(run=plan_pb2.Run(kernel=1, inputs=[1, 2], outputs=[3, 4], drops=[1])),
+            plan_pb2.Instruction(send=plan_pb2.Send(group=3)),
+            plan_pb2.Instruction(send=plan_pb2.Send(group=4)),
+            plan_pb2.Instruction(send=plan_pb2.Send(group=5)),
+        ],
+    )
+    hub, far_hub = Hub(), Hub()
+    hub.add(parent)
+    far_hub.add(far)
+    program = WaferProgram(plan, hub, {(node_pb2.LINK_PURPOSE_PARENT, 0): parent})
+    seconds: list[float] = []
+    thread = threading.Thread(target=lambda: seconds.extend(program.run(STEPS).values()))
+    thread.start()
+    weights = Segment.create(SIZE * 8)
+    values = weights.tensor(torch.float32, (2, SIZE), 0)
+    seen = []
+    for step in range(1, 7):
+        values[0] = step
+        values[1] = 10.0 * step
+        far_hub.send(far, 1, step, Slice(weights, 0, SIZE * 8))
+        far_hub.send(far, 2, step, Slice(weights, 0, 0))
+        both = far_hub.receive(far, 3, step).tensor(torch.float32, (2, SIZE), 0)
+        assert (both[0] == 10.0 * step * step).all()
+        assert (both[1] == step).all()
+        if step % 3 == 0:
+            message = far_hub.receive(far, 4, step)
+            assert message.payload is not None  # bytes: the client may be far behind
+            assert (message.tensor(torch.float32, (SIZE,), 0) == 10.0 * step * step).all()
+        assert (far_hub.receive(far, 5, step).tensor(torch.float32, (SIZE,), 0) == 10.0 * step).all()
+        seen.append(step)
+    thread.join(20)
+    assert len(seconds) == 4
+    credits = sorted((m.group - CREDIT_GROUPS, m.step) for m in far.inbox)
+    assert credits == [(0, WEIGHTS_CREDIT_LOT), (1, WEIGHTS_CREDIT_LOT)]
+    program.close()
+    for each in (hub, far_hub):
+        each.close()
+
+
+def test_member_outside_its_group_is_refused(ends: tuple[SocketLink, SocketLink]) -> None:
+    bad = group(1, plan_pb2.GROUP_KIND_WEIGHTS, 1)
+    bad.nbytes = 64
+    plan = plan_pb2.WaferPlan(groups=[bad], instructions=[plan_pb2.Instruction(receive=plan_pb2.Receive(group=1))])
+    with pytest.raises(ValueError, match="which has 64 bytes"):
+        WaferProgram(plan, Hub(), {(node_pb2.LINK_PURPOSE_PARENT, 0): ends[0]})

@@ -1,0 +1,40 @@
+"""What the tests of workers share."""
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+
+from wsc.v1 import node_pb2
+
+sys.path.insert(0, str(Path(__file__).parent))  # for input_functions
+
+
+@pytest.fixture
+def prepare() -> Callable[..., node_pb2.PrepareInput]:
+    """prepare(input_fn, *args, **fields of PrepareInput): the request as the client makes it."""
+
+    def make(input_fn: Callable[..., Any], *args: Any, **fields: Any) -> node_pb2.PrepareInput:
+        state = {
+            "torch": torch.get_rng_state().numpy().tobytes(),
+            "numpy": np.random.get_state(),
+            "python": random.getstate(),
+        }
+        recipe = {"input_fn": input_fn, "args": args, "kwargs": {}, "random_state": state}
+        request = {
+            "builder": cloudpickle.dumps(recipe),
+            "interpreter": sys.executable,
+            "python_paths": [str(Path(__file__).parent)],
+            "num_workers": 1,
+            "num_csx": 1,
+            **fields,
+        }
+        return node_pb2.PrepareInput(**request)
+
+    return make

@@ -1,0 +1,86 @@
+"""input_fns of the tests, imported by name in the worker's child process."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+class Counting:
+    """Batches whose values say which row of which batch they are."""
+
+    def __init__(self, rows: int, columns: int, length: int = 5) -> None:
+        self.rows, self.columns, self.length = rows, columns, length
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self.length):
+            rows = number * 100 + torch.arange(self.rows)
+            yield rows.float().unsqueeze(1).expand(self.rows, self.columns), rows
+
+
+def counting(rows: int, columns: int = 3, length: int = 5) -> Counting:
+    return Counting(rows, columns, length)
+
+
+def random_rows(rows: int) -> torch.utils.data.DataLoader[Any]:
+    """A shuffled torch DataLoader with worker processes of its own."""
+    values = torch.arange(8 * rows)
+    dataset = torch.utils.data.TensorDataset(values.float().unsqueeze(1).expand(-1, 3).contiguous(), values)
+    return torch.utils.data.DataLoader(dataset, batch_size=rows, shuffle=True, num_workers=2, drop_last=True)
+
+
+def raising() -> None:
+    raise_here()
+
+
+def raise_here() -> None:
+    raise ValueError("no such file: mnist.gz")
+
+
+def raising_later(rows: int) -> Iterator[Any]:
+    for number, batch in enumerate(Counting(rows, 3)):
+        if number == 2:
+            raise_here()
+        yield batch
+
+
+def once(rows: int) -> Iterator[Any]:
+    yield from Counting(rows, 3, 2)
+
+
+def not_a_loader() -> int:
+    return 3
+
+
+def leaving() -> None:
+    sys.exit(3)
+
+
+def slow(seconds: float) -> Counting:
+    time.sleep(seconds)
+    return Counting(4, 3)
+
+
+def with_a_process_of_its_own(pid_file: str) -> Counting:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with open(pid_file, "w") as file:
+        file.write(f"{os.getpid()} {process.pid}")
+    return Counting(4, 3)
+
+
+def describing(path: str) -> Counting:
+    """Writes down what an input_fn can know of its surroundings."""
+    drawn = random.random(), torch.rand(()).item()
+    from cstorch import distributed  # its import draws random numbers too
+
+    with open(path, "w") as file:
+        print(os.getcwd(), sys.path[0], file=file)
+        print(distributed.is_streamer(), distributed.num_streamers(), file=file)
+        print(distributed.get_streaming_rank(), distributed.get_streaming_batch_size(8), file=file)
+        print(*drawn, file=file)
+    return Counting(4, 3)

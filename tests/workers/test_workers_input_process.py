@@ -1,0 +1,206 @@
+"""The input_fn's process, through the worker's side of it."""
+
+import contextlib
+import mmap
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import input_functions
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from interconnect.hub import Stopped
+from interconnect.node_job import JobFailure
+from interconnect.zygote import SOCKET_VARIABLE, Zygote
+from workers.input_process import InputProcess
+from wsc.v1 import node_pb2
+
+ROWS = 4
+SLOT_BYTES = 4096
+SLOTS = 2
+LAYOUT = {
+    "members": [
+        {"dtype": "float32", "shape": [ROWS, 3], "offset": 0},
+        {"dtype": "int64", "shape": [ROWS], "offset": 64},
+    ],
+    "global_rows": ROWS,
+    "local_rows": ROWS,
+    "slot_bytes": SLOT_BYTES,
+    "num_slots": SLOTS,
+}
+
+
+Prepare = Callable[..., node_pb2.PrepareInput]
+
+
+class Harness:
+    """A process, its ring, and the file descriptor that stops waits."""
+
+    def __init__(self, request: node_pb2.PrepareInput) -> None:
+        self.process = InputProcess(request)
+        self.stop = os.eventfd(0)
+        ring = os.memfd_create("ring")
+        os.truncate(ring, SLOT_BYTES * SLOTS)
+        self.memory = mmap.mmap(ring, SLOT_BYTES * SLOTS)
+        self.process.load(LAYOUT, ring)
+        os.close(ring)
+        self.asked = 0
+
+    def batch(self) -> list[float]:
+        """The second tensor of the next batch; the first must agree with it."""
+        slot = self.asked % SLOTS
+        self.asked += 1
+        self.process.ask(slot)
+        self.process.wait_filled(slot, self.stop)
+        values = np.frombuffer(self.memory, np.float32, ROWS * 3, slot * SLOT_BYTES).reshape(ROWS, 3)
+        rows = np.frombuffer(self.memory, np.int64, ROWS, slot * SLOT_BYTES + 64)
+        assert (values == rows[:, None]).all()
+        return rows.tolist()
+
+    def close(self) -> None:
+        self.process.close()
+        os.close(self.stop)
+
+
+@contextlib.contextmanager
+def running(request: node_pb2.PrepareInput) -> Iterator[Harness]:
+    harness = Harness(request)
+    try:
+        yield harness
+    finally:
+        harness.close()
+
+
+def test_batches_in_order_pass_after_pass(prepare: Prepare) -> None:
+    with running(prepare(input_functions.counting, ROWS, 3, 2)) as harness:
+        assert [harness.batch()[0] for _ in range(5)] == [0, 100, 0, 100, 0]
+
+
+def test_a_function_of_the_script_itself(prepare: Prepare) -> None:
+    """Pickled by value: its module does not exist in the child."""
+
+    def local_input_fn(rows: int) -> Any:
+        return [(torch.full((rows, 3), 7.0), torch.full((rows,), 7))]
+
+    local_input_fn.__module__ = "__main__"
+    with running(prepare(local_input_fn, ROWS, python_paths=[])) as harness:
+        assert harness.batch() == [7] * ROWS
+
+
+def test_a_shuffled_torch_loader_gives_what_it_would_here(prepare: Prepare) -> None:
+    torch.manual_seed(3)
+    with running(prepare(input_functions.random_rows, ROWS)) as harness:
+        torch.manual_seed(3)
+        loader = input_functions.random_rows(ROWS)
+        expected = [batch[1].tolist() for _ in range(2) for batch in loader]
+        assert [harness.batch() for _ in range(16)] == expected
+
+
+@pytest.mark.parametrize(
+    ("input_fn", "args", "good", "message", "trace"),
+    [
+        (input_functions.raising, (), 0, "the input_fn raised ValueError: no such file", ", in raise_here"),
+        (input_functions.raising_later, (ROWS,), 2, "loader raised ValueError: no such file", ", in raise_here"),
+        (input_functions.once, (ROWS,), 2, "ran dry after 2 batches", None),
+        (input_functions.not_a_loader, (), 0, "returned int, which is not an iterable", None),
+        (input_functions.leaving, (), 0, "ended with exit status 3", None),
+        (input_functions.counting, (3,), 0, "has 3 rows, .* compiled for 4", None),
+    ],
+)
+def test_failures(
+    prepare: Prepare, input_fn: Callable[..., Any], args: tuple[Any, ...], good: int, message: str, trace: str | None
+) -> None:
+    with running(prepare(input_fn, *args)) as harness:
+        for _ in range(good):
+            harness.batch()
+        with pytest.raises(JobFailure, match=message) as caught:
+            harness.batch()
+    assert caught.value.kind == node_pb2.Failure.KIND_INPUT
+    if trace is None:
+        assert caught.value.traceback == ""
+    else:
+        assert trace in caught.value.traceback
+        assert "child.py" not in caught.value.traceback
+
+
+def test_a_killed_process_is_noticed(prepare: Prepare) -> None:
+    with running(prepare(input_functions.slow, 600.0)) as harness:
+        os.kill(harness.process._process.pid, signal.SIGKILL)
+        with pytest.raises(JobFailure, match="killed by SIGKILL; was it out of memory"):
+            harness.batch()
+
+
+def test_a_wait_is_stopped_and_everything_ends(prepare: Prepare, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pids"
+    harness = Harness(prepare(input_functions.with_a_process_of_its_own, str(pid_file)))
+    harness.batch()
+    processes = [psutil.Process(int(pid)) for pid in pid_file.read_text().split()]
+    os.eventfd_write(harness.stop, 1)
+    with pytest.raises(Stopped):
+        harness.process.wait_filled(0, harness.stop)
+    begin = time.monotonic()
+    harness.close()
+    gone, alive = psutil.wait_procs(processes, timeout=5)
+    zombies = [process for process in alive if process.status() == psutil.STATUS_ZOMBIE]
+    assert len(gone) + len(zombies) == 2
+    assert time.monotonic() - begin < 3
+
+
+def test_what_the_input_fn_sees(prepare: Prepare, tmp_path: Path) -> None:
+    random.seed(5)
+    torch.manual_seed(5)
+    answers = tmp_path / "answers"
+    settings = {"wafer": 1, "worker": 2, "num_workers": 3, "num_csx": 2, "working_directory": str(tmp_path)}
+    request = prepare(input_functions.describing, str(answers), **settings)
+    expected_random = f"{random.random()} {torch.rand(()).item()}"
+    harness = Harness(request)
+    with contextlib.closing(harness):
+        harness.batch()
+    assert answers.read_text().splitlines() == [
+        f"{tmp_path} {Path(__file__).parent}",
+        "True 6",
+        "5 4",
+        expected_random,
+    ]
+
+
+def test_another_interpreter(prepare: Prepare, tmp_path: Path) -> None:
+    """One that is not the worker's: found by its path, and with nothing of Waferbox but what the path setting names."""
+    interpreter = tmp_path / "python"
+    interpreter.symlink_to(Path(sys.executable).resolve())
+    site = next(path for path in sys.path if path.endswith("site-packages"))
+    paths = [str(Path(__file__).parent), site]
+    with running(prepare(input_functions.counting, ROWS, interpreter=str(interpreter), python_paths=paths)) as harness:
+        assert harness.batch()[0] == 0
+        assert shutil.which(str(psutil.Process(harness.process._process.pid).cmdline()[0])) == str(interpreter)
+
+
+def test_an_interpreter_that_does_not_exist(prepare: Prepare) -> None:
+    with pytest.raises(JobFailure, match=r"cannot be started.*/nowhere/python"):
+        InputProcess(prepare(input_functions.counting, interpreter="/nowhere/python"))
+
+
+def test_forked_by_the_fork_server(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Zygote(["torch"], dict(os.environ))
+    try:
+        monkeypatch.setenv(SOCKET_VARIABLE, server.name)
+        with running(prepare(input_functions.random_rows, ROWS)) as harness:
+            assert len(harness.batch()) == ROWS
+            assert psutil.Process(harness.process._process.pid).ppid() == server.pid
+        with (
+            running(prepare(input_functions.raising)) as harness,
+            pytest.raises(JobFailure, match="no such file") as caught,
+        ):
+            harness.batch()
+        assert "child.py" not in caught.value.traceback
+    finally:
+        server.close()

@@ -1,0 +1,194 @@
+"""A worker's job against a wafer that this test plays, over real links."""
+
+import queue
+import secrets
+import time
+from collections.abc import Callable, Iterator
+
+import input_functions
+import pytest
+import torch
+
+from interconnect.hub import Hub
+from interconnect.link import Link
+from interconnect.listener import LinkListener
+from interconnect.node_job import JobContext
+from interconnect.server import make_server
+from workers.job import WorkerJob
+from workers.program import NUM_SLOTS
+from wsc.v1 import node_pb2, plan_pb2
+
+ROWS = 8
+GROUP = 7
+LANES = {"shared memory": node_pb2.LANE_SHARED_MEMORY, "grpc": node_pb2.LANE_GRPC}
+Prepare = Callable[..., node_pb2.PrepareInput]
+
+
+def worker_plan(columns: int, num_csx: int) -> plan_pb2.WorkerPlan:
+    local = ROWS // num_csx
+    offset = -(-local * columns * 4 // 64) * 64
+    x = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_FLOAT32, shape=[local, columns])
+    y = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_INT64, shape=[local])
+    batch = plan_pb2.Group(
+        id=GROUP,
+        kind=plan_pb2.GROUP_KIND_BATCH,
+        members=[
+            plan_pb2.GroupMember(value=1, type=x, offset=0),
+            plan_pb2.GroupMember(value=2, type=y, offset=offset),
+        ],
+        nbytes=offset + local * 8,
+    )
+    return plan_pb2.WorkerPlan(batch=batch, global_rows=ROWS, local_rows=local)
+
+
+class Wafer:
+    """The wafer of the test: takes batches, acknowledges them when told to."""
+
+    def __init__(self, lane: "node_pb2.Lane.ValueType") -> None:
+        self.server = make_server()
+        port = self.server.add_insecure_port("127.0.0.1:0")
+        self.listener = LinkListener(f"127.0.0.1:{port}")
+        self.listener.add_to_server(self.server)
+        self.server.start()
+        self.emitted: queue.Queue[node_pb2.AttachResponse] = queue.Queue()
+        self.context = JobContext(
+            job="job", node="worker-0", index=0, lane=lane, listener=self.listener, emit=self.emitted.put
+        )
+        self.hub = Hub()
+        self.link: Link | None = None
+
+    def load(self, job: WorkerJob, plan: plan_pb2.WorkerPlan, execution: int = 1) -> None:
+        token = secrets.token_hex(8)
+        pending = self.listener.expect(token, "worker-0")
+        spec = node_pb2.LinkSpec(
+            token=token,
+            peer="wafer-0",
+            endpoint=self.listener.endpoint(),
+            dial=True,
+            purpose=node_pb2.LINK_PURPOSE_WAFER,
+        )
+        job.load(node_pb2.Load(execution=execution, worker=plan, links=[spec], loader="train"))
+        self.link = pending.wait(10)
+        self.link.expect({GROUP: plan.batch.nbytes})
+        self.hub.add(self.link)
+        self.plan = plan
+
+    def receive(self, step: int, *, acknowledge: bool = True) -> list[int]:
+        """The labels of a step's batch."""
+        assert self.link is not None
+        message = self.hub.receive(self.link, GROUP, step)
+        x, y = (
+            message.tensor(dtype, tuple(member.type.shape), member.offset)
+            for dtype, member in zip((torch.float32, torch.int64), self.plan.batch.members, strict=True)
+        )
+        assert (x == y.unsqueeze(1)).all()
+        labels: list[int] = y.tolist()
+        if acknowledge:
+            self.link.ack(step)
+        return labels
+
+    def response(self) -> node_pb2.AttachResponse:
+        return self.emitted.get(timeout=20)
+
+    def close(self) -> None:
+        if self.link is not None:
+            self.link.close()
+        self.hub.close()
+        self.server.stop(0).wait()
+        self.listener.close()
+
+
+@pytest.fixture(params=LANES.values(), ids=LANES.keys())
+def wafer(request: pytest.FixtureRequest) -> Iterator[Wafer]:
+    wafer = Wafer(request.param)
+    yield wafer
+    wafer.close()
+
+
+@pytest.fixture
+def job(wafer: Wafer) -> Iterator[WorkerJob]:
+    job = WorkerJob(wafer.context)
+    yield job
+    job.close()
+
+
+def start(job: WorkerJob, num_steps: int, execution: int = 1) -> None:
+    job.start(node_pb2.Start(execution=execution, num_steps=num_steps))
+
+
+@pytest.mark.parametrize("columns", [3, 3000], ids=["inline", "large"])
+def test_two_workers_of_the_second_of_two_wafers(wafer: Wafer, job: WorkerJob, prepare: Prepare, columns: int) -> None:
+    """Worker 1 of 2 supplies steps 2, 4, 6 ... with the second half of batches 1, 3, 5 ... of the passes."""
+    where = {"loader": "train", "wafer": 1, "num_csx": 2, "worker": 1, "num_workers": 2}
+    job.prepare_input(prepare(input_functions.counting, ROWS, columns, **where))
+    wafer.load(job, worker_plan(columns, num_csx=2))
+    start(job, num_steps=13)
+    for step in range(2, 14, 2):
+        batch = (step - 1) % 5
+        assert wafer.receive(step) == [batch * 100 + row for row in range(4, 8)]
+    finished = wafer.response().finished
+    assert finished.execution == 1
+    assert set(finished.seconds) == {"total", "input"}
+
+
+def test_a_second_execution_begins_anew(wafer: Wafer, job: WorkerJob, prepare: Prepare) -> None:
+    job.prepare_input(prepare(input_functions.counting, ROWS, loader="train"))
+    for execution in (1, 2):
+        wafer.load(job, worker_plan(3, 1), execution)
+        start(job, 3, execution)
+        assert [wafer.receive(step)[0] for step in (1, 2, 3)] == [0, 100, 200]
+        assert wafer.response().finished.execution == execution
+        job.stop(execution)
+
+
+def test_slots_are_not_written_before_they_are_acknowledged(wafer: Wafer, job: WorkerJob, prepare: Prepare) -> None:
+    job.prepare_input(prepare(input_functions.counting, ROWS, 3000, NUM_SLOTS + 2, loader="train"))
+    wafer.load(job, worker_plan(3000, 1))
+    start(job, NUM_SLOTS + 2)
+    for step in range(1, NUM_SLOTS + 1):
+        assert wafer.receive(step, acknowledge=False)[0] == (step - 1) * 100
+    assert wafer.link is not None
+    wafer.link.ack(1)
+    assert wafer.receive(NUM_SLOTS + 1, acknowledge=False)[0] == NUM_SLOTS * 100
+    wafer.link.ack(NUM_SLOTS + 1)
+    assert wafer.receive(NUM_SLOTS + 2)[0] == (NUM_SLOTS + 1) * 100
+    assert wafer.response().HasField("finished")
+
+
+def test_the_users_traceback_comes_with_the_failure(wafer: Wafer, job: WorkerJob, prepare: Prepare) -> None:
+    job.prepare_input(prepare(input_functions.raising_later, ROWS, loader="train"))
+    wafer.load(job, worker_plan(3, 1))
+    start(job, 10)
+    assert [wafer.receive(step)[0] for step in (1, 2)] == [0, 100]
+    failure = wafer.response().failed
+    assert failure.kind == node_pb2.Failure.KIND_INPUT
+    assert failure.node == "worker-0"
+    assert "ValueError: no such file: mnist.gz" in failure.message
+    assert "in raise_here" in failure.traceback
+
+
+def test_a_slow_input_fn_is_left(wafer: Wafer, job: WorkerJob, prepare: Prepare) -> None:
+    job.prepare_input(prepare(input_functions.slow, 600.0, loader="train"))
+    wafer.load(job, worker_plan(3, 1))
+    start(job, 10)
+    begin = time.monotonic()
+    job.stop(1)
+    assert time.monotonic() - begin < 3
+    assert wafer.emitted.empty()
+
+
+def test_a_wafer_that_goes_away(wafer: Wafer, job: WorkerJob, prepare: Prepare) -> None:
+    job.prepare_input(prepare(input_functions.counting, ROWS, loader="train"))
+    wafer.load(job, worker_plan(3, 1))
+    start(job, 100)
+    wafer.receive(1)
+    assert wafer.link is not None
+    wafer.link.close()
+    wafer.link = None
+    failure = wafer.response().failed
+    assert (failure.kind, failure.peer) == (node_pb2.Failure.KIND_NODE, "wafer-0")
+
+
+def test_input_that_nobody_prepared(wafer: Wafer, job: WorkerJob, prepare: Prepare) -> None:
+    with pytest.raises(Exception, match="no input was prepared as 'train'"):
+        wafer.load(job, worker_plan(3, 1))

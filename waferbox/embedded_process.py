@@ -1,0 +1,54 @@
+"""A cluster in the hands of a process of its own, `python -m waferbox.embedded`: for `waferbox run` and `up`."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from waferbox.cluster import ClusterError, ClusterSettings
+from waferbox.embedded import arguments
+
+STOP_SECONDS = 15.0
+
+
+def start_embedded(
+    settings: ClusterSettings, *, detached_log: Path | None = None
+) -> tuple[subprocess.Popen[bytes], str]:
+    """The process, and the address of the management service, once all nodes are there.
+
+    It ends when its standard input is closed. With detached_log, the file for its messages, it is detached: it does not,
+    and is the caller's no more. Raises ClusterError.
+    """
+    detached = detached_log is not None
+    extra = ["--detached", "--log", str(detached_log)] if detached else []
+    with contextlib.nullcontext() if detached_log is None else detached_log.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "waferbox.embedded", *arguments(settings), *extra],
+            stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert process.stdout is not None
+    try:
+        with process.stdout as output:
+            line = output.readline()  # it says something, or ends, within its own deadline
+    except BaseException:
+        process.terminate()
+        process.wait(STOP_SECONDS)
+        raise
+    if not line:
+        raise ClusterError(f"the cluster did not start (status {process.wait(STOP_SECONDS)})")
+    return process, str(json.loads(line)["management"])
+
+
+def stop_embedded(process: subprocess.Popen[bytes]) -> None:
+    """End the cluster and wait for it."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()  # its fork server, and all that it forked, die with it
+        process.wait()

@@ -1,0 +1,173 @@
+"""The worker's side of the process that runs the input_fn."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from interconnect.hub import Stopped
+from interconnect.node_job import JobFailure
+from interconnect.zygote import SpawnError, spawn
+from workers import child
+from wsc.v1 import node_pb2
+
+END_DEADLINE_SECONDS = 3.0
+
+
+class _Process(Protocol):
+    """What is needed of interconnect.zygote.Child, and of a foreign Python."""
+
+    @property
+    def pid(self) -> int: ...
+    def fileno(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout_seconds: float | None = None) -> int: ...
+    def close(self) -> int: ...
+
+
+class InputProcess:
+    """Runs one input_fn in a process of its own. See workers.child for what is said on the socket."""
+
+    def __init__(self, request: node_pb2.PrepareInput) -> None:
+        """Returns when the process is started. JobFailure when it cannot be."""
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                self._process = _start(request.interpreter, theirs.fileno())
+            except (SpawnError, OSError) as error:
+                self._connection.close()
+                raise JobFailure(
+                    node_pb2.Failure.KIND_USER, f"the process for the input_fn cannot be started: {error}"
+                ) from error
+        self._poller = select.poll()
+        self._poller.register(self._connection, select.POLLIN)
+        self._poller.register(self._process.fileno(), select.POLLIN)
+        with os.fdopen(os.memfd_create("builder", os.MFD_CLOEXEC), "r+b", buffering=0) as builder:
+            builder.write(request.builder)
+            builder.seek(0)
+            self._send(
+                {
+                    "kind": "prepare",
+                    "python_paths": list(request.python_paths),
+                    "working_directory": request.working_directory,
+                    "worker": request.worker,
+                    "num_workers": max(1, request.num_workers),
+                    "wafer": request.wafer,
+                    "num_csx": max(1, request.num_csx),
+                },
+                [builder.fileno()],
+            )
+
+    def load(self, layout: dict[str, Any], ring: int) -> None:
+        """Say what a batch looks like, and hand over the ring of slots (a file descriptor)."""
+        self._send({"kind": "load", **layout}, [ring])
+
+    def ask(self, slot: int) -> None:
+        """Ask for the next batch, in this slot."""
+        self._send({"kind": "fill", "slot": slot})
+
+    def wait_filled(self, slot: int, stop: int) -> None:
+        """Until the slot that was asked for first is filled.
+
+        stop: a file descriptor that becomes readable when the wait is to end with Stopped. JobFailure (KIND_INPUT) with
+        the user's traceback when the input_fn or its loader failed, or when its process died.
+        """
+        self._poller.register(stop, select.POLLIN)
+        try:
+            ready = {descriptor for descriptor, _ in self._poller.poll()}
+        finally:
+            self._poller.unregister(stop)
+        if stop in ready:
+            raise Stopped
+        message = self._receive() if self._connection.fileno() in ready else None
+        if message is None:
+            raise JobFailure(node_pb2.Failure.KIND_INPUT, self._epitaph())
+        if message["kind"] == "failed":
+            raise JobFailure(node_pb2.Failure.KIND_INPUT, str(message["message"]), traceback=str(message["traceback"]))
+        assert (message["kind"], message["slot"]) == ("filled", slot), message
+
+    def close(self) -> None:
+        """End the process and those that it has started."""
+        self._connection.close()
+        if self._process.poll() is None and os.getpgid(self._process.pid) == self._process.pid:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.close()
+
+    def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        data = json.dumps(message).encode()
+        if len(data) > child.MESSAGE_BYTES:
+            raise JobFailure(
+                node_pb2.Failure.KIND_USER, f"{len(data)} bytes of {message['kind']} settings are too many for a worker"
+            )
+        # Where the process has ended, wait_filled says how.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self._connection, [data], list(descriptors))
+
+    def _receive(self) -> dict[str, Any] | None:
+        try:
+            data = self._connection.recv(child.MESSAGE_BYTES)
+        except ConnectionResetError:
+            return None
+        return json.loads(data) if data else None
+
+    def _epitaph(self) -> str:
+        try:
+            status = self._process.wait(END_DEADLINE_SECONDS)
+        except TimeoutError:
+            return "the process of the input_fn closed its socket to the worker"
+        if status >= 0:
+            return f"the process of the input_fn ended with exit status {status}; did the input_fn call sys.exit?"
+        name = signal.Signals(-status).name
+        hint = "; was it out of memory?" if -status == signal.SIGKILL else ""
+        return f"the process of the input_fn was killed by {name}{hint}"
+
+
+class _ForeignPython:
+    """The input_fn's process under another interpreter than the worker's."""
+
+    def __init__(self, interpreter: str, descriptor: int) -> None:
+        command = [interpreter, str(Path(child.__file__)), "--socket", str(descriptor)]
+        self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor], start_new_session=True)
+        self._pidfd = os.pidfd_open(self._popen.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def fileno(self) -> int:
+        return self._pidfd
+
+    def poll(self) -> int | None:
+        return self._popen.poll()
+
+    def wait(self, timeout_seconds: float | None = None) -> int:
+        try:
+            return self._popen.wait(timeout_seconds)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(str(error)) from error
+
+    def close(self) -> int:
+        self._popen.kill()
+        try:
+            return self._popen.wait()
+        finally:
+            os.close(self._pidfd)
+
+
+def _start(interpreter: str, descriptor: int) -> _Process:
+    if not interpreter or _is_ours(interpreter):
+        return spawn("workers.child", ["--socket", "3"], fds=[descriptor])
+    return _ForeignPython(interpreter, descriptor)
+
+
+def _is_ours(interpreter: str) -> bool:
+    """Whether it is this process's: one and the same program, found in one and the same environment."""
+    here, there = Path(sys.executable), Path(interpreter)
+    return there.parent.resolve() == here.parent.resolve() and there.resolve() == here.resolve()

@@ -1,0 +1,47 @@
+"""A job on an input worker."""
+
+from collections.abc import Mapping
+
+from interconnect.hub import Hub
+from interconnect.link import Link
+from interconnect.node_job import JobContext, JobFailure, LinkKey
+from interconnect.role_job import RoleJob
+from workers.input_process import InputProcess
+from workers.program import WorkerProgram
+from wsc.v1 import node_pb2
+
+
+class WorkerJob(RoleJob):
+    """Keeps the loaders that were prepared, so that an execution can begin one anew."""
+
+    def __init__(self, context: JobContext) -> None:
+        super().__init__(context)
+        self._prepared: dict[str, node_pb2.PrepareInput] = {}
+        self._waiting: dict[str, InputProcess] = {}  # started, and not yet part of an execution
+
+    def prepare_input(self, request: node_pb2.PrepareInput) -> None:
+        """Start the input_fn's process at once: it makes the loader while the step is compiled."""
+        self._end_waiting(request.loader)
+        self._prepared[request.loader] = request
+        self._waiting[request.loader] = InputProcess(request)
+
+    def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> WorkerProgram:
+        prepared = self._prepared.get(request.loader)
+        if prepared is None:
+            raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"no input was prepared as {request.loader!r}")
+        if request.loader not in self._waiting:
+            self._waiting[request.loader] = InputProcess(prepared)
+        ((_, link),) = ((key, link) for key, link in links.items() if key[0] == node_pb2.LINK_PURPOSE_WAFER)
+        program = WorkerProgram(request.worker, prepared, self._waiting[request.loader], hub, link)
+        del self._waiting[request.loader]  # the program's from now on
+        return program
+
+    def close(self) -> None:
+        super().close()
+        for loader in list(self._waiting):
+            self._end_waiting(loader)
+
+    def _end_waiting(self, loader: str) -> None:
+        process = self._waiting.pop(loader, None)
+        if process is not None:
+            process.close()

@@ -1,0 +1,90 @@
+"""One execution of a worker: batches from the input_fn's process, by shared memory, to the wafer.
+
+The process writes into a ring of slots that the wafer reads in place. A slot is asked for again when the wafer has
+acknowledged the batch that it held, so the process is at most the ring ahead, and one batch that it holds itself.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+
+from interconnect.elements import tensor_bytes
+from interconnect.hub import Hub
+from interconnect.link import Link
+from interconnect.node_job import JobFailure
+from interconnect.schedule import StepSchedule, worker_of_step
+from interconnect.segment import Segment, Slice
+from workers.input_process import InputProcess
+from wsc.v1 import node_pb2, plan_pb2
+
+NUM_SLOTS = 4
+PAGE_BYTES = 4096
+
+
+class WorkerProgram:
+    """Supplies the batches of this worker's steps; owns the ring and the input_fn's process."""
+
+    def __init__(
+        self, plan: plan_pb2.WorkerPlan, prepared: node_pb2.PrepareInput, process: InputProcess, hub: Hub, link: Link
+    ) -> None:
+        self._process = process
+        self._hub = hub
+        self._link = link
+        self._group = plan.batch.id
+        self._nbytes = plan.batch.nbytes
+        self._worker = prepared.worker
+        self._num_workers = max(1, prepared.num_workers)
+        self._slot_bytes = -(-max(self._nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
+        layout = {
+            "members": [_layout(member, plan.batch) for member in plan.batch.members],
+            "global_rows": plan.global_rows,
+            "local_rows": plan.local_rows,
+            "slot_bytes": self._slot_bytes,
+            "num_slots": NUM_SLOTS,
+        }
+        self._ring = Segment.create(self._slot_bytes * NUM_SLOTS)
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        process.load(layout, self._ring.fileno())
+
+    def run(self, schedule: StepSchedule) -> Mapping[str, float]:
+        """Send the batch of every step that is this worker's. Returns the seconds spent on what."""
+        steps = [s for s in range(1, schedule.num_steps + 1) if worker_of_step(s, self._num_workers) == self._worker]
+        begin = time.perf_counter()
+        waited_for_input = 0.0
+        for number in range(min(NUM_SLOTS, len(steps))):
+            self._process.ask(number)
+        for number, step in enumerate(steps):
+            slot = number % NUM_SLOTS
+            if number >= NUM_SLOTS:
+                self._hub.wait_acked(self._link, steps[number - NUM_SLOTS])
+                self._process.ask(slot)
+            before = time.perf_counter()
+            self._process.wait_filled(slot, self._stop)
+            waited_for_input += time.perf_counter() - before
+            self._hub.send(self._link, self._group, step, Slice(self._ring, slot * self._slot_bytes, self._nbytes))
+        if steps:
+            # The ring must last until the wafer has read all of it.
+            self._hub.wait_acked(self._link, steps[-1])
+        return {"total": time.perf_counter() - begin, "input": waited_for_input}
+
+    def interrupt(self) -> None:
+        """Make run raise Stopped where it waits for the input_fn."""
+        os.eventfd_write(self._stop, 1)
+
+    def close(self) -> None:
+        """End the input_fn's process, drop the ring."""
+        self._process.close()
+        self._ring.close()
+        os.close(self._stop)
+
+
+def _layout(member: plan_pb2.GroupMember, group: plan_pb2.Group) -> dict[str, object]:
+    """A member as workers.child takes it. JobFailure for one that does not lie in its group."""
+    if member.offset + tensor_bytes(member.type) > group.nbytes:
+        raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"value {member.value} lies outside group {group.id}")
+    name = plan_pb2.ElementType.Name(member.type.element_type)
+    return {
+        "dtype": name.removeprefix("ELEMENT_TYPE_").lower(),
+        "shape": list(member.type.shape),
+        "offset": member.offset,
+    }
