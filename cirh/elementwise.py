@@ -118,7 +118,8 @@ class ElementwiseKernel:
         shared: list[tuple[int, ...]] = []
         for number, target in enumerate(targets):
             place = span(target)
-            same = tuple(i for i, other in enumerate(spans) if other == place)
+            # Element by element: a strided view of the same memory is another tensor.
+            same = tuple(i for i, other in enumerate(spans) if other == place and sources[i].is_contiguous())
             clashes = [
                 i for i, other in enumerate(spans) if i not in same and other[0] < place[1] and place[0] < other[1]
             ]

@@ -17,8 +17,8 @@ def start_embedded(
 ) -> tuple[subprocess.Popen[bytes], str]:
     """The process, and the address of the management service, once all nodes are there.
 
-    It ends when its standard input is closed. With detached_log, the file for its messages, it is detached: it does not,
-    and is the caller's no more. Raises ClusterError.
+    It ends when its standard input is closed. With detached_log, the file for its messages, it is detached: it does
+    not, and is the caller's no more. Raises ClusterError.
     """
     detached = detached_log is not None
     extra = ["--detached", "--log", str(detached_log)] if detached else []

@@ -6,6 +6,7 @@ One small file for each cluster, in a folder that only the user can use; it goes
 import contextlib
 import json
 import os
+import select
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,22 +23,25 @@ class Record:
     pid: int  # of the process that owns it
     created: float  # of that process, as psutil has it: a number may be used again
 
-    def process(self) -> psutil.Process | None:
-        """The process that owns it, if it still runs."""
+    def runs(self) -> bool:
+        """Whether that process is still there."""
         try:
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.created) < 1.0
-            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+            return same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
-            return None
+            return False
 
     def wait(self, seconds: float) -> bool:
         """Wait until that process has ended; False if it has not in time."""
-        process = self.process()
-        if process is None:
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
             return True
-        gone, _ = psutil.wait_procs([process], seconds)
-        return bool(gone) or self.process() is None
+        try:
+            return not self.runs() or bool(select.select([pidfd], [], [], seconds)[0])
+        finally:
+            os.close(pidfd)
 
 
 def runtime_folder(*, create: bool = True) -> Path:
@@ -79,7 +83,7 @@ def records() -> list[Record]:
             record = Record(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             continue  # it went while we looked, or is none of ours
-        if record.process() is not None:
+        if record.runs():
             found.append(record)
         else:
             path.unlink(missing_ok=True)

@@ -33,7 +33,7 @@ def eliminate_dead_code(module: ModuleOp) -> None:
 def _rewrite(op: Operation) -> bool:
     match op.name:
         case "cirh.Reshape" | "cirh.BroadcastInDim" | "cirh.Cast":
-            return _fold_splat(op) or _drop_identity(op) or (op.name == "cirh.Reshape" and _join_reshapes(op))
+            return _fold_splat(op) or _drop_identity(op) or (op.name == "cirh.Reshape" and _into_source(op))
         case "cirh.Transpose":
             return _join_transposes(op)
         case "cirh.MatMul":
@@ -60,12 +60,23 @@ def _fold_splat(op: Operation) -> bool:
     return True
 
 
-def _join_reshapes(op: Operation) -> bool:
+def _into_source(op: Operation) -> bool:
+    """A reshape of a reshape is one; a reduction that keeps dimensions, only for them to be dropped, drops them."""
     source = op.operands[0].owner
-    if not isinstance(source, Operation) or source.name != "cirh.Reshape":
+    if not isinstance(source, Operation):
         return False
     rewriter = Rewriter(op)
-    rewriter.replace(rewriter.emit("cirh.Reshape", [source.operands[0]], types=[op.results[0].type]))  # type: ignore[list-item]
+    if source.name == "cirh.Reshape":
+        rewriter.replace(rewriter.emit("cirh.Reshape", [source.operands[0]], types=[op.results[0].type]))  # type: ignore[list-item]
+        return True
+    if source.name != "cirh.Reduce" or not attrs(source).get("keep_dims"):
+        return False
+    attributes = attrs(source)
+    reduced = set(attributes["dimensions"])  # type: ignore[arg-type]
+    kept = [size for dim, size in enumerate(types.shape(source.operands[0])) if dim not in reduced]
+    if list(types.shape(op.results[0])) != kept:
+        return False
+    rewriter.replace(rewriter.emit("cirh.Reduce", [source.operands[0]], {**attributes, "keep_dims": []}))
     return True
 
 

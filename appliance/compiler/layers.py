@@ -17,6 +17,8 @@ from cirh.locations import source_of
 _UP_TO_INDEX = re.compile(r"(.*?(?:^|\.)\d+)(?:\.|$)")
 # Without a list in the path: as deep as this.
 _DEPTH = 2
+# The layer of what is made of the batch alone, before all others.
+INPUT = "input"
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +45,7 @@ def partition(cut: Cut) -> list[Segment]:
     early = _early_ops(cut)
     runs: list[Segment] = []
     if early:
-        runs.append(Segment("input", False, [op for op in cut.wafer_ops if op in early]))
+        runs.append(Segment(INPUT, False, [op for op in cut.wafer_ops if op in early]))
     current: Segment | None = None
     for op in cut.wafer_ops:
         if op in early or op in cut.sunk:
@@ -56,7 +58,7 @@ def partition(cut: Cut) -> list[Segment]:
             runs.append(current)
         assert current is not None
         current.ops.append(op)
-    return _join(cut, runs)
+    return _absorb(cut, _join(cut, runs))
 
 
 def waits_of(cut: Cut, op: Operation) -> list[SSAValue]:
@@ -100,6 +102,21 @@ def inputs_of(ops: Iterable[Operation]) -> list[SSAValue]:
                 found.setdefault(operand)
         made.update(op.results)
     return list(found)
+
+
+def _absorb(cut: Cut, runs: list[Segment]) -> list[Segment]:
+    """A segment that reads nothing streamed (an activation function) is part of the one before, in the same pass."""
+    streamed = set(cut.streamed)
+    kept: list[Segment] = []
+    for run in runs:
+        reads_weights = any(value in streamed for value in inputs_of(closure(run.ops, cut.sunk)))
+        waits = any(waits_of(cut, op) for op in run.ops)
+        before = kept[-1] if kept else None
+        if before is None or reads_weights or waits or before.layer == INPUT or before.backward != run.backward:
+            kept.append(run)
+        else:
+            before.ops += run.ops
+    return kept
 
 
 def _early_ops(cut: Cut) -> set[Operation]:

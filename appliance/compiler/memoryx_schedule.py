@@ -94,6 +94,14 @@ class _Event:
     sent: bool = False
 
 
+# Component, and the shape of element-wise work in it.
+_Kind = tuple[int | None, tuple[int, ...] | None]
+
+
+def _is_elementwise(kind: _Kind) -> bool:
+    return kind[1] is not None
+
+
 class ShardScheduler:
     """Makes the program of one shard."""
 
@@ -156,6 +164,7 @@ class ShardScheduler:
         if self._output is not None:
             self._send(self._output)
         self._commit_late()
+        self._check_computed()
         self._finish()
         return self._plan
 
@@ -215,8 +224,8 @@ class ShardScheduler:
     def _ready_batches(self, allowed: Callable[[Operation], bool]) -> list[list[Operation]]:
         """For each kind of work that can go on now, all of it."""
         done: set[SSAValue] = set()
-        batches: dict[object, list[Operation]] = {}
-        maker: dict[SSAValue, object] = {}
+        batches: dict[_Kind, list[Operation]] = {}
+        maker: dict[SSAValue, _Kind] = {}
         for op in self._todo:
             if not allowed(op) or not self._may_run(op):
                 continue
@@ -227,9 +236,28 @@ class ShardScheduler:
                 batches.setdefault(kind, []).append(op)
                 done.update(op.results)
                 maker.update(dict.fromkeys(op.results, kind))
-        return list(batches.values())
+        whole = (self._without_loose_ends(kind, batch) for kind, batch in batches.items())
+        return [batch for batch in whole if batch]
 
-    def _kind(self, op: Operation) -> object:
+    def _without_loose_ends(self, kind: _Kind, batch: list[Operation]) -> list[Operation]:
+        """Of an element-wise batch, what leads to a value that is wanted outside of it.
+
+        The rest waits for the operation that reads it: an update is one kernel, which passes over its tensors once.
+        """
+        if not _is_elementwise(kind):
+            return batch
+        needed: set[Operation] = set()
+        for op in reversed(batch):
+            read = [reader for value in op.results for reader in self._readers(value)]
+            wanted = any(value in self._updates or self._is_sent(value) for value in op.results)
+            if wanted or any(reader in needed or self._kind(reader) != kind for reader in read):
+                needed.add(op)
+        return [op for op in batch if op in needed]
+
+    def _is_sent(self, value: SSAValue) -> bool:
+        return any(value in event.bundle.values for event in self._messages())
+
+    def _kind(self, op: Operation) -> _Kind:
         """What can be one kernel: element-wise work on tensors of one shape in one component; or the rest of it."""
         component = self._sharing.component.get(op)
         shape = types.shape(op.results[0])
@@ -291,7 +319,7 @@ class ShardScheduler:
         return result
 
     def _is_wanted_later(self, value: SSAValue, here: set[Operation]) -> bool:
-        if value in self._updates or any(value in event.bundle.values for event in self._messages()):
+        if value in self._updates or self._is_sent(value):
             return True
         return any(reader not in here for reader in self._readers(value))
 
@@ -328,7 +356,7 @@ class ShardScheduler:
         todo = set(self._todo)
         if any(reader in todo for alias in aliases for reader in self._readers(alias)):
             return False
-        return not any(alias in event.bundle.values for event in self._messages() for alias in aliases)
+        return not any(self._is_sent(alias) for alias in aliases)
 
     def _commit_late(self) -> None:
         for value, state in self._late_commits:
@@ -340,6 +368,14 @@ class ShardScheduler:
                 )
             commit = self._plan.instructions.add().commit
             commit.value, commit.state = self._numbers.value(value), self._numbers.value(state)
+
+    def _check_computed(self) -> None:
+        """What is computed and streamed is written again at the start of the next step, in the same place."""
+        for event in self._loads:
+            for value in event.bundle.values:
+                if value not in self._states and event.bundle.nbytes > INLINE_BYTES:
+                    read = self._wafer.last_read.get(value, -1)
+                    assert read <= self._released, "no reduction says that the wafers have read a computed value"
 
     def _name(self, state: SSAValue) -> str:
         arguments = func_of(self._cut.module).block.args

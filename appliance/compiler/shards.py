@@ -50,7 +50,7 @@ def divide(cut: Cut, target: Target) -> Sharing:
         CompileError: states of one component lie on different shards from an execution before.
     """
     arguments = func_of(cut.module).block.args
-    states = {arguments[state.argument]: state.name for state in cut.names.states}
+    states: dict[SSAValue, str] = {arguments[state.argument]: state.name for state in cut.names.states}
     sunk = frozenset(
         op
         for op in cut.memoryx_ops

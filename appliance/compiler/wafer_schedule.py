@@ -1,12 +1,13 @@
 """The wafer's program: receive, run the segments, send what is to be reduced.
 
-Forward and backward pass come in the order of the trace; weights are waited for just before the first segment that reads
-them, and stay if they are read again soon. Gradients are sent after the segment that makes them, so after that segment's
-last read of the weights.
+Forward and backward pass come in the order of the trace; weights are waited for just before the first segment that
+reads them, and stay if they are read again soon. Gradients are sent after the segment that makes them, so after that
+segment's last read of the weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from xdsl.ir import Operation, SSAValue
 
@@ -20,7 +21,6 @@ from appliance.compiler.target import Target
 from cirh import types
 from cirh.graph import func_of
 from cirh.printer import print_module
-from interconnect.frame import INLINE_BYTES
 from wsc.v1 import plan_pb2
 
 
@@ -133,7 +133,7 @@ def _weights(
 def _loads(reads: list[int], prefetch_layers: int) -> tuple[int, ...]:
     """The segments before which a value is loaded: the first that reads it, and those after a long gap."""
     loads = [reads[0]]
-    for before, now in zip(reads, reads[1:], strict=False):
+    for before, now in pairwise(reads):
         if now - before > prefetch_layers:
             loads.append(now)
     return tuple(loads)
@@ -267,23 +267,21 @@ class _Assembler:
 
 
 def _unheard_shards(weights: list[tuple[int, Bundle]], reductions: list[tuple[int, Bundle]]) -> list[int]:
-    """Shards that get a large reduction before the wafer has received anything from them in this step.
+    """Shards that get a reduction before the wafer has received anything from them in this step.
 
-    Its buffer may still be read for the step before: the wafer waits for the shard's token first.
+    What was sent to them in the step before may still be read: the wafer waits for the shard's token first.
     """
     unheard = []
     for sent_after, bundle in reductions:
-        if bundle.nbytes <= INLINE_BYTES:
-            continue
         heard = {weight.group.source_shard for load, weight in weights if load < sent_after}
         unheard += [shard for shard in bundle.group.shards if shard not in heard and shard not in unheard]
     return unheard
 
 
-def add_drops(instructions: "plan_pb2.Instruction | object", kept: set[int], weights: Mapping[int, Bundle]) -> None:
+def add_drops(instructions: Sequence[plan_pb2.Instruction], kept: set[int], weights: Mapping[int, Bundle]) -> None:
     """Notes with each Run the values that nothing reads behind it, up to their next load."""
     live: set[int] = set(kept)
-    for instruction in reversed(list(instructions)):  # type: ignore[call-overload]
+    for instruction in reversed(instructions):
         match instruction.WhichOneof("kind"):
             case "receive":
                 bundle = weights.get(instruction.receive.group)

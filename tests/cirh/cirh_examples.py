@@ -362,7 +362,8 @@ def _pointwise_examples(e: Any) -> Iterator[Example]:
     a, b = _random(3, 4), _random(3, 4) + 0.5
     unary = (
         "silu softplus elu leaky_relu hardtanh hardswish hardsigmoid mish gelu log1p log2 log10 expm1 exp2 erfc tan"
-        " sinh cosh asin acos atan trunc frac nan_to_num isnan isinf isfinite sgn signbit logical_not log_sigmoid_forward"
+        " sinh cosh asin acos atan trunc frac nan_to_num isnan isinf isfinite sgn signbit logical_not"
+        " log_sigmoid_forward"
     )
     for name in unary.split():
         yield e(name, a)

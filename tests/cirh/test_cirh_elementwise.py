@@ -91,6 +91,19 @@ def test_strided_tensors() -> None:
         torch.testing.assert_close(place, wanted, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("size", [3, 20])
+def test_a_transposed_input_may_lie_in_an_output(size: int) -> None:
+    builder = GraphBuilder()
+    a, b = (builder.argument(tensor_type((size, size), F32)) for _ in range(2))
+    kernel = ElementwiseKernel.build(builder.finish([(builder.op("cirh.Sub", [a, b])[0], None)]))
+    assert kernel is not None
+    matrix = torch.rand(size, size)
+    expected = matrix - matrix.t()
+    kernel([matrix, matrix.t()], [matrix])
+    assert matrix.equal(expected)
+
+
 def test_scalars_that_are_replaced_are_read_first() -> None:
     builder = GraphBuilder()
     weight = builder.argument(tensor_type((200_000,), F32))

@@ -13,7 +13,7 @@ from appliance.compiler.rewriter import Rewriter
 from appliance.compiler.sharding.rule import ONE_WAFER
 from appliance.compiler.sharding.rules_network import MEAN, TOTAL
 from cirh import types
-from cirh.attributes import attrs
+from cirh.attributes import AttrValue, attrs
 
 Decomposition = Callable[[Operation, Rewriter], list[SSAValue]]
 
@@ -28,7 +28,7 @@ def _reduced_dims(op: Operation, name: str) -> list[int]:
 
 
 def _sum(rewriter: Rewriter, value: SSAValue, dims: list[int], keepdim: bool) -> SSAValue:
-    attributes = {"dimensions": dims, "keep_dims": dims if keepdim else [], "reduce_kind": "ADD"}
+    attributes: dict[str, AttrValue] = {"dimensions": dims, "keep_dims": dims if keepdim else [], "reduce_kind": "ADD"}
     return rewriter.emit("cirh.Reduce", [value], attributes)[0]
 
 
@@ -87,12 +87,13 @@ def _nll_loss(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     attributes = attrs(op)
     total, weight = rewriter.emit(op.name, list(op.operands), {**attributes, "reduction": TOTAL})
     if len(op.operands) == 2:
-        weight = _label_count(op, rewriter, int(attributes["ignore_index"]))  # type: ignore[call-overload]
+        weight = _label_count(op, rewriter, attributes["ignore_index"])
     return [*rewriter.emit("cirh.Div", [total, weight]), weight]
 
 
-def _label_count(op: Operation, rewriter: Rewriter, ignored: int) -> SSAValue:
+def _label_count(op: Operation, rewriter: Rewriter, ignored: AttrValue) -> SSAValue:
     """The number of labels that count, from the labels alone: its reduction hides behind the forward pass."""
+    assert isinstance(ignored, int)
     labels = op.operands[1]
     shape = types.shape(labels)
     (counts,) = rewriter.emit(

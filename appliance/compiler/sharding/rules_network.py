@@ -40,7 +40,8 @@ def matmul(query: Query) -> Outcome:
 
 @rule("aten.mm")
 def mm(query: Query) -> Outcome:
-    return product(query, *query.placements, (1, 0), 0)
+    left, right = query.placements
+    return product(query, left, right, (1, 0), 0)
 
 
 @rule("aten.bmm")

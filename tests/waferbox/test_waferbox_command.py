@@ -1,0 +1,240 @@
+"""The command `waferbox` and the embedded launcher, with real processes."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+COMMAND = [sys.executable, "-m", "waferbox"]
+EMBEDDED = [sys.executable, "-m", "waferbox.embedded"]
+
+SCRIPT = """
+import json, os, signal, sys, time
+print(json.dumps([sys.argv[1:], os.environ["WAFERBOX_MANAGEMENT"]]), flush=True)
+if "wait" in sys.argv:
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        sys.exit(9)
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """No other cluster of this user is to be found."""
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "WAFERBOX_CACHE": str(tmp_path / "cache")}
+    environment.pop("WAFERBOX_MANAGEMENT", None)
+    environment["COLUMNS"] = "200"
+    return environment
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    """No process, no socket in the file system, no shared memory, no note of a cluster."""
+    before = {process.pid for process in psutil.process_iter()}
+    shared = set(os.listdir("/dev/shm"))
+    yield
+    deadline = time.monotonic() + 10
+    while True:
+        left = [p for p in psutil.process_iter(["cmdline"]) if p.pid not in before and _is_ours(p)]
+        if not left:
+            break
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+    assert set(os.listdir("/dev/shm")) <= shared
+    assert not list(tmp_path.rglob("*.sock"))
+    assert not (tmp_path / "waferbox").exists()
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    words = process.info["cmdline"] or []
+    if not any(word.startswith(("interconnect.", "waferbox")) for word in words):
+        return False
+    try:
+        return os.environ["PYTEST_CURRENT_TEST"].split(" ")[0] in process.environ().get("PYTEST_CURRENT_TEST", "")
+    except psutil.Error:
+        return False
+
+
+def waferbox(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["up", "--wafers", "0"], "--wafers"),
+        (["up", "--wafers", "many"], "--wafers"),
+        (["up", "--listen", "somewhere"], "host:port"),
+        (["run"], "script"),
+        (["run", "/nonexistent/train.py"], "does not exist"),
+        (["status", "--management", "localhost"], "host:port"),
+        (["status", "--management", "127.0.0.1:0"], "host:port"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_wrong_arguments_are_said_to_be_wrong(environment: dict[str, str], arguments: list[str], text: str) -> None:
+    done = waferbox(environment, *arguments)
+    assert done.returncode == 2
+    assert text in re.sub(r"\s*│\s*", " ", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "down"])
+def test_no_cluster_is_a_clear_error(environment: dict[str, str], command: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        done = waferbox(environment, command, "--management", address)
+    assert done.returncode == 1
+    assert address in done.stderr
+    assert "Traceback" not in done.stderr
+    done = waferbox(environment, command)
+    assert done.returncode == 1
+    assert "waferbox up" in done.stderr
+
+
+def test_the_version_is_shown(environment: dict[str, str]) -> None:
+    from interconnect.version import __version__
+
+    assert __version__ in waferbox(environment, "--version").stdout
+
+
+@pytest.mark.cluster
+def test_up_in_the_background_status_and_down(environment: dict[str, str]) -> None:
+    done = waferbox(environment, "up", "--wafers", "2", "--memoryx", "2", "--background")
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"export WAFERBOX_MANAGEMENT=(\S+)", done.stdout)
+    assert found is not None
+    shown = waferbox(environment, "status")
+    assert shown.returncode == 0
+    assert found[1] in shown.stdout
+    rows = [line.split() for line in shown.stdout.splitlines() if re.match(r"n\d+ ", line)]
+    assert sorted(row[1] for row in rows) == ["memoryx"] * 2 + ["swarmx"] + ["wafer"] * 2 + ["worker"] * 2
+    assert all(row[5] == "free" for row in rows)
+    again = waferbox({**environment, "WAFERBOX_MANAGEMENT": found[1]}, "status")
+    assert again.returncode == 0
+    begin = time.monotonic()
+    down = waferbox(environment, "down")
+    assert down.returncode == 0, down.stderr
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_up_stays_until_it_is_told_to_end(environment: dict[str, str], number: signal.Signals) -> None:
+    with subprocess.Popen([*COMMAND, "up"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stdout:
+            if b"export" in line:
+                break
+        process.send_signal(number)
+        begin = time.monotonic()
+        messages = process.stderr.read().decode()
+        assert process.wait(20) == 0
+        assert time.monotonic() - begin < 5
+    assert "Traceback" not in messages
+    assert "WARNING" not in messages
+
+
+@pytest.mark.cluster
+def test_up_says_when_a_node_dies_and_ends_with_down(environment: dict[str, str]) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "up"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        pid = 0
+        for line in process.stdout:
+            if line.startswith("wafer "):
+                pid = int(line.split()[2])
+            if "export" in line:
+                break
+        os.kill(pid, signal.SIGKILL)
+        assert f"wafer (pid {pid}) ended with status -9" in process.stderr.readline()
+        assert " wafer " not in waferbox(environment, "status").stdout
+        assert waferbox(environment, "down").returncode == 0
+        assert process.wait(20) == 0
+
+
+@pytest.mark.cluster
+def test_an_address_that_is_taken_is_a_clear_error(environment: dict[str, str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for extra in ([], ["--background"]):
+            done = waferbox(environment, "up", "--listen", address, *extra)
+            assert done.returncode == 1
+            assert f"cannot listen at {address}" in done.stderr
+            assert "Traceback" not in done.stderr
+
+
+@pytest.mark.cluster
+def test_run_gives_the_script_a_cluster_and_exits_as_it_does(environment: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = waferbox(environment, "run", "--wafers", "1", str(script), "--wafers", "3", "-v")
+    assert done.returncode == 7, done.stderr
+    arguments, address = json.loads(done.stdout)
+    assert arguments == ["--wafers", "3", "-v"]
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 9), (signal.SIGTERM, 128 + 15)])
+def test_run_passes_signals_on(
+    environment: dict[str, str], tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with subprocess.Popen([*COMMAND, "run", str(script), "wait"], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(20) == status
+
+
+def embedded(environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], str]:
+    process = subprocess.Popen(
+        [*EMBEDDED, "--wafers", "1"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())["management"]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("way", ["its input ends", "SIGTERM", "kill -9"])
+def test_the_embedded_cluster_ends_with_whoever_holds_it(environment: dict[str, str], way: str) -> None:
+    process, address = embedded(environment)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert waferbox(environment, "status", "--management", address).returncode == 0
+    begin = time.monotonic()
+    if way == "its input ends":
+        process.stdin.close()
+    else:
+        process.send_signal(signal.SIGTERM if way == "SIGTERM" else signal.SIGKILL)
+    status = process.wait(20)
+    assert status == (-signal.SIGKILL if way == "kill -9" else 0)
+    assert time.monotonic() - begin < 5
+    process.stdin.close()
+    assert process.stdout.read() == b""  # nobody holds it any more
+    process.stdout.close()
