@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from grpc_health.v1 import health, health_pb2_grpc
+
 from appliance.management.service import ManagementService, ManagementSettings
 from interconnect.address import bind, split_address
 from interconnect.server import make_server
@@ -63,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.error("%s", error)
         return 1
     management_pb2_grpc.add_ManagementServicer_to_server(service, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
 
     def end(number: int, frame: FrameType | None) -> None:
         over.put(None)

@@ -139,6 +139,7 @@ class GrpcLink(Link):
         incoming = self._incoming
         if not incoming:
             if over and not self.ended:
+                self._wake()  # every wait from now on is to end so
                 raise self._lost("the process is gone")
             return False
         while incoming:

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -41,7 +42,7 @@ class _Ending(Protocol):
 
 
 class Child:
-    """A process that this one asked for. close() ends it, if it still runs."""
+    """A process that this one asked for. close() ends it, if it still runs. Thread-safe, but close is the last."""
 
     def __init__(self, module: str, pid: int, pidfd: int, ending: _Ending) -> None:
         self.module = module
@@ -49,6 +50,7 @@ class Child:
         self._pidfd = pidfd
         self._ending = ending
         self._status: int | None = None
+        self._lock = threading.Lock()
 
     def fileno(self) -> int:
         """Readable once the process has ended."""
@@ -68,7 +70,9 @@ class Child:
             poller.register(self._pidfd, select.POLLIN)
             if not poller.poll(None if timeout_seconds is None else timeout_seconds * 1000):
                 raise TimeoutError(f"{self.module} (pid {self.pid}) still runs after {timeout_seconds} s")
-            self._status = self._ending.status()
+            with self._lock:
+                if self._status is None:
+                    self._status = self._ending.status()
         return self._status
 
     def terminate(self) -> None:

@@ -18,7 +18,7 @@ from waferbox.cluster import Cluster, ClusterError, ClusterSettings
 from waferbox.embedded import StopSignals, stay
 from waferbox.embedded_process import start_embedded, stop_embedded
 from waferbox.launcher import ForkingLauncher
-from waferbox.records import Record, recorded, records, runtime_folder
+from waferbox.records import Record, discard_log, recorded, records, runtime_folder
 from waferbox.script import run_script
 from waferbox.tables import cluster_table, jobs_table, nodes_table
 from wsc.v1 import management_pb2, management_pb2_grpc
@@ -113,7 +113,7 @@ def _up_in_background(settings: ClusterSettings) -> None:
             _, management = start_embedded(settings, detached_log=log)
     except ClusterError as error:
         messages = log.read_text(errors="replace").strip()
-        log.unlink()
+        discard_log(log)
         raise ClusterError(f"{error}\n{messages}") from error
     _show(management, "The cluster is up in the background; `waferbox down` ends it.")
 

@@ -71,8 +71,18 @@ def recorded(management: str, pid: int, log: Path | None = None) -> Iterator[Non
         path.unlink(missing_ok=True)
         if log is not None:
             log.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # another cluster's note is in it
-            folder.rmdir()
+        _drop_if_empty(folder)
+
+
+def discard_log(log: Path) -> None:
+    """Take away the log of a cluster that did not start."""
+    log.unlink(missing_ok=True)
+    _drop_if_empty(log.parent)
+
+
+def _drop_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # something of another cluster is in it
+        folder.rmdir()
 
 
 def records() -> list[Record]:

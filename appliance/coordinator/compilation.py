@@ -24,6 +24,7 @@ def cached_compiler(folder: Path) -> Compile:
     """The real one, with its artifacts in a folder."""
     from appliance.compiler.cache import ArtifactCache
     from appliance.compiler.pipeline import CompileError, Target
+    from cirh.errors import CirhError
 
     cache = ArtifactCache(folder)
 
@@ -33,7 +34,7 @@ def cached_compiler(folder: Path) -> Compile:
         target = Target(num_csx=num_csx, num_shards=num_shards, pinned_shards=placed)
         try:
             return cache.compile(cirh, target)
-        except CompileError as error:
+        except (CompileError, CirhError) as error:
             raise CompileRefused(str(error)) from error
 
     return compile_step

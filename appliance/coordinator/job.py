@@ -254,9 +254,7 @@ class Job:
     def _node_lost(self, member: Member, reason: str) -> None:
         who = f"{member.name} (pid {member.node.process_id} at {member.node.address})"
         message = f"{who} died or was cut off: {reason}"
-        self._report_failure(
-            node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=member.name, message=message)
-        )
+        self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=member.name, message=message))
 
     def _lease_lost(self, node: management_pb2.NodeInfo) -> None:
         member = self._crew.member_at(node.address)

@@ -22,6 +22,7 @@ from wsc.v1 import management_pb2, management_pb2_grpc
 logger = logging.getLogger(__name__)
 
 COORDINATOR_SECONDS = 30.0  # until a coordinator must have said hello
+COORDINATOR_END_SECONDS = 7.0  # until it must have let its nodes go
 MAX_WAIT_SECONDS = 10.0  # of a ListNodes call
 MAX_WAFERS = 1024
 MAX_WORKERS_PER_WAFER = 256
@@ -65,7 +66,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
                 job.child.terminate()
         for job in self._jobs.all_live():
             if job.child is not None:
-                job.child.close()
+                job.child.close(COORDINATOR_END_SECONDS)
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 

@@ -258,7 +258,7 @@ class ClusterInProcess:
                 )
                 node.start()
                 self.nodes.append((module, node))
-        self.wait_for_nodes(len(self.nodes))
+                self.wait_for_nodes(len(self.nodes))  # one by one: in this order they are wafer-0, wafer-1, ...
 
     def wait_for_nodes(self, count: int) -> list[management_pb2.NodeInfo]:
         request = management_pb2.ListNodesRequest(at_least=count, wait_seconds=10)

@@ -61,7 +61,7 @@ def test_a_socket_that_is_not_there_is_no_obstacle(listener: LinkListener) -> No
 def test_shared_memory_is_refused_where_it_cannot_be(listener: LinkListener) -> None:
     endpoint = listener.endpoint()
     endpoint.host = "another"
-    with pytest.raises(LinkLost, match="there.*on another host"):
+    with pytest.raises(LinkLost, match=r"there.*on another host"):
         call(endpoint, "secret", node_pb2.LANE_SHARED_MEMORY)
 
 
@@ -72,7 +72,7 @@ def test_a_wrong_token_opens_nothing(listener: LinkListener, lane: "node_pb2.Lan
     with pytest.raises(LinkLost, match="there"):
         call(listener.endpoint(), "guess", lane, 0.5)
     assert time.monotonic() - begin < 4
-    with pytest.raises(LinkLost, match="here.*did not connect within 0 s"):
+    with pytest.raises(LinkLost, match=r"here.*did not connect within 0 s"):
         pending.wait(0)
 
 

@@ -1,7 +1,9 @@
 """The command `waferbox` and the embedded launcher, with real processes."""
 
+import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -19,12 +21,13 @@ EMBEDDED = [sys.executable, "-m", "waferbox.embedded"]
 
 SCRIPT = """
 import json, os, signal, sys, time
-print(json.dumps([sys.argv[1:], os.environ["WAFERBOX_MANAGEMENT"]]), flush=True)
-if "wait" in sys.argv:
-    try:
+try:
+    print(json.dumps([sys.argv[1:], os.environ["WAFERBOX_MANAGEMENT"]]), flush=True)
+    if "wait" in sys.argv:
         time.sleep(60)
-    except KeyboardInterrupt:
-        sys.exit(9)
+except KeyboardInterrupt:
+    time.sleep(0.3)  # a second one would interrupt this
+    sys.exit(9)
 sys.exit(7)
 """
 
@@ -238,3 +241,23 @@ def test_the_embedded_cluster_ends_with_whoever_holds_it(environment: dict[str, 
     process.stdin.close()
     assert process.stdout.read() == b""  # nobody holds it any more
     process.stdout.close()
+
+
+@pytest.mark.cluster
+def test_ctrl_c_on_the_terminal_reaches_the_script_once(environment: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        SCRIPT.replace("sys.exit(9)", "time.sleep(0.3); sys.exit(9)")
+    )  # a second one would interrupt this
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [*COMMAND, "run", str(script), "wait"], environment)
+    shown = b""
+    while b'["wait"]' not in shown:
+        shown += os.read(terminal, 1000)
+    os.write(terminal, b"\x03")
+    with contextlib.suppress(OSError):  # the terminal's end, when the last of its processes has gone
+        while os.read(terminal, 1000):
+            pass
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
