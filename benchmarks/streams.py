@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import grpc
 import torch
 
+from interconnect.allocator import keep_large_blocks
 from interconnect.hub import Hub
 from interconnect.link import Link
 from interconnect.listener import LinkListener, dial
@@ -177,6 +178,7 @@ class _Receiver:
 
     def __init__(self, endpoint: node_pb2.LinkEndpoint) -> None:
         torch.set_num_threads(1)
+        keep_large_blocks()  # as every process with a server does
         self._links: dict[str, Link] = {
             name: dial(endpoint, name, name="sender", own_name="receiver", lane=lane, deadline_seconds=START_SECONDS)
             for name, lane in LANES.items()

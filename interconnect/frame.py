@@ -19,6 +19,8 @@ _CHECKSUM: Final = struct.Struct("<Q")
 _HEADER: Final = struct.Struct(_FIELDS.format + "Q")
 HEADER_BYTES: Final = _HEADER.size
 
+_NOTHING: Final = memoryview(b"")
+
 _checksum = xxhash.xxh3_64_intdigest
 
 
@@ -37,6 +39,7 @@ class FrameKind(IntEnum):
 
 
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
+_WITH_PAYLOAD: Final = frozenset({FrameKind.HELLO, FrameKind.BYTES, FrameKind.COPY})
 
 
 class FrameError(ConnectionError):
@@ -44,7 +47,10 @@ class FrameError(ConnectionError):
 
 
 class Frame(NamedTuple):
-    """A header. Offset and length lie in the segment (REFERENCE), or in the group of `total` bytes (BYTES, COPY)."""
+    """A header. Offset and length lie in the segment (REFERENCE), or in the group of `total` bytes (BYTES, COPY).
+
+    Behind the header of HELLO, BYTES and COPY there are `length` bytes of payload, behind the others none.
+    """
 
     kind: FrameKind
     group: int = 0
@@ -61,10 +67,10 @@ class Frame(NamedTuple):
 
 
 def parse(data: "bytes | bytearray | memoryview") -> tuple[Frame, memoryview]:
-    """A received frame and its payload.
+    """The frame at the beginning of the data, and its payload.
 
     Raises:
-        FrameError: it is too short, has another magic or an unknown kind, or a checksum does not fit.
+        FrameError: it is cut off, has another magic or an unknown kind, or a checksum does not fit.
     """
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
@@ -74,10 +80,14 @@ def parse(data: "bytes | bytearray | memoryview") -> tuple[Frame, memoryview]:
         raise FrameError("the checksum of a frame's header does not fit")
     if magic != _MAGIC:
         raise FrameError("a frame of another protocol, or of another version of this one")
-    payload = view[HEADER_BYTES:]
-    if payload and _checksum(payload) != payload_sum:
-        raise FrameError("the checksum of a frame's payload does not fit")
     kind = _KINDS.get(number)
     if kind is None:
         raise FrameError(f"a frame of unknown kind {number}")
+    if kind not in _WITH_PAYLOAD:
+        return Frame(kind, group, segment, step, offset, length, total), _NOTHING
+    payload = view[HEADER_BYTES : HEADER_BYTES + length]
+    if len(payload) != length:
+        raise FrameError(f"a frame has {len(payload)} bytes of its payload of {length}")
+    if length and _checksum(payload) != payload_sum:
+        raise FrameError("the checksum of a frame's payload does not fit")
     return Frame(kind, group, segment, step, offset, length, total), payload

@@ -19,10 +19,13 @@ from interconnect.link import Link, Message
 from interconnect.segment import Slice
 
 METHOD: Final = "/wsc.v1.Link/Stream"
-CHUNK_BYTES: Final = 4 * 1024 * 1024
+CHUNK_BYTES: Final = 1024 * 1024
 MAX_MESSAGE_BYTES: Final = CHUNK_BYTES + HEADER_BYTES
+# Frames that wait for gRPC go in one message, where they are small.
+SMALL_FRAME_BYTES: Final = 8 * 1024
+MAX_JOINED: Final = 64
 # Bytes that may wait for gRPC; more than what keeps a link busy, and less than what hurts.
-MAX_QUEUED_BYTES: Final = 4 * CHUNK_BYTES
+MAX_QUEUED_BYTES: Final = 16 * CHUNK_BYTES
 # How long a closing link waits for the peer to take what was sent.
 CLOSE_SECONDS: Final = 1.0
 
@@ -58,7 +61,22 @@ class GrpcLink(Link):
 
     def outgoing(self) -> Iterator[bytes]:
         """What gRPC sends, for it to iterate over; ends when the link is closed."""
-        while (message := self._outgoing.get()) is not None:
+        held: deque[bytes | None] = deque()
+        while True:
+            if not held:
+                held.append(self._outgoing.get())
+            while len(held) < MAX_JOINED and not self._outgoing.empty():
+                held.append(self._outgoing.get())
+            message = held.popleft()
+            if message is None:
+                return
+            if held and _is_small(message) and _is_small(held[0]):
+                # What a message costs is the same for a few bytes and for many.
+                few = [message]
+                while held and (following := held[0]) is not None and _is_small(following):
+                    few.append(following)
+                    held.popleft()
+                message = b"".join(few)
             yield message
             self._drained_bytes += len(message)
             if self._wants_room and self._has_room():
@@ -143,18 +161,24 @@ class GrpcLink(Link):
                 raise self._lost("the process is gone")
             return False
         while incoming:
-            message = incoming.popleft()
             try:
-                if len(message) > MAX_MESSAGE_BYTES:
-                    raise FrameError("a frame is larger than any may be")
-                frame, payload = parse(message)
+                self._take(incoming.popleft())
             except FrameError as error:
                 raise self._damaged(error) from error
+        return True
+
+    def _take(self, message: bytes) -> None:
+        """The frames of a message."""
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise FrameError("a message is larger than any may be")
+        rest = memoryview(message)
+        while rest:
+            frame, payload = parse(rest)
+            rest = rest[HEADER_BYTES + len(payload) :]
             if frame.kind is FrameKind.BYTES or frame.kind is FrameKind.COPY:
                 self._take_bytes(frame, payload, lasts=True)
             else:
                 self._control(frame)
-        return True
 
     def _read(self, messages: Iterable[bytes]) -> None:
         # The stream may break: then it is over, as the hub sees.
@@ -170,3 +194,7 @@ class GrpcLink(Link):
         with self._lock:
             if self._event >= 0:
                 os.eventfd_write(self._event, 1)
+
+
+def _is_small(frame: bytes | None) -> bool:
+    return frame is not None and len(frame) <= SMALL_FRAME_BYTES

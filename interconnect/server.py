@@ -5,6 +5,8 @@ from typing import Final
 
 import grpc
 
+from interconnect.allocator import keep_large_blocks
+
 # State, inputs and CIRH text go in single messages; tensors of a step never do.
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 # Every open stream keeps a thread; threads are made when they are needed.
@@ -23,6 +25,7 @@ _OPTIONS: Final = [
 
 def make_server() -> grpc.Server:
     """A server without ports and services; the caller adds them, starts it and stops it."""
+    keep_large_blocks()
     pool = ThreadPoolExecutor(max_workers=MAX_THREADS, thread_name_prefix="grpc")
     # One port, one process: without this a second process could take the same port.
     return grpc.server(pool, options=[*_OPTIONS, ("grpc.so_reuseport", 0)])

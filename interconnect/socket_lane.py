@@ -153,6 +153,8 @@ class SocketLink(Link):
             if flags & socket.MSG_TRUNC:
                 raise FrameError("a frame is larger than any may be")
             frame, payload = parse(self._receive_view[:count])
+            if count != HEADER_BYTES + len(payload):
+                raise FrameError("there is something behind a frame")
         except FrameError as error:
             raise self._damaged(error) from error
         kind = frame.kind

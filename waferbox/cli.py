@@ -61,6 +61,10 @@ def _fail(message: str) -> Never:
     raise typer.Exit(1)
 
 
+def _head(text: str) -> None:
+    output.print(text, style="bold", highlight=False)
+
+
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
     if version:
@@ -120,7 +124,8 @@ def _up_in_background(settings: ClusterSettings) -> None:
 
 def _show(management: str, what: str) -> None:
     nodes, _ = _ask(management)
-    output.print(cluster_table(management, nodes))
+    _head(f"Cluster at {management}")
+    output.print(cluster_table(nodes))
     output.print(what, highlight=False)
     output.print(f"To use it:  export {MANAGEMENT_VARIABLE}={management}", highlight=False)
 
@@ -154,7 +159,10 @@ def status(management: Management = None) -> None:
     """Show the nodes with their leases, and the jobs."""
     address, _ = _find(management)
     nodes, jobs = _ask(address)
-    output.print(nodes_table(address, nodes))
+    _head(f"Nodes of {address}")
+    output.print(nodes_table(nodes))
+    output.print()
+    _head("Jobs")
     output.print(jobs_table(jobs))
 
 

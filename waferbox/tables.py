@@ -27,10 +27,8 @@ PHASES = {
 }
 
 
-def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
-    )
+def _table(*columns: str, right: Sequence[str] = ()) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
@@ -41,9 +39,9 @@ def _sorted(nodes: Iterable[management_pb2.NodeInfo]) -> list[management_pb2.Nod
     return sorted(nodes, key=lambda node: (order.index(node.role), int(node.node_id.lstrip("n") or 0)))
 
 
-def cluster_table(address: str, nodes: Sequence[management_pb2.NodeInfo]) -> Table:
+def cluster_table(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
     """One line for each role: what `up` shows."""
-    table = _table(f"Cluster at {address}", "role", "nodes", "processes", right=["nodes"])
+    table = _table("role", "nodes", "processes", right=["nodes"])
     counts = Counter(node.role for node in nodes)
     for role, name in ROLES.items():
         pids = ", ".join(str(node.process_id) for node in _sorted(nodes) if node.role == role)
@@ -51,11 +49,9 @@ def cluster_table(address: str, nodes: Sequence[management_pb2.NodeInfo]) -> Tab
     return table
 
 
-def nodes_table(address: str, nodes: Sequence[management_pb2.NodeInfo]) -> Table:
+def nodes_table(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
     """One line for each node, with its lease."""
-    table = _table(
-        f"Nodes of {address}", "node", "role", "address", "pid", "version", "job", "lease", right=["pid", "lease"]
-    )
+    table = _table("node", "role", "address", "pid", "version", "job", "lease", right=["pid", "lease"])
     for node in _sorted(nodes):
         table.add_row(
             node.node_id,
@@ -73,7 +69,7 @@ def nodes_table(address: str, nodes: Sequence[management_pb2.NodeInfo]) -> Table
 
 def jobs_table(jobs: Sequence[management_pb2.JobInfo]) -> Table:
     """One line for each job, newest first."""
-    table = _table("Jobs", "job", "phase", "step", "age", "labels", "message", right=["step", "age"])
+    table = _table("job", "phase", "step", "age", "labels", "message", right=["step", "age"])
     for job in jobs:
         step = f"{job.step}/{job.num_steps}" if job.num_steps else ""
         table.add_row(

@@ -34,16 +34,13 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     for shard in range(target.num_shards):
         scheduler = ShardScheduler(cut, sharing, wafer, exchanges, output, target, numbers, shard)
         plan.memoryx.append(scheduler.schedule())
-    plan.swarmx.groups.extend(_unique([*(b.group for _, b in wafer.weights), *(b.group for _, b in wafer.reductions)]))
+    # A group that is loaded twice in a step is listed twice: SwarmX counts what is still to come.
+    plan.swarmx.groups.extend([*(b.group for _, b in wafer.weights), *(b.group for _, b in wafer.reductions)])
     plan.worker.batch.CopyFrom(wafer.batch)
     plan.worker.global_rows, plan.worker.local_rows = rows, rows // target.num_csx
     _add_outputs(plan.coordinator, cut, numbers, wafer, output)
     plan.layers.extend(layer_reports(cut, wafer))
     return plan
-
-
-def _unique(groups: list[plan_pb2.Group]) -> list[plan_pb2.Group]:
-    return list({group.id: group for group in groups}.values())
 
 
 def _add_outputs(

@@ -259,7 +259,7 @@ class Job:
     def _lease_lost(self, node: management_pb2.NodeInfo) -> None:
         member = self._crew.member_at(node.address)
         if member is not None:
-            self._node_lost(member, "its lease at the management service ended")
+            self._node_lost(member, "the management service has lost it")
 
     def _management_lost(self, reason: str) -> None:
         self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node="management", message=reason))

@@ -8,17 +8,38 @@ U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 
 
-@given(st.sampled_from(FrameKind), U32, U32, U64, U64, U64, U64, st.binary(max_size=300))
+WITH_PAYLOAD = (FrameKind.HELLO, FrameKind.BYTES, FrameKind.COPY)
+
+
+@given(st.sampled_from(FrameKind), U32, U32, U64, U64, U64, U64, st.binary(max_size=300), st.binary(max_size=70))
 def test_what_was_packed_is_parsed(
-    kind: FrameKind, group: int, segment: int, step: int, offset: int, length: int, total: int, payload: bytes
+    kind: FrameKind,
+    group: int,
+    segment: int,
+    step: int,
+    offset: int,
+    length: int,
+    total: int,
+    payload: bytes,
+    following: bytes,
 ) -> None:
+    if kind in WITH_PAYLOAD:
+        length = len(payload)
+    else:
+        payload = b""
     frame = Frame(kind, group, segment, step, offset, length, total)
     header = frame.header(payload)
     assert len(header) == HEADER_BYTES == 64
-    found, rest = parse(header + payload)
+    found, rest = parse(header + payload + following)
     assert found == frame
     assert found.kind is kind
     assert bytes(rest) == payload
+
+
+@pytest.mark.parametrize("kind", WITH_PAYLOAD)
+def test_a_payload_that_is_cut_off_is_noticed(kind: FrameKind) -> None:
+    with pytest.raises(FrameError, match="3 bytes of its payload of 4"):
+        parse(Frame(kind, length=4).header(b"four") + b"fou")
 
 
 @given(st.integers(0, HEADER_BYTES + 9), st.integers(1, 255))

@@ -170,7 +170,11 @@ def test_descriptors_that_nobody_wants_are_closed(raw: tuple[socket.socket, Link
     assert link.acked_step == 0
 
 
-@pytest.mark.parametrize("data", [b"short", bytes(64), b"x" * 200_000], ids=["short", "zeros", "too large"])
+@pytest.mark.parametrize(
+    "data",
+    [b"short", bytes(64), b"x" * 200_000, Frame(FrameKind.ACK).header() + b"more"],
+    ids=["short", "zeros", "too large", "something behind"],
+)
 def test_foreign_bytes_end_the_link(raw: tuple[socket.socket, Link, Hub], data: bytes) -> None:
     peer, _, hub = raw
     peer.send(data)

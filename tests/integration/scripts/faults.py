@@ -1,0 +1,134 @@
+"""Trains a small network in a way that goes wrong, or for so long that something can be done to it meanwhile.
+
+python faults.py MODE [--num-csx N] [--num-steps N] ...; prints a line for each step that a closure saw.
+"""
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import cerebras.pytorch as cstorch
+
+FEATURES, CLASSES = 20, 5
+
+
+def tensors(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return (
+        torch.randn(rows, FEATURES, generator=generator),
+        torch.randint(CLASSES, (rows,), generator=generator),
+    )
+
+
+def good(batch_size: int) -> DataLoader:
+    return DataLoader(TensorDataset(*tensors(4 * batch_size)), batch_size=batch_size)
+
+
+class Fragile(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Cannot read the sample that is the 31st of each pass."""
+
+    def __init__(self, rows: int) -> None:
+        self.features, self.labels = tensors(rows)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return decode(index, self.features[index], self.labels[index])
+
+
+def decode(index: int, features: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if index == 30:
+        raise ValueError(f"sample {index} is not a picture")
+    return features, label
+
+
+def raises(batch_size: int) -> DataLoader:
+    return DataLoader(Fragile(4 * batch_size), batch_size=batch_size)
+
+
+def runs_dry(batch_size: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    for _ in range(5):
+        yield tensors(batch_size)
+
+
+def is_empty(batch_size: int) -> Iterable[tuple[torch.Tensor, ...]]:
+    return []
+
+
+def shrinks(batch_size: int) -> DataLoader:
+    return DataLoader(TensorDataset(*tensors(2 * batch_size + 2)), batch_size=batch_size)
+
+
+def exits(batch_size: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    for number in itertools.count():
+        if number == 3:
+            raise SystemExit(4)
+        yield tensors(batch_size)
+
+
+INPUTS: dict[str, Callable[[int], Iterable[object]]] = {
+    "raises": raises,
+    "runs_dry": runs_dry,
+    "is_empty": is_empty,
+    "shrinks": shrinks,
+    "exits": exits,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mode", choices=[*INPUTS, "runs", "no_lowering", "no_rule", "nan"])
+    parser.add_argument("--artifacts", type=Path, required=True)
+    parser.add_argument("--num-csx", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--num-steps", type=int, default=20)
+    options = parser.parse_args()
+
+    config = cstorch.distributed.ClusterConfig(
+        num_csx=options.num_csx, num_workers_per_csx=options.workers, max_wgt_servers=options.shards
+    )
+    backend = cstorch.backend("CSX", artifact_dir=options.artifacts, cluster_config=config)
+    with backend.device:
+        model = nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES))
+    compiled = cstorch.compile(model, backend)
+    optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    @cstorch.trace
+    def training_step(batch: list[torch.Tensor]) -> torch.Tensor:
+        features, labels = batch
+        if options.mode == "no_lowering":
+            features = torch.fft.rfft(features).real
+        if options.mode == "no_rule":
+            features = torch.cumsum(features, dim=0)
+        loss = F.cross_entropy(compiled(features), labels)
+        if options.mode == "nan":
+            loss = loss / (loss - loss)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    @cstorch.step_closure
+    def report(loss: torch.Tensor) -> None:
+        if not torch.isfinite(loss):
+            raise ValueError(f"the loss is {loss.item()}")
+        print(f"step {executor.user_iteration}", flush=True)
+
+    loader = cstorch.utils.data.DataLoader(INPUTS.get(options.mode, good), options.batch_size)
+    executor = cstorch.utils.data.DataExecutor(loader, num_steps=options.num_steps)
+    for batch in executor:
+        report(training_step(batch))
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
