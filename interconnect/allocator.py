@@ -20,9 +20,9 @@ _GROWTH_BYTES: Final = 16 * 1024 * 1024
 def keep_large_blocks() -> None:
     """Keeps freed blocks of megabytes for the next ones, up to _KEPT_BYTES.
 
-    By default each message of the gRPC lane takes its pages from the kernel anew, zeroed, several times on its way: that
-    halves the lane's goodput. One arena, for a block is made in one thread and freed in another. Where the C library is
-    not glibc nothing happens.
+    By default each message of the gRPC lane takes its pages from the kernel anew, zeroed, several times on its way:
+    that halves the lane's goodput. One arena, for a block is made in one thread and freed in another. Where the C
+    library is not glibc nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

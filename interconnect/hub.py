@@ -65,7 +65,7 @@ class Hub:
                 self._wait()
 
     def wait(self) -> Message:
-        """The next message of any link, in order within a link. Raises as `receive`, and LinkLost if a link has ended."""
+        """The next message of any link, in order within a link. Raises as `receive`; LinkLost also if a link ended."""
         while True:
             for link in self._links:
                 if link.inbox:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from appliance.coordinator.crew import Crew
 from appliance.coordinator.failures import JobFailed, Verdict
-from appliance.coordinator.results import Results
+from appliance.coordinator.results import LOT_SECONDS, Results
 from appliance.coordinator.topology import COORDINATOR, Member
 from interconnect.link import Link, LinkLost
 from interconnect.listener import LinkListener
@@ -119,9 +119,11 @@ class Execution:
         assert results is not None
         shown = time.monotonic()
         num_shards = len(self._crew.topology.memoryx)
+        shown_step = 0  # the last whose outputs were given to the client
         for step in range(1, self._schedule.num_steps + 1):
-            if self._plan.coordinator.outputs and self._schedule.outputs_leave(step):
-                outputs = self._wait(partial(results.take, step))
+            if self._plan.coordinator.outputs and self._schedule.outputs_leave(step) and step > shown_step:
+                outputs = self._wait(results.take, every=LOT_SECONDS)
+                shown_step = outputs.steps[-1].step
                 yield coordinator_pb2.ExecuteResponse(outputs=outputs)
                 if time.monotonic() - shown > PROGRESS_SECONDS:
                     shown = time.monotonic()
@@ -205,8 +207,11 @@ class Execution:
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
-    def _wait(self, ready: Callable[[], _T | None], seconds: float | None = None) -> _T:
-        """Until ready() is true. What it waits for comes from nodes whose life is watched, so it ends."""
+    def _wait(self, ready: Callable[[], _T | None], seconds: float | None = None, every: float | None = None) -> _T:
+        """Until ready() is true. What it waits for comes from nodes whose life is watched, so it ends.
+
+        every: ask again after so many seconds, though nobody said that anything has changed.
+        """
         deadline = None if seconds is None else time.monotonic() + seconds
         with self._changed:
             while True:
@@ -219,7 +224,7 @@ class Execution:
                     return value
                 if deadline is not None and time.monotonic() >= deadline:
                     raise TimeoutError(f"the nodes did not do what they were told within {seconds:g} s")
-                self._changed.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                self._changed.wait(every if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _all_in(self, names: set[str]) -> bool:
         return len(names) == len(self._crew.topology.members())

@@ -16,7 +16,7 @@ from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 
 logger = logging.getLogger(__name__)
 
-SESSION_SECONDS = 30.0  # until the client must have come
+SESSION_SECONDS = 10.0  # until the client must have come
 
 
 class Job:

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -12,6 +13,10 @@ from interconnect.hub import Hub, Stopped
 from interconnect.link import Link, LinkLost
 from interconnect.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, plan_pb2
+
+# Outputs go to the client in lots, but none waits longer than this for others (dataplane.md recommendation 6).
+LOT_STEPS = 8
+LOT_SECONDS = 0.01
 
 
 class OutputReader:
@@ -87,6 +92,8 @@ class Results:
         self._all_links = (swarmx, memoryx)
         self._changed = threading.Condition()
         self._waiting: deque[coordinator_pb2.StepOutputs] = deque()
+        self._oldest = 0.0  # when the first of them came
+        self._first_step = next((s for s in range(1, schedule.num_steps + 1) if schedule.outputs_leave(s)), 0)
         self._consumed = 0  # step
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="results", daemon=True)
@@ -94,14 +101,22 @@ class Results:
     def start(self) -> None:
         self._thread.start()
 
-    def take(self, step: int) -> coordinator_pb2.StepOutputs | None:
-        """The outputs of a step, if they are here; steps are to be taken in order."""
+    def take(self) -> coordinator_pb2.OutputBatch | None:
+        """All outputs that are here, in order; None while it pays to wait for more of them, or if there are none."""
         with self._changed:
-            if not self._waiting:
+            waiting = self._waiting
+            if not waiting or not (self._is_lot() or time.monotonic() - self._oldest >= LOT_SECONDS):
                 return None
-            outputs = self._waiting.popleft()
-        assert outputs.step == step, f"the outputs of step {outputs.step} came for step {step}"
-        return outputs
+            batch = coordinator_pb2.OutputBatch(steps=waiting)
+            waiting.clear()
+        return batch
+
+    def _is_lot(self) -> bool:
+        """Whether what waits should go out at once: the first of all, the last, a lot, or all that may wait."""
+        waiting = self._waiting
+        first = waiting[0].step == self._first_step
+        lot = len(waiting) >= min(LOT_STEPS, self._schedule.run_ahead_steps)
+        return first or lot or waiting[-1].step == self._schedule.num_steps
 
     def consumed(self, step: int) -> None:
         """The client has done with all steps up to this one."""
@@ -155,5 +170,9 @@ class Results:
         frames = {group: self._hub.receive(link, group, step).view for group, link in self._groups}
         tensors = [reader.read(frames[group]) for group, reader in self._outputs]
         with self._changed:
+            if not self._waiting:
+                self._oldest = time.monotonic()
             self._waiting.append(coordinator_pb2.StepOutputs(step=step, tensors=tensors))
-        self._on_outputs()
+            is_lot = self._is_lot()
+        if is_lot:
+            self._on_outputs()

@@ -45,17 +45,22 @@ class Coordination:
         self._outbox.put(None)
 
     def _read(self) -> None:
+        acquiring: threading.Thread | None = None
         try:
             for request in self._requests:
                 match request.WhichOneof("kind"):
-                    case "acquire":
-                        self._acquire(request.acquire)
+                    case "acquire" if acquiring is None or not acquiring.is_alive():
+                        # It may wait, and a job can end meanwhile.
+                        acquiring = threading.Thread(target=self._acquire, args=(request.acquire,), daemon=True)
+                        acquiring.start()
                     case "report":
                         self._job.report = request.report
         except grpc.RpcError:
             pass  # the coordinator is gone: what follows from that is the service's business
         finally:
             self.end()
+            if acquiring is not None:
+                acquiring.join()
 
     def _acquire(self, wanted: management_pb2.Acquire) -> None:
         deadline = time.monotonic() + MISSING_NODES_SECONDS

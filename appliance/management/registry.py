@@ -103,7 +103,8 @@ class NodeRegistry:
         """
         with self._changed:
             while True:
-                chosen = self._choose(wanted)
+                # Who has given up gets none: their release may be over, and would not come again.
+                chosen = None if given_up.is_set() else self._choose(wanted)
                 if chosen is not None:
                     for node in chosen:
                         node.info.job = job

@@ -5,6 +5,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -305,6 +306,7 @@ class Client:
         self.session = self.stub.Session(coordinator_pb2.SessionRequest(token=self.created.token))
         self.requests: queue.SimpleQueue[coordinator_pb2.ExecuteRequest | None] = queue.SimpleQueue()
         self.call: Iterator[coordinator_pb2.ExecuteResponse] = iter(())
+        self.outputs: deque[coordinator_pb2.StepOutputs] = deque()
 
     def compile(self, cirh: str = "good") -> coordinator_pb2.CompileResponse:
         return self.stub.Compile(coordinator_pb2.CompileRequest(token=self.created.token, cirh=cirh), timeout=20)
@@ -318,6 +320,7 @@ class Client:
         checkpoint_steps: tuple[int, ...] = (),
     ) -> None:
         self.requests = queue.SimpleQueue()
+        self.outputs.clear()
         self.send(
             begin=coordinator_pb2.Begin(
                 token=self.created.token,
@@ -346,6 +349,12 @@ class Client:
         response = next(self.call)
         assert response.WhichOneof("kind") == kind, response
         return response
+
+    def receive_outputs(self) -> coordinator_pb2.StepOutputs:
+        """The outputs of the next step."""
+        if not self.outputs:
+            self.outputs.extend(self.receive("outputs").outputs.steps)
+        return self.outputs.popleft()
 
     def failure(self) -> node_pb2.Failure:
         """Of the session, which it ends."""

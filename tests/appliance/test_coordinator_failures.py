@@ -23,7 +23,7 @@ def started(client: Callable[..., Any], **settings: Any) -> Any:
     one.compile()
     one.begin(1_000_000)
     one.start()
-    assert one.receive("outputs").outputs.step == 1
+    assert one.receive_outputs().step == 1
     return one
 
 

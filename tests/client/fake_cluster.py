@@ -193,7 +193,8 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
             cluster.steps_run = step
             if step % begin.activation_steps == 0 or step == begin.num_steps:
                 tensors = [outputs[name].numpy().tobytes() for name, _, _ in module["outputs"]]
-                yield response(outputs=coordinator_pb2.StepOutputs(step=step, tensors=tensors))
+                one = coordinator_pb2.StepOutputs(step=step, tensors=tensors)
+                yield response(outputs=coordinator_pb2.OutputBatch(steps=[one]))
                 sent.append(step)
             if step in begin.checkpoint_steps:
                 cluster.snapshots[step] = {name: value.clone() for name, value in cluster.live.items()}

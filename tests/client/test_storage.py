@@ -105,7 +105,7 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("leaf", [object(), torch.zeros(2, dtype=torch.int8), {1, 2}])
 def test_what_a_checkpoint_cannot_hold_is_refused_and_leaves_nothing(tmp_path: Path, leaf: object) -> None:
-    with pytest.raises(TypeError, match="cannot hold 'a.b'"):
+    with pytest.raises(TypeError, match=r"cannot hold 'a\.b'"):
         save({"a": {"b": leaf}}, tmp_path / "a.mdl")
     assert os.listdir(tmp_path) == []
 

@@ -128,7 +128,7 @@ class CsxExecution(Execution):
         try:
             sent = on_cluster.send(cells, compiled.states, wanted)
         except ClusterError as error:
-            raise job.wait_for_failure() or error from error
+            raise job.wait_for_failure() or error from None
         logger.info("Sent %d of %d state tensors to the cluster", len(sent), len(cells))
         self._stream.send(coordinator_pb2.ExecuteRequest(state_sent=coordinator_pb2.StateSent()))
         on_cluster.begin(cells)
@@ -146,7 +146,7 @@ class CsxExecution(Execution):
             return
         values: dict[str, torch.Tensor] = {}
         if executor.on_activation_step and self._compiled.outputs:
-            values = unpack(self._compiled.outputs, self._stream.receive("outputs").outputs)
+            values = unpack(self._compiled.outputs, self._stream.receive_outputs())
         calls = [call for call in self._calls if not call.at_checkpoint]
         if executor.on_checkpoint_step:
             self._stream.receive("checkpoint")
@@ -157,7 +157,7 @@ class CsxExecution(Execution):
             self._stream.send(coordinator_pb2.ExecuteRequest(checkpoint_taken=taken))
         else:
             self._run_closures(calls, values)
-        self._stream.send(coordinator_pb2.ExecuteRequest(consumed=coordinator_pb2.Consumed(step=step)))
+        self._stream.consumed(step)
 
     def _run_closures(self, calls: list[Closure], values: dict[str, torch.Tensor]) -> None:
         self._running_closures = True

@@ -27,7 +27,7 @@ def from_failure(failure: node_pb2.Failure) -> CstorchError:
             return NodeLostError(text)
         case node_pb2.Failure.KIND_INPUT:
             trace = f"\n\nThe traceback of the worker:\n{failure.traceback}" if failure.traceback else ""
-            return InputError(f"the input_fn failed: {text}{trace}")
+            return InputError(f"{text}{trace}")
         case node_pb2.Failure.KIND_USER:
             return ClusterError(text)
         case node_pb2.Failure.KIND_CANCELLED:

@@ -32,12 +32,12 @@ def connect(address: str, what: str) -> grpc.Channel:
     channel = make_channel(address)
     try:
         grpc.channel_ready_future(channel).result(timeout=CONNECT_SECONDS)
-    except grpc.FutureTimeoutError as error:
+    except grpc.FutureTimeoutError:
         channel.close()
         raise ClusterUnreachableError(
             f"no {what} answers at {address} within {CONNECT_SECONDS:.0f} s: check the address, and that the cluster "
             "is up (`waferbox status`, `waferbox up`)"
-        ) from error
+        ) from None
     except BaseException:
         channel.close()
         raise
@@ -86,7 +86,7 @@ class Job:
         try:
             return self._management.CreateJob(request, timeout=CREATE_SECONDS)
         except grpc.RpcError as error:
-            raise failures.from_create_job_error(error, __version__) from error
+            raise failures.from_create_job_error(error, __version__) from None
 
     def _watch(self) -> None:
         """Runs in a thread: ends when the session ends."""
@@ -137,7 +137,7 @@ class Job:
         try:
             return call.result()
         except grpc.RpcError as error:
-            raise self._reason(error) or failures.from_compile_error(error) from error
+            raise self._reason(error) or failures.from_compile_error(error) from None
         except BaseException:  # Ctrl-C
             call.cancel()  # type: ignore[no-untyped-call]
             raise
@@ -153,7 +153,7 @@ class Job:
         try:
             call.result()
         except grpc.RpcError as error:
-            raise self._reason(error) or failures.from_rpc_error(error, "preparing the input") from error
+            raise self._reason(error) or failures.from_rpc_error(error, "preparing the input") from None
         except BaseException:  # Ctrl-C
             call.cancel()  # type: ignore[no-untyped-call]
             raise

@@ -116,7 +116,7 @@ class Session:
                     self._embedded.stop()  # what the thread waits for
                 with contextlib.suppress(TimeoutError):  # the thread and its job end with the process
                     if opening.exception(OPENING_SECONDS) is None:
-                        opening.result().close()
+                        opening.result().cancel()  # its session may be too young for its end to be noticed
             self._drop_job()
         finally:
             if self._embedded is not None:

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from collections import deque
 from typing import Literal
 
 import grpc
@@ -15,6 +16,8 @@ Expected = Literal["state_wanted", "started", "outputs", "checkpoint", "finished
 
 CHECK_SECONDS = 1.0
 JOIN_SECONDS = 5.0
+# Steps after which the coordinator hears that they were consumed, even if more outputs are here already.
+CONSUMED_LOT = 4
 
 
 class ExecutionStream:
@@ -29,6 +32,8 @@ class ExecutionStream:
         self._responses: queue.SimpleQueue[coordinator_pb2.ExecuteResponse | grpc.RpcError | None] = queue.SimpleQueue()
         self.send(coordinator_pb2.ExecuteRequest(begin=begin))
         self._call = job.execute(iter(self._requests.get, None))
+        self._outputs: deque[coordinator_pb2.StepOutputs] = deque()
+        self._consumed = 0  # steps since the coordinator was told
         self._reader = threading.Thread(target=self._read, name="cstorch execution", daemon=True)
         self._reader.start()
 
@@ -56,13 +61,26 @@ class ExecutionStream:
         if response is None:
             raise self._job.wait_for_failure() or InternalError(f"the execution ended where {expected!r} was due")
         if isinstance(response, grpc.RpcError):
-            raise self._job.wait_for_failure() or failures.from_rpc_error(response, "running") from response
+            raise self._job.wait_for_failure() or failures.from_rpc_error(response, "running")
         kind = response.WhichOneof("kind")
         if kind == "failed":
             raise failures.from_failure(response.failed)
         if kind != expected:
             raise InternalError(f"the coordinator sent {kind!r} where {expected!r} was due")
         return response
+
+    def receive_outputs(self) -> coordinator_pb2.StepOutputs:
+        """The outputs of the next step that has any. Raises as `receive`."""
+        if not self._outputs:
+            self._outputs.extend(self.receive("outputs").outputs.steps)
+        return self._outputs.popleft()
+
+    def consumed(self, step: int) -> None:
+        """The closures of all steps up to this one have run; the coordinator is told in lots."""
+        self._consumed += 1
+        if self._consumed >= CONSUMED_LOT or not self._outputs:
+            self._consumed = 0
+            self.send(coordinator_pb2.ExecuteRequest(consumed=coordinator_pb2.Consumed(step=step)))
 
     def _next(self) -> coordinator_pb2.ExecuteResponse | grpc.RpcError | None:
         while True:

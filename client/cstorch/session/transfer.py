@@ -97,7 +97,7 @@ class _Use:
         if isinstance(error, LinkLost):
             raise NodeLostError(
                 f"the MemoryX shard at {self._owner.address} went away in a transfer of state"
-            ) from error
+            ) from None
 
 
 def batches(states: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
@@ -128,7 +128,7 @@ class _OpenConnection:
             )
         except grpc.RpcError as error:
             self._channel.close()
-            raise failures.from_rpc_error(error, f"opening the state of {name}") from error
+            raise failures.from_rpc_error(error, f"opening the state of {name}") from None
         except BaseException:
             self._channel.close()
             raise
@@ -204,10 +204,10 @@ class _Watched:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, grpc.RpcError):
-            raise failures.from_rpc_error(error, "moving state") from error
+            raise failures.from_rpc_error(error, "moving state") from None
         if isinstance(error, Stopped | LinkLost):
             reason = self._outcome()
             if reason is not None:
-                raise failures.from_rpc_error(reason, "moving state") from error
+                raise failures.from_rpc_error(reason, "moving state") from None
         if error is not None:
             self._call.cancel()  # type: ignore[no-untyped-call]

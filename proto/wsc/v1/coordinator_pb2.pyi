@@ -406,6 +406,28 @@ class StepOutputs(_message.Message):
 Global___StepOutputs: _TypeAlias = StepOutputs  # noqa: Y015
 
 @_typing.final
+class OutputBatch(_message.Message):
+    """Consecutive steps with outputs. While the client lags several travel together: a message costs more than what is in it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepOutputs]: ...
+    def __init__(
+        self,
+        *,
+        steps: _abc.Iterable[Global___StepOutputs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutputBatch: _TypeAlias = OutputBatch  # noqa: Y015
+
+@_typing.final
 class CheckpointReady(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -481,7 +503,7 @@ class ExecuteResponse(_message.Message):
     @_builtins.property
     def started(self) -> Global___Started: ...
     @_builtins.property
-    def outputs(self) -> Global___StepOutputs: ...
+    def outputs(self) -> Global___OutputBatch: ...
     @_builtins.property
     def checkpoint(self) -> Global___CheckpointReady: ...
     @_builtins.property
@@ -493,7 +515,7 @@ class ExecuteResponse(_message.Message):
         *,
         state_wanted: Global___StateWanted | None = ...,
         started: Global___Started | None = ...,
-        outputs: Global___StepOutputs | None = ...,
+        outputs: Global___OutputBatch | None = ...,
         checkpoint: Global___CheckpointReady | None = ...,
         finished: Global___ExecutionFinished | None = ...,
         failed: _node_pb2.Failure | None = ...,

@@ -106,12 +106,12 @@ def main() -> None:
     def training_step(batch: list[torch.Tensor]) -> torch.Tensor:
         features, labels = batch
         if options.mode == "no_lowering":
-            features = torch.fft.rfft(features).real
+            features = torch.fft.fft(features).real
         if options.mode == "no_rule":
             features = torch.cumsum(features, dim=0)
         loss = F.cross_entropy(compiled(features), labels)
         if options.mode == "nan":
-            loss = loss / (loss - loss)
+            loss = (loss - loss) / (loss - loss)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,0 +1,116 @@
+"""Helpers for the tests of the compiler: steps traced by the real client, compiled, and run beside plain torch."""
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from plan_simulator import Simulation
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from appliance.compiler.pipeline import Target, compile_module
+from cirh.printer import print_module
+from cstorch.lowering import lower
+from cstorch.metrics import metric as metric_module
+from cstorch.tracing import DEVICE, LazyTensor, move_module, trace_step
+from wsc.v1 import plan_pb2
+
+BATCH = 12
+# (wafers, shards)
+CLUSTERS = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 3), (4, 2)]
+
+Getters = dict[str, Callable[[], torch.Tensor]]
+Step = Callable[[Any], Any]
+# Gets the model, moved to the tracing device or plain; returns the step and further states.
+Build = Callable[[Any], "Step | tuple[Step, Getters]"]
+
+
+class Traced:
+    """One step, traced once; compiled for as many clusters as a test likes."""
+
+    def __init__(self, build: Build, model: nn.Module, batch: Any, *, double: bool = True) -> None:
+        self.reference = copy.deepcopy(model).double() if double else copy.deepcopy(model)
+        self.build = build
+        model = copy.deepcopy(self.reference)
+        move_module(model)
+        with mock.patch.object(metric_module, "_state_device", lambda: DEVICE):
+            step, states = _built(build, model)
+        names = {module: name for name, module in model.named_modules()}
+        trace = trace_step(step, batch, states, names, _lazy_outputs)
+        self.text = print_module(lower(trace))
+        self.initial = {state.name: state.cell.read().clone() for state in trace.states}
+
+    def plan(self, wafers: int, shards: int = 1, **settings: Any) -> plan_pb2.Plan:
+        return compile_module(self.text, Target(num_csx=wafers, num_shards=shards, **settings))
+
+    def expected(self, batches: Sequence[Any]) -> tuple[list[list[torch.Tensor]], dict[str, torch.Tensor]]:
+        """What plain torch makes of the global batches: the outputs of each step, and the states after all."""
+        step, states = _built(self.build, copy.deepcopy(self.reference))
+        outputs = []
+        for batch in batches:
+            leaves = tree_leaves(step(batch))
+            outputs.append([leaf.detach().clone() for leaf in leaves if isinstance(leaf, torch.Tensor)])
+        return outputs, {name: get().detach() for name, get in states.items() if name in self.initial}
+
+    def check(
+        self,
+        batches: Sequence[Any],
+        clusters: Sequence[tuple[int, int]] = CLUSTERS,
+        *,
+        rtol: float = 1e-9,
+        seeds: Sequence[int] = (0, 1),
+        **settings: Any,
+    ) -> None:
+        """The simulated cluster and plain torch agree, in each step, in all outputs and states."""
+        outputs, states = self.expected(batches)
+        inputs = [[leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)] for batch in batches]
+        for wafers, shards in clusters:
+            plan = self.plan(wafers, shards, **settings)
+            for seed in seeds:
+                simulation = Simulation(plan, self.initial)
+                results = simulation.run(inputs, seed)
+                where = f"on {wafers} wafers and {shards} shards, seed {seed}"
+                for number, (result, values) in enumerate(zip(results, outputs, strict=True)):
+                    for (name, tensor), value in zip(result.items(), values, strict=True):
+                        _close(tensor, value, rtol, f"{name} of step {number} {where}")
+                for name, value in states.items():
+                    _close(simulation.states[name], value, rtol, f"{name} {where}")
+
+
+def _close(actual: torch.Tensor, expected: torch.Tensor, rtol: float, what: str) -> None:
+    scale = float(expected.abs().max()) if expected.is_floating_point() and expected.numel() else 0.0
+    torch.testing.assert_close(
+        actual, expected, rtol=rtol, atol=rtol * max(scale, 1e-3), equal_nan=True, msg=lambda text: f"{what}: {text}"
+    )
+
+
+def _built(build: Build, model: nn.Module) -> tuple[Step, Getters]:
+    built = build(model)
+    step, more = built if isinstance(built, tuple) else (built, {})
+    states: Getters = {}
+    for name, _ in [*model.named_parameters(), *model.named_buffers()]:
+        states[f"state.model.{name}"] = functools.partial(_member, model, name)
+    return step, {**states, **more}
+
+
+def _member(model: nn.Module, name: str) -> torch.Tensor:
+    owner, _, leaf = name.rpartition(".")
+    value: torch.Tensor = getattr(model.get_submodule(owner), leaf)
+    return value
+
+
+def _lazy_outputs(result: Any) -> list[tuple[str, torch.Tensor]]:
+    leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, LazyTensor)]
+    return [(f"output_{i}", leaf) for i, leaf in enumerate(leaves)]
+
+
+def kinds(plan: plan_pb2.Plan) -> Mapping[str, int]:
+    """How many instructions of each kind the wafer has."""
+    found: dict[str, int] = {}
+    for instruction in plan.wafer.instructions:
+        kind = instruction.WhichOneof("kind") or ""
+        found[kind] = found.get(kind, 0) + 1
+    return found

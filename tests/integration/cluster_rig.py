@@ -1,0 +1,204 @@
+"""Clusters and scripts as processes of their own, and a look at what they leave behind.
+
+Whatever is started here has a mark in its environment, and so has all that it starts itself: processes are found by it.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import grpc
+import psutil
+
+from interconnect.server import make_channel
+from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
+
+SCRIPTS = Path(__file__).parent / "scripts"
+MARK = "WAFERBOX_TEST_MARK"
+START_SECONDS = 60.0
+END_SECONDS = 15.0
+GONE_SECONDS = 5.0
+
+
+class Surroundings:
+    """The environment of what a test starts: a mark, and folders for temporary files and for artifacts."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.folder = folder
+        self.mark = secrets.token_hex(8)
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir(parents=True)
+        self._cache = cache
+        self._shared_before = set(os.listdir("/dev/shm"))
+
+    def variables(self, **more: str) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("WAFERBOX_")}
+        own = {MARK: self.mark, "TMPDIR": str(self.temporary), "WAFERBOX_CACHE": str(self._cache)}
+        return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **own, **more}
+
+    def processes(self) -> list[psutil.Process]:
+        """All that live and have the mark."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def assert_nothing_left(self) -> None:
+        """No process, no shared memory, no temporary file; a process that is ending may take a moment."""
+        wait_for(lambda: not self.processes(), GONE_SECONDS, lambda: f"still there: {self.processes()}")
+        assert not list(self.temporary.iterdir())
+        # Other tests run at the same time, and what they have there goes again.
+        wait_for(
+            lambda: set(os.listdir("/dev/shm")) <= self._shared_before,
+            GONE_SECONDS,
+            lambda: f"in /dev/shm: {set(os.listdir('/dev/shm')) - self._shared_before}",
+        )
+
+
+class RunningCluster:
+    """`python -m waferbox.embedded`, which ends when its standard input is closed."""
+
+    def __init__(self, surroundings: Surroundings, **roles: int) -> None:
+        self.surroundings = surroundings
+        options = [word for role, count in roles.items() for word in (f"--{role}", str(count))]
+        self.log = surroundings.folder / "cluster.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "waferbox.embedded", *options],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=surroundings.variables(),
+                start_new_session=True,
+            )
+        assert self.process.stdout is not None
+        try:
+            assert select.select([self.process.stdout], [], [], START_SECONDS)[0], self.log.read_text()
+            line = self.process.stdout.readline()
+            assert line, self.log.read_text()
+            self.management: str = json.loads(line)["management"]
+        except BaseException:
+            self.stop()
+            raise
+        self._channel = make_channel(self.management)
+        self._stub = management_pb2_grpc.ManagementStub(self._channel)
+
+    def nodes(self, role: "node_pb2.Role.ValueType | None" = None) -> list[management_pb2.NodeInfo]:
+        nodes = self._stub.ListNodes(management_pb2.ListNodesRequest(), timeout=5.0).nodes
+        return [node for node in nodes if role in (None, node.role)]
+
+    def jobs(self) -> list[management_pb2.JobInfo]:
+        """The newest first."""
+        return list(self._stub.ListJobs(management_pb2.ListJobsRequest(), timeout=5.0).jobs)
+
+    def process_at(self, address: str) -> psutil.Process:
+        """The process of the cluster that listens at an address."""
+        port = int(address.rpartition(":")[2])
+        for process in self.surroundings.processes():
+            with contextlib.suppress(psutil.Error):
+                connections = process.net_connections(kind="tcp")
+                if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections):
+                    return process
+        raise AssertionError(f"nobody listens at {address}")
+
+    def stop(self) -> None:
+        """Closes its standard input, and waits for its end."""
+        if hasattr(self, "_channel"):
+            self._channel.close()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+        try:
+            self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            raise
+
+
+@contextlib.contextmanager
+def running_cluster(folder: Path, cache: Path, **roles: int) -> Iterator[RunningCluster]:
+    """A cluster with so many of each role, of which nothing is left in the end."""
+    surroundings = Surroundings(folder, cache)
+    cluster = RunningCluster(surroundings, **roles)
+    try:
+        yield cluster
+    except grpc.RpcError as error:
+        raise AssertionError(f"{error}\n{cluster.log.read_text()}") from error
+    finally:
+        cluster.stop()
+    assert cluster.process.returncode == 0, cluster.log.read_text()
+    surroundings.assert_nothing_left()
+
+
+class RunningScript:
+    """A Python script of a user; with a management address, or else with an embedded cluster of its own."""
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        script: Path,
+        arguments: Sequence[object],
+        management: str | None,
+        variables: dict[str, str] | None = None,
+    ) -> None:
+        self.surroundings = surroundings
+        self._output = surroundings.folder / "output"
+        self._errors = surroundings.folder / "errors"
+        address = {} if management is None else {"WAFERBOX_MANAGEMENT": management}
+        with self._output.open("wb") as output, self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(script), *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                cwd=surroundings.folder,
+                env=surroundings.variables(**address, **(variables or {})),
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+    def wait_for_output(self, text: str, seconds: float = 60.0) -> None:
+        """Until the script has printed it."""
+        wait_for(lambda: text in self.output or self.process.poll() is not None, seconds, lambda: self.errors)
+        assert text in self.output, self.errors
+
+    def wait(self, seconds: float = 60.0) -> int:
+        """The exit status."""
+        return self.process.wait(seconds)
+
+    def interrupt(self) -> None:
+        """What Ctrl-C on its terminal does."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def close(self) -> None:
+        """Ends it, if a test has not."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def wait_for(condition: Callable[[], object], seconds: float, explain: Callable[[], str] = lambda: "") -> None:
+    """Until the condition holds; looks again and again, for what happens in other processes."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {explain()}"
+        time.sleep(0.02)

@@ -1,0 +1,47 @@
+"""A cluster for each process that runs tests, and scripts on it."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings, running_cluster
+
+sys.path.insert(0, str(SCRIPTS))  # for workers too, which import the functions that make input
+
+torch.set_num_threads(1)
+
+StartScript = Callable[..., RunningScript]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the compiler's artifacts, for all clusters of this process."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[RunningCluster]:
+    """4 wafers with 2 workers each, 2 MemoryX shards. Nobody may do it harm."""
+    folder = tmp_path_factory.mktemp("cluster") / "own"
+    with running_cluster(folder, cache, wafers=4, memoryx=2, workers=8) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def start_script(tmp_path: Path, cache: Path) -> Iterator[StartScript]:
+    """start_script(path, *arguments, management=None | address, **variables): nothing of them may be left."""
+    numbers = count()
+    with ExitStack() as stack:
+
+        def start(script: Path, *arguments: object, management: str | None, **variables: str) -> RunningScript:
+            surroundings = Surroundings(tmp_path / f"script{next(numbers)}", cache)
+            started = RunningScript(surroundings, script, arguments, management, variables)
+            stack.callback(surroundings.assert_nothing_left)
+            stack.callback(started.close)
+            return started
+
+        yield start
