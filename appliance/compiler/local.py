@@ -39,7 +39,7 @@ class Localiser:
         for op in ops:
             outcome = self._sharding.outcomes[op]
             operands = [
-                self._operand(op, builder, values, operand, want)
+                self._operand(builder, values, operand, want)
                 for operand, want in zip(op.operands, outcome.wants, strict=True)
             ]
             given = [self.type_of(result) for result in op.results]
@@ -55,29 +55,19 @@ class Localiser:
 
     def _operand(
         self,
-        op: Operation,
         builder: GraphBuilder,
         values: Mapping[SSAValue, SSAValue],
         operand: SSAValue,
         want: Placement,
     ) -> SSAValue:
         if isinstance(operand.owner, Const):
-            return self._constant(op, builder, operand.owner, want)
-        if want.is_sharded and not self._sharding.used(operand).is_sharded and self._sharding.num_csx > 1:
-            raise refuse(
-                op,
-                "takes a tensor that is not part of the batch but has an element for each sample",
-                "make that tensor an input of the step, or use num_csx=1",
-            )
+            return self._constant(builder, operand.owner, want)
         return values[operand]
 
-    def _constant(self, op: Operation, builder: GraphBuilder, constant: Const, want: Placement) -> SSAValue:
+    def _constant(self, builder: GraphBuilder, constant: Const, want: Placement) -> SSAValue:
         if not want.is_sharded or self._sharding.num_csx == 1:
             return builder.constant(constant.value)
-        if not isinstance(constant.value, SplatAttr):
-            raise refuse(
-                op, "takes a constant with a value for each sample of the batch", "make it an input, or use num_csx=1"
-            )
+        assert isinstance(constant.value, SplatAttr), "propagation refuses others"
         local = self._local(constant.results[0], want)
         value = constant.value.tensor().reshape(-1)[:1].item()
         return builder.splat(value, types.shape(local), types.dtype(local))

@@ -56,7 +56,7 @@ class Surroundings:
     def assert_nothing_left(self) -> None:
         """No process, no shared memory, no temporary file; a process that is ending may take a moment."""
         wait_for(lambda: not self.processes(), GONE_SECONDS, lambda: f"still there: {self.processes()}")
-        assert not list(self.temporary.iterdir())
+        assert os.listdir(self.temporary) == []
         # Other tests run at the same time, and what they have there goes again.
         wait_for(
             lambda: set(os.listdir("/dev/shm")) <= self._shared_before,

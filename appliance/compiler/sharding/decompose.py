@@ -80,6 +80,8 @@ def _variance(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     variance = _divided(rewriter, total, count - (1 if correction is None else float(correction)))  # type: ignore[arg-type]
     if op.name.startswith("aten.std"):
         return list(rewriter.emit("cirh.Sqrt", [variance]))
+    if op.name.startswith("aten.var_mean"):
+        return [variance, *rewriter.emit("cirh.Reshape", [mean], types=[op.results[1].type])]  # type: ignore[list-item]
     return [variance]
 
 
@@ -141,6 +143,7 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
     "cirh.L2Norm": _vector_norm,
     "aten.var.correction": _variance,
     "aten.std.correction": _variance,
+    "aten.var_mean.correction": _variance,
     "aten.nll_loss_forward": _nll_loss,
     "aten.mse_loss": _loss,
     "aten.smooth_l1_loss": _loss,

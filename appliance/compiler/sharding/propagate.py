@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
+from appliance.compiler.canonicalise import eliminate_dead_code
 from appliance.compiler.errors import CompileError, refuse
 
 # The rules register themselves.
@@ -20,7 +21,8 @@ from appliance.compiler.sharding import (
     rules_shape,  # noqa: F401
 )
 from appliance.compiler.sharding.decompose import decompose
-from appliance.compiler.sharding.placement import Placement, R, sharded
+from appliance.compiler.sharding.parts import Parts
+from appliance.compiler.sharding.placement import SUM, Placement, R, sharded
 from appliance.compiler.sharding.rule import ONE_WAFER, RULES, Decompose, Outcome, Query
 from appliance.compiler.sharding.rules_pointwise import pointwise
 from cirh import types
@@ -45,16 +47,23 @@ class Sharding:
 
 
 def propagate(module: ModuleOp, num_csx: int) -> Sharding:
-    """Places every value; changes the module where an operation must be decomposed.
+    """Places every value; changes the module where an operation must be decomposed, or made for a part of the batch.
 
     Raises:
         CompileError: the batch cannot be cut, or an operation cannot work on a part of it.
     """
     rows = _batch_rows(module, num_csx)
     reduced: set[SSAValue] = set()
+    parts = Parts(num_csx, by_rule)
     while True:
-        attempt = _Attempt(module, num_csx, reduced)
+        attempt = _Attempt(module, num_csx, reduced, parts)
         if attempt.run() and not attempt.hoist():
+            if attempt.uncut:
+                raise refuse(
+                    attempt.uncut[0],
+                    "takes a tensor that is not part of the batch but has an element for each sample",
+                    "make that tensor an input of the step, or use num_csx=1",
+                )
             return Sharding(num_csx, rows, attempt.placements, attempt.outcomes, frozenset(reduced))
 
 
@@ -85,82 +94,113 @@ def _batch_rows(module: ModuleOp, num_csx: int) -> int:
 class _Attempt:
     """One pass over the operations, with what is known to be reduced from the passes before."""
 
-    def __init__(self, module: ModuleOp, num_csx: int, reduced: set[SSAValue]) -> None:
+    def __init__(self, module: ModuleOp, num_csx: int, reduced: set[SSAValue], parts: Parts) -> None:
         self._module = module
         self._num_csx = num_csx
         self._reduced = reduced
+        self._parts = parts
+        self._needed: set[SSAValue] = set()  # of the reduced values, those that something reads whole
+        self.uncut: list[Operation] = []  # they take a part of a value that is whole
         self.placements: dict[SSAValue, Placement] = {}
         self.outcomes: dict[Operation, Outcome] = {}
 
     def run(self) -> bool:
-        """Whether nothing new had to be reduced or decomposed."""
-        before = len(self._reduced)
+        """Whether nothing new had to be reduced, decomposed, or made for a part of the batch."""
+        before = set(self._reduced)
         named = signature(self._module)
         inputs = {argument.argument for argument in named.inputs}
         for index, argument in enumerate(func_of(self._module).block.args):
             self.placements[argument] = sharded(0) if index in inputs else R
+        whole = True
         for op in body_ops(self._module):
             if isinstance(op, Const):
                 self.placements[op.results[0]] = R
                 continue
-            placements = [self._used(operand) for operand in op.operands]
             try:
-                outcome = self._outcome(op, placements)
+                outcome = self._outcome(op)
             except Decompose:
                 decompose(op)
+                eliminate_dead_code(self._module)
                 # Values of the erased operation must not stay in the set: it is small, and cheap to find anew.
                 self._reduced.clear()
                 return False
-            for operand, want in zip(op.operands, outcome.wants, strict=True):
-                self._need(op, operand, want)
+            for index, want in enumerate(outcome.wants):
+                whole = self._need(op, index, want) and whole
             self.outcomes[op] = outcome
             self.placements.update(zip(op.results, outcome.results, strict=True))
+        if not whole:
+            # Values that are now read in parts may not be read whole any more.
+            eliminate_dead_code(self._module)
+            self._reduced.clear()
+            return False
         self._finish(named)
-        return len(self._reduced) == before
+        self._reduced &= {value for value in self._needed if self._is_partial(value)}
+        return self._reduced == before
 
     def hoist(self) -> bool:
         """Moves reductions up to the one value that became partial first; True if any moved.
 
-        Two uses of a partial value, behind different linear operations, are then one reduction. Sums of several partial
-        values (tied weights) stay below their addition, and nothing moves if more bytes would travel.
+        Two uses of a partial value, behind different linear operations, are then one reduction. Of a sum of several
+        partial values (tied weights) the sum is the first. Nothing moves if more bytes would travel.
         """
         before = set(self._reduced)
-        sources: dict[SSAValue, set[SSAValue]] = {}
+        sources: dict[SSAValue, SSAValue] = {}
         for op in self.outcomes:
             for value in op.results:
                 if not self.placements[value].is_partial:
                     continue
                 parents = [operand for operand in op.operands if self._used(operand).is_partial]
-                same = parents and all(types.info(parent) == types.info(value) for parent in parents)
-                sources[value] = set().union(*(sources[parent] for parent in parents)) if same else {value}
+                light = all(types.nbytes(parent) <= types.nbytes(value) for parent in parents)
+                found = {sources[parent] for parent in parents} if light else set()
+                sources[value] = found.pop() if len(found) == 1 else value
         for reduced in before:
-            if len(sources.get(reduced, ())) == 1:
-                self._reduced.discard(reduced)
-                self._reduced |= sources[reduced]
+            self._reduced.discard(reduced)
+            self._reduced.add(sources.get(reduced, reduced))
         return self._reduced != before
 
     def _used(self, value: SSAValue) -> Placement:
         return R if value in self._reduced else self.placements[value]
 
-    def _outcome(self, op: Operation, placements: list[Placement]) -> Outcome:
-        query = Query(op, placements, self._num_csx)
-        rule = RULES.get(op.name)
-        if rule is None and spec(op.name).pointwise:
-            rule = pointwise
-        if rule is not None:
-            return rule(query)
-        if query.sharded:
-            raise refuse(op, "has no sharding rule", ONE_WAFER)
-        return query.replicated()
+    def _is_replicated(self, value: SSAValue) -> bool:
+        return value not in self._reduced and self.placements[value] == R
 
-    def _need(self, op: Operation, value: SSAValue, want: Placement) -> None:
+    def _is_partial(self, value: SSAValue) -> bool:
+        return self.placements[value].is_partial or (self._num_csx == 1 and self.placements[value].is_sharded)
+
+    def _outcome(self, op: Operation) -> Outcome:
+        known = self._parts.outcomes.get(op)
+        if known is not None:
+            return known
+        query = Query(op, [self._used(operand) for operand in op.operands], self._num_csx)
+        if self._num_csx > 1:
+            return by_rule(query)
+        try:
+            outcome = by_rule(query)
+        except (CompileError, Decompose):
+            return _on_one_wafer(query)
+        fits = zip(query.placements, outcome.wants, strict=True)
+        return outcome if all(have.is_sharded <= (have == want) for have, want in fits) else _on_one_wafer(query)
+
+    def _need(self, op: Operation, index: int, want: Placement) -> bool:
+        """Sees to it that an operand can be had as wanted. False if the operation reads another value instead."""
+        value = op.operands[index]
         have = self._used(value)
-        if have == want or (have == R and want.is_sharded):
-            return
-        if have.is_partial and not want.is_partial:
+        if have == R and want.is_sharded and self._num_csx > 1:
+            part = self._parts.part(value, want, self._is_replicated)
+            if part is not None:
+                op.operands[index] = part
+                return part is value
+            # It may be made of parts yet, when a reduction has moved up; otherwise it is an error in the end.
+            self.uncut.append(op)
+            if value in self._reduced:
+                self._needed.add(value)
+            return True
+        if not want.is_partial and (have.is_partial or value in self._reduced):
             self._reduced.add(value)
-            return
-        raise refuse(op, f"needs an operand that is {want}, but it is {have}", ONE_WAFER)
+            self._needed.add(value)
+        elif have != want and not (have == R and want.is_sharded):
+            raise refuse(op, f"needs an operand that is {want}, but it is {have}", ONE_WAFER)
+        return True
 
     def _finish(self, named: Signature) -> None:
         """Partial results are reduced; state must not depend on single samples."""
@@ -168,11 +208,36 @@ class _Attempt:
         states = {state.result: state.name for state in named.states if state.result is not None}
         for index, value in enumerate(results):
             placement = self._used(value)
-            if placement.is_partial:
+            if placement.is_partial or value in self._reduced:
                 self._reduced.add(value)
+                self._needed.add(value)
             if placement.is_sharded and index in states:
+                if self._num_csx == 1:
+                    # The one part is all there is.
+                    self._reduced.add(value)
+                    self._needed.add(value)
+                    continue
                 owner = value.owner
                 why = f"the state {states[index]} would hold a value for each sample of the batch"
                 if isinstance(owner, Block):
                     raise CompileError(f"{why}; reduce it over the batch first")
                 raise refuse(owner, f"makes what {why}", "reduce it over the batch first")
+
+
+def by_rule(query: Query) -> Outcome:
+    """What the rule of an operation says. CompileError if there is none and the operation has part of the batch."""
+    rule = RULES.get(query.op.name)
+    if rule is None and spec(query.op.name).pointwise:
+        rule = pointwise
+    if rule is not None:
+        return rule(query)
+    if query.sharded:
+        raise refuse(query.op, "has no sharding rule", ONE_WAFER)
+    return query.replicated()
+
+
+def _on_one_wafer(query: Query) -> Outcome:
+    """One wafer has all samples, so that anything may be done with them: the rules need not allow it."""
+    wants = [placement if placement.is_sharded else R for placement in query.placements]
+    results = [sharded(0) if types.shape(result) else SUM for result in query.op.results]
+    return Outcome(wants=wants, results=results)

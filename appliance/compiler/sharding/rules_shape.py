@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable
 
+from appliance.compiler.canonicalise import permutation_of
 from appliance.compiler.sharding.placement import SUM, Placement, R, Shape, sharded
 from appliance.compiler.sharding.rule import Outcome, Query, rule
-from cirh.operations import Const
 
 
 def move(query: Query, new_dim: Callable[[int], int | None]) -> Outcome:
@@ -23,10 +23,7 @@ def move(query: Query, new_dim: Callable[[int], int | None]) -> Outcome:
 
 @rule("cirh.Transpose")
 def transpose(query: Query) -> Outcome:
-    permutation_op = query.operands[1].owner
-    assert isinstance(permutation_op, Const)
-    permutation = [int(dim) for dim in permutation_op.value.tensor().reshape(-1).tolist()]
-    moved = move(Query(query.op, query.placements[:1], query.num_csx), permutation.index)
+    moved = move(Query(query.op, query.placements[:1], query.num_csx), permutation_of(query.op).index)
     return Outcome(wants=[*moved.wants, R], results=moved.results)
 
 
@@ -88,6 +85,18 @@ def concat(query: Query) -> Outcome:
 def _keeps_axis(query: Query, axis: int, removed: bool) -> Outcome:
     """Acts along one dimension, which may go; the cut must be of another."""
     return move(query, lambda dim: None if dim == axis else dim - (removed and dim > axis))
+
+
+@rule("aten.stack")
+def stack(query: Query) -> Outcome:
+    rank = len(query.result_shape())
+    axis = int(query.get("dim", 0)) % rank
+    if not query.sharded:
+        if all(placement == SUM for placement in query.placements):
+            return Outcome(wants=list(query.placements), results=[SUM])
+        return query.replicated()
+    cut = query.sharded[0]
+    return Outcome(wants=[cut] * len(query.placements), results=[cut.at(cut.dim + (cut.dim >= axis))])
 
 
 @rule("cirh.Split")

@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ class CsxExecution(Execution):
         super().__init__(executor)
         self._backend = backend
         self._batch: Any = None
-        self._builder = b""
+        self._input: Future[None] | None = None  # the workers have the input_fn
         self._rows = 0
         self._model: nn.Module | None = None
         self._trace: Trace | None = None
@@ -82,7 +83,9 @@ class CsxExecution(Execution):
         if not self._backend.validate_only:
             self._backend.session.open_in_background()
         if self._backend.is_e2e_execution:
-            self._builder = loader.builder()  # with the state of the random generators before the first batch
+            builder = loader.builder()  # with the state of the random generators before the first batch
+            prepared = _prepared_input(builder, self._backend, self.executor.artifact_dir)
+            self._input = self._backend.session.prepare_input(prepared)
         self._batch = loader.first_batch()
         self._rows = check_batch(self._batch, self._backend.cluster_config.num_csx)
 
@@ -99,13 +102,12 @@ class CsxExecution(Execution):
         logger.info("Compiling the model. This may take a few minutes.")
         job = self._backend.session.job()
         logger.info("Job id: %s", job.name)
-        if self._backend.is_e2e_execution:
-            job.prepare_input(_prepared_input(self._builder, self._backend, self.executor.artifact_dir))
         self._compiled = job.compile(text)
         where = "found in the cache" if self._compiled.cached else f"compiled in {self._compiled.seconds:.1f} s"
         logger.info("Compile artifact %s: %s", self._compiled.artifact, where)
         logger.info("Compile was successful!")
-        if self._backend.is_e2e_execution:
+        if self._input is not None:
+            self._input.result()  # every wait of its thread has a deadline
             self._start(job, self._compiled)
 
     def _start(self, job: Job, compiled: coordinator_pb2.CompileResponse) -> None:

@@ -10,6 +10,7 @@ from cstorch.cluster_config import ClusterConfig
 from cstorch.session.cluster_state import ClusterState
 from cstorch.session.embedded import EmbeddedCluster
 from cstorch.session.job import Job
+from wsc.v1 import node_pb2
 
 logger = logging.getLogger("cstorch.session")
 
@@ -52,6 +53,28 @@ class Session:
                 opening.set_exception(error)
 
         threading.Thread(target=open_job, name="cstorch job opening", daemon=True).start()
+
+    def prepare_input(self, request: node_pb2.PrepareInput) -> Future[None]:
+        """Gives an execution's input_fn to the workers of the job, as soon as there is one, while the script goes on.
+
+        Returns:
+            What is to be waited for before the execution begins; it raises what went wrong.
+        """
+        self.open_in_background()
+        opening, job = self._opening, self._job
+        prepared: Future[None] = Future()
+
+        def prepare() -> None:
+            try:
+                target = job if opening is None else opening.result()
+                assert target is not None
+                target.prepare_input(request)
+                prepared.set_result(None)
+            except Exception as error:  # noqa: BLE001  whatever it is, the future raises it in the script's thread
+                prepared.set_exception(error)
+
+        threading.Thread(target=prepare, name="cstorch input", daemon=True).start()
+        return prepared
 
     def _open(self) -> Job:
         management = self._config.management if self._embedded is None else self._embedded.management()

@@ -1,23 +1,27 @@
-"""Runs closures that sleep, and writes how far the cluster had come each time one began.
+"""Runs closures, the first of which sleeps, and writes what they saw and when, and when the batches were made.
 
-python asynchrony.py RESULT.json --num-steps N --bound B
+python asynchrony.py RESULT.json --num-steps N [--sleep SECONDS]
 """
 
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.nn as nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import cerebras.pytorch as cstorch
 
 
-def input_fn() -> DataLoader:
+def input_fn(record: Path) -> Iterator[tuple[torch.Tensor]]:
+    """Notes each batch with the time, on the clock that all processes of a host share."""
     generator = torch.Generator().manual_seed(1)
-    return DataLoader(TensorDataset(torch.randn(32, 4, generator=generator)), batch_size=8)
+    while True:
+        with record.open("a") as file:
+            file.write(f"{time.monotonic()}\n")
+        yield (torch.randn(8, 4, generator=generator),)
 
 
 def main() -> None:
@@ -33,7 +37,8 @@ def main() -> None:
     optimizer = cstorch.optim.SGD(model.parameters(), lr=0.01)
     with backend.device:
         counter = torch.zeros((), dtype=torch.int64)
-    seen: list[tuple[int, int, float]] = []
+    closures: list[tuple[int, int, float]] = []
+    sleep: list[float] = []
 
     @cstorch.trace
     def step(batch: list[torch.Tensor]) -> torch.Tensor:
@@ -43,20 +48,26 @@ def main() -> None:
         optimizer.step()
         counter.add_(1)
         doubled = counter * 1
-        record(executor.user_iteration, counter, doubled)
+        record(counter, doubled)
         doubled.mul_(2)  # a closure sees the last value that is set
         return loss
 
     @cstorch.step_closure
-    def record(_: int, count: torch.Tensor, doubled: torch.Tensor) -> None:
-        if not seen:
+    def record(count: torch.Tensor, doubled: torch.Tensor) -> None:
+        closures.append((count.item(), doubled.item(), time.monotonic()))
+        if not sleep:
+            sleep.append(time.monotonic())
             time.sleep(options.sleep)
-        seen.append((count.item(), doubled.item(), time.monotonic()))
+            sleep.append(time.monotonic())
 
-    executor = cstorch.utils.data.DataExecutor(cstorch.utils.data.DataLoader(input_fn), num_steps=options.num_steps)
+    batches = options.result.with_suffix(".batches")
+    loader = cstorch.utils.data.DataLoader(input_fn, batches)
+    executor = cstorch.utils.data.DataExecutor(loader, num_steps=options.num_steps)
     for batch in executor:
         step(batch)
-    options.result.write_text(json.dumps(seen))
+    made = [float(line) for line in batches.read_text().splitlines()]
+    # The first is that of the batch that the client takes from the input_fn.
+    options.result.write_text(json.dumps({"closures": closures, "sleep": sleep, "batches": made[1:]}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,109 @@
+"""Replicated values of which a wafer needs the part that belongs to its samples: made anew, at the size of a part.
+
+A number that is broadcast to the batch, and what is computed from such, has the same elements for every sample, so that
+a wafer can make its part without knowing which one it is. The rules say of which parts of its operands an operation
+makes the part that is wanted.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from xdsl.ir import Block, Operation, SSAValue
+
+from appliance.compiler.errors import CompileError
+from appliance.compiler.sharding.placement import Placement, R
+from appliance.compiler.sharding.rule import Decompose, Outcome, Query
+from appliance.compiler.sharding.rules_shape import reshaped_dim
+from cirh import types
+from cirh.attributes import SplatAttr, attrs
+from cirh.operations import Const
+
+# How many operations may be made anew for one part.
+_DEEPEST: Final = 32
+
+
+class Parts:
+    """Operations that make parts, each behind the one that makes the whole."""
+
+    def __init__(self, num_csx: int, by_rule: Callable[[Query], Outcome]) -> None:
+        self._num_csx = num_csx
+        self._by_rule = by_rule
+        self._made: dict[tuple[SSAValue, Placement], SSAValue] = {}
+        self.outcomes: dict[Operation, Outcome] = {}
+
+    def part(
+        self, value: SSAValue, want: Placement, is_replicated: Callable[[SSAValue], bool], depth: int = 0
+    ) -> SSAValue | None:
+        """The value whose wafer-sized version is the wanted part; None if only a slice would be it.
+
+        is_replicated: whether a value is computed from replicated ones alone.
+        """
+        owner = value.owner
+        if isinstance(owner, Const):
+            # Of a constant of one value, a part is made where it is read.
+            return value if isinstance(owner.value, SplatAttr) else None
+        if isinstance(owner, Block) or depth > _DEEPEST or not is_replicated(value):
+            return None
+        if (value, want) not in self._made:
+            for outcome in self._ways(owner, list(owner.results).index(value), want):
+                operands = []
+                for operand, wanted in zip(owner.operands, outcome.wants, strict=True):
+                    part = self.part(operand, wanted, is_replicated, depth + 1) if wanted.is_sharded else operand
+                    if part is None:
+                        break
+                    operands.append(part)
+                else:
+                    copy = self._copy(owner, operands, outcome)
+                    self._made.update(
+                        ((whole, placement), made)
+                        for whole, placement, made in zip(owner.results, outcome.results, copy.results, strict=True)
+                    )
+                    break
+        return self._made.get((value, want))
+
+    def _copy(self, op: Operation, operands: list[SSAValue], outcome: Outcome) -> Operation:
+        copy = type(op).create(
+            operands=operands,
+            result_types=[result.type for result in op.results],
+            attributes=op.attributes,
+            location=op.location,
+        )
+        block = op.parent_block()
+        assert block is not None
+        block.insert_op_after(copy, op)
+        self.outcomes[copy] = outcome
+        return copy
+
+    def _ways(self, op: Operation, result: int, want: Placement) -> Iterator[Outcome]:
+        """Outcomes of the operation with the wanted part as a result, from replicated operands and parts of them."""
+        for index, placement in self._starts(op, result, want):
+            if placement is None:
+                yield Outcome(wants=[R] * len(op.operands), results=[want])
+                continue
+            placements = [placement if i == index else R for i in range(len(op.operands))]
+            try:
+                outcome = self._by_rule(Query(op, placements, self._num_csx))
+            except (CompileError, Decompose):
+                continue
+            whole_or_part = not any(wanted.is_partial for wanted in outcome.wants)
+            if whole_or_part and outcome.results[result] == want:
+                yield outcome
+
+    def _starts(self, op: Operation, result: int, want: Placement) -> Iterator[tuple[int, Placement | None]]:
+        """Operands with the cuts that might lead to the wanted one; None: the operand may stay whole."""
+        if op.name == "cirh.BroadcastInDim":
+            dims = attrs(op)["broadcast_dimensions"]
+            assert isinstance(dims, list)
+            if want.dim not in dims or types.shape(op.operands[0])[dims.index(want.dim)] == 1:
+                yield 0, None
+                return
+        for index, operand in enumerate(op.operands):
+            shape = types.shape(operand)
+            if op.name == "cirh.Reshape":
+                moved = reshaped_dim(want, types.shape(op.results[result]), shape, self._num_csx)
+                if moved is not None:
+                    yield index, moved
+                continue
+            for dim, size in enumerate(shape):
+                if size % (want.outer * self._num_csx) == 0:
+                    yield index, want.at(dim)

@@ -1,0 +1,87 @@
+"""The same training as plain PyTorch, on the CPU backend, and on clusters of every shape, over both lanes."""
+
+import argparse
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import parity
+import pytest
+import torch
+from cluster_rig import RunningCluster
+
+import cerebras.pytorch as cstorch
+
+TOLERANCE = 1e-5  # of the largest element
+RATES = {"adamw": 0.01, "sgd": 0.05}
+TRAININGS = list(itertools.product(RATES, ("mean", "sum")))
+SHAPES = list(itertools.product((1, 2, 4), (1, 2), (1, 2)))  # wafers, shards, workers of a wafer
+
+
+def options(mode: str, folder: Path, optimizer: str, reduction: str, **more: Any) -> argparse.Namespace:
+    own = {"mode": mode, "result": folder / "result", "optimizer": optimizer, "reduction": reduction}
+    given = {"num_csx": 1, "shards": 1, "workers": 1, "batch_size": 24, "num_steps": 12, "max_norm": 1.0}
+    return argparse.Namespace(**{**own, **given, "lr": RATES[optimizer], **more})
+
+
+@functools.cache
+def plain(optimizer: str, reduction: str) -> Mapping[str, Any]:
+    return parity.run_plain(options("plain", Path(), optimizer, reduction))
+
+
+@pytest.fixture(autouse=True)
+def backend_of_its_own() -> Iterator[None]:
+    yield
+    cstorch.close_backend()
+
+
+def assert_equal(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    assert ours["weights"].keys() == theirs["weights"].keys()
+    assert_close("losses", ours["losses"], theirs["losses"])
+    for name, weight in theirs["weights"].items():
+        assert_close(name, ours["weights"][name], weight)
+
+
+def assert_close(name: str, ours: list[Any], theirs: list[Any]) -> None:
+    own, expected = torch.tensor(ours), torch.tensor(theirs)
+    assert own.shape == expected.shape, name
+    assert (own - expected).abs().max() <= TOLERANCE * expected.abs().max(), name
+
+
+@pytest.mark.parametrize(("optimizer", "reduction"), TRAININGS)
+def test_the_cpu_backend_trains_as_plain_pytorch(tmp_path: Path, optimizer: str, reduction: str) -> None:
+    assert_equal(parity.run_cstorch(options("CPU", tmp_path, optimizer, reduction)), plain(optimizer, reduction))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("lane", ["shared_memory", "grpc"])
+@pytest.mark.parametrize(("wafers", "shards", "workers"), SHAPES)
+@pytest.mark.parametrize(("optimizer", "reduction"), TRAININGS)
+def test_a_cluster_trains_as_plain_pytorch(
+    cluster: RunningCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    optimizer: str,
+    reduction: str,
+    wafers: int,
+    shards: int,
+    workers: int,
+    lane: str,
+) -> None:
+    monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
+    monkeypatch.setenv("WAFERBOX_LANE", lane)
+    shape = {"num_csx": wafers, "shards": shards, "workers": workers}
+    assert_equal(
+        parity.run_cstorch(options("CSX", tmp_path, optimizer, reduction, **shape)), plain(optimizer, reduction)
+    )
+
+
+@pytest.mark.cluster
+def test_a_batch_that_two_wafers_cannot_share_is_refused(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
+    with pytest.raises(cstorch.errors.ConfigurationError, match=r"25 rows.*num_csx=2.*multiple of 2"):
+        parity.run_cstorch(options("CSX", tmp_path, "sgd", "mean", num_csx=2, batch_size=25))
