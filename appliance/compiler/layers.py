@@ -6,12 +6,12 @@ valid order; a run is joined to an earlier one of the same layer if nothing that
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from appliance.compiler.cut import Cut, is_constant
+from appliance.compiler.cut import Cut
+from appliance.compiler.waits import Waits, closure, inputs_of
 from cirh.locations import source_of
 
 _UP_TO_INDEX = re.compile(r"(.*?(?:^|\.)\d+)(?:\.|$)")
@@ -40,94 +40,51 @@ def layer_of(module_path: str) -> str:
     return indexed.group(1) if indexed else ".".join(module_path.split(".")[:_DEPTH])
 
 
-def partition(cut: Cut) -> list[Segment]:
+def partition(cut: Cut, waits: Waits) -> list[Segment]:
     """The wafer's segments in order of execution. Views are left out: they are made where they are read."""
-    early = _early_ops(cut)
+    early = _early_ops(cut, waits)
     runs: list[Segment] = []
     if early:
         runs.append(Segment(INPUT, False, [op for op in cut.wafer_ops if op in early]))
     current: Segment | None = None
+    inside: set[Operation] = set()
     for op in cut.wafer_ops:
         if op in early or op in cut.sunk:
             continue
         source = source_of(op)
         layer = layer_of(source.module) or (current.layer if current is not None else "")
         same = current is not None and (layer, source.backward) == (current.layer, current.backward)
-        if not same or any(value.owner in current.ops for value in waits_of(cut, op)):  # type: ignore[union-attr]
+        if not same or any(value.owner in inside for value in waits.returned(op)):
             current = Segment(layer, source.backward)
+            inside = set()
             runs.append(current)
         assert current is not None
         current.ops.append(op)
-    return _absorb(cut, _join(cut, runs))
+        inside.update(closure([op], cut.sunk))
+    return _absorb(cut, waits, _join(cut, waits, runs))
 
 
-def waits_of(cut: Cut, op: Operation) -> list[SSAValue]:
-    """Reduced values that come back to the wafers for this operation. On one wafer they are there already."""
-    if cut.sharding.num_csx == 1:
-        return []
-    wants = cut.sharding.outcomes[op].wants
-    return [
-        value
-        for value, want in zip(op.operands, wants, strict=True)
-        if value in cut.sharding.reduced and not want.is_partial
-    ]
-
-
-def closure(ops: Iterable[Operation], sunk: frozenset[Operation]) -> list[Operation]:
-    """The operations with the sunk ones that they read, in order of execution."""
-    ops = list(ops)
-    done: set[Operation] = set(ops)
-    ordered: list[Operation] = []
-
-    def need(op: Operation) -> None:
-        for operand in op.operands:
-            owner = operand.owner
-            if isinstance(owner, Operation) and owner not in done and owner in sunk:
-                done.add(owner)
-                need(owner)
-        ordered.append(op)
-
-    for op in ops:
-        need(op)
-    return ordered
-
-
-def inputs_of(ops: Iterable[Operation]) -> list[SSAValue]:
-    """What the operations read and do not make, in order of first use; constants excluded."""
-    made: set[SSAValue] = set()
-    found: dict[SSAValue, None] = {}
-    for op in ops:
-        for operand in op.operands:
-            if operand not in made and not is_constant(operand):
-                found.setdefault(operand)
-        made.update(op.results)
-    return list(found)
-
-
-def _absorb(cut: Cut, runs: list[Segment]) -> list[Segment]:
+def _absorb(cut: Cut, waits: Waits, runs: list[Segment]) -> list[Segment]:
     """A segment that reads nothing streamed (an activation function) is part of the one before, in the same pass."""
     streamed = set(cut.streamed)
     kept: list[Segment] = []
     for run in runs:
         reads_weights = any(value in streamed for value in inputs_of(closure(run.ops, cut.sunk)))
-        waits = any(waits_of(cut, op) for op in run.ops)
+        must_wait = any(waits.returned(op) for op in run.ops)
         before = kept[-1] if kept else None
-        if before is None or reads_weights or waits or before.layer == INPUT or before.backward != run.backward:
+        if before is None or reads_weights or must_wait or before.layer == INPUT or before.backward != run.backward:
             kept.append(run)
         else:
             before.ops += run.ops
     return kept
 
 
-def _early_ops(cut: Cut) -> set[Operation]:
+def _early_ops(cut: Cut, waits: Waits) -> set[Operation]:
     """What leads from the batch alone to reductions that the wafers wait for: done first, it hides behind the rest."""
-    if cut.sharding.num_csx == 1:
-        return set()
     wafer_ops = set(cut.wafer_ops)
     streamed = set(cut.streamed)
-    waited_for = [value for op in cut.wafer_ops for value in waits_of(cut, op)]
     early: set[Operation] = set()
-    for value in waited_for:
+    for value in dict.fromkeys(value for op in cut.wafer_ops for value in waits.back(op)):
         cone = _cone(value, wafer_ops)
         if not any(operand in streamed or operand in cut.sharding.reduced for op in cone for operand in op.operands):
             early |= cone
@@ -145,17 +102,18 @@ def _cone(value: SSAValue, within: set[Operation]) -> set[Operation]:
     return cone
 
 
-def _join(cut: Cut, runs: list[Segment]) -> list[Segment]:
+def _join(cut: Cut, waits: Waits, runs: list[Segment]) -> list[Segment]:
+    """Moves a run to the last segment of its layer and pass, if all that it needs is there by then."""
     joined: list[Segment] = []
     home: dict[SSAValue, int] = {}
+    latest: dict[str, int] = {}
     for run in runs:
-        candidates = (i for i in reversed(range(len(joined))) if joined[i].label == run.label)
-        place = next(candidates, None)
         needed = [home.get(value, -1) for value in inputs_of(closure(run.ops, cut.sunk))]
         # A value that comes back from a reduction must have left in an earlier segment.
-        needed += [home.get(value, -1) + 1 for op in run.ops for value in waits_of(cut, op)]
+        needed += [home.get(value, -1) + 1 for op in run.ops for value in waits.returned(op)]
+        place = latest.get(run.label)
         if place is None or max(needed, default=-1) > place:
-            place = len(joined)
+            place = latest[run.label] = len(joined)
             joined.append(Segment(run.layer, run.backward))
         joined[place].ops += run.ops
         home.update((result, place) for op in run.ops for result in op.results)

@@ -42,7 +42,9 @@ class Surroundings:
     def variables(self, **more: str) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("WAFERBOX_")}
         own = {MARK: self.mark, "TMPDIR": str(self.temporary), "WAFERBOX_CACHE": str(self._cache)}
-        return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **own, **more}
+        # torch makes a folder of its own among the temporary ones, which stays.
+        own["TORCHINDUCTOR_CACHE_DIR"] = str(self._cache / "torch")
+        return {**inherited, "OMP_NUM_THREADS": "1", **own, **more}
 
     def processes(self) -> list[psutil.Process]:
         """All that live and have the mark."""

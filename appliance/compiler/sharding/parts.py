@@ -44,7 +44,10 @@ class Parts:
             return value if isinstance(owner.value, SplatAttr) else None
         if isinstance(owner, Block) or depth > _DEEPEST or not is_replicated(value):
             return None
-        if (value, want) not in self._made:
+        made = self._made.get((value, want))
+        # What nothing reads any more was dropped.
+        if made is None or made.owner.parent_block() is None:  # type: ignore[union-attr]
+            self._made.pop((value, want), None)
             for outcome in self._ways(owner, list(owner.results).index(value), want):
                 operands = []
                 for operand, wanted in zip(owner.operands, outcome.wants, strict=True):

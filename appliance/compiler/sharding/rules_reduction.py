@@ -1,12 +1,8 @@
 """Sharding rules: sums, maxima, means, norms, positions, running sums, softmax."""
 
-from xdsl.ir import SSAValue
-
 from appliance.compiler.sharding.placement import MAX, MIN, SUM, Placement, R
 from appliance.compiler.sharding.rule import Decompose, Outcome, Query, rule
 from cirh import types
-from cirh.attributes import SplatAttr
-from cirh.operations import Const
 
 _PARTIALS = {"ADD": SUM, "MAX": MAX, "MIN": MIN}
 
@@ -124,68 +120,3 @@ def softmax(query: Query) -> Outcome:
 )
 def log_softmax(query: Query) -> Outcome:
     return along(query, query.axis(query.get("dim")))
-
-
-@rule("aten.index_select")
-def index_select(query: Query) -> Outcome:
-    source, index = query.placements
-    axis = query.axis(query.get("dim"))
-    if source.is_sharded and source.dim == axis:
-        raise query.mixes("picks from the dimension of the samples")
-    if source.is_sharded:
-        return Outcome(wants=[source, R], results=[source])
-    if index.is_sharded:
-        return Outcome(wants=[R, index], results=[index.at(axis)])
-    return query.replicated()
-
-
-@rule("aten.index_add")
-def index_add(query: Query) -> Outcome:
-    """self, index, source: rows of the source are added to those rows of self that the index says."""
-    total, index, source = query.placements
-    axis = query.axis(query.get("dim"))
-    if not query.sharded:
-        return query.replicated()
-    if index.is_sharded or (source.is_sharded and source.dim == axis):
-        # Every wafer adds its samples to zeros: partial sums.
-        if total.is_sharded or not is_zero(query.operands[0]):
-            raise query.mixes("adds samples to something else than zeros")
-        cut = index if index.is_sharded else source.at(0)
-        return Outcome(wants=[R, cut, cut.at(axis)], results=[SUM])
-    cut = total if total.is_sharded else source
-    return Outcome(wants=[cut, R, cut], results=[cut])
-
-
-def is_zero(value: SSAValue) -> bool:
-    """Whether a value is a constant of zeros."""
-    constant = value.owner.value if isinstance(value.owner, Const) else None
-    return isinstance(constant, SplatAttr) and not bool(constant.scalar())
-
-
-@rule("aten.gather")
-def gather(query: Query) -> Outcome:
-    if not query.sharded:
-        return query.replicated()
-    axis = query.axis(query.get("dim"))
-    source, index = query.placements
-    cut = source if source.is_sharded else index
-    _check_same_size(query, cut.dim, axis)
-    if cut.dim == axis:
-        if source.is_sharded:
-            raise query.mixes("picks from the dimension of the samples")
-        return Outcome(wants=[R, index], results=[index])
-    return Outcome(wants=[cut, cut], results=[cut])
-
-
-@rule("aten.scatter.value", "aten.scatter.src", "aten.scatter_add")
-def scatter(query: Query) -> Outcome:
-    axis = query.axis(query.get("dim"))
-    if query.sharded:
-        _check_same_size(query, query.sharded[0].dim, axis)
-    return along(query, axis)
-
-
-def _check_same_size(query: Query, dim: int, axis: int) -> None:
-    """An index may have fewer rows than what it picks from: then its rows are not those of the same samples."""
-    if dim != axis and len({query.shape(index)[dim] for index in range(len(query.operands))}) > 1:
-        raise query.mixes("takes an index for a part of the samples")

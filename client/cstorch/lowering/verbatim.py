@@ -13,7 +13,7 @@ from cirh.attributes import AttrValue
 from cirh.spec import Count, Kind, OpSpec
 from cstorch.lowering.context import Lowering, Result, arguments_of, shape_of
 
-# Attributes that number dimensions of the first operand.
+# Attributes that number dimensions of the first operand, or of a result that has more (select_backward, stack).
 _DIMENSIONS = frozenset({"dim", "dim0", "dim1", "dim2", "dims"})
 
 
@@ -36,7 +36,8 @@ def verbatim(lowering: Lowering, node: fx.Node, row: OpSpec) -> Result:
         operands = [
             operand if not types.shape(operand) else lowering.broadcast(operand, shape_of(node)) for operand in operands
         ]
-    rank = len(types.shape(operands[0])) if operands else 0
+    result_rank = len(shape_of(node)) if isinstance(node.meta["val"], torch.Tensor) else 0
+    rank = max(len(types.shape(operands[0])) if operands else 0, result_rank)
     attributes: dict[str, AttrValue] = {}
     for attribute in row.attributes:
         argument = arguments[attribute.name]

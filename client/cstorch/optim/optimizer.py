@@ -1,5 +1,6 @@
 """The base class of every optimizer: state made before the step is traced, updates in tensor operations only."""
 
+import inspect
 from abc import ABCMeta, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
 
 Parameters: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 Number: TypeAlias = float | torch.Tensor  # a setting of a parameter group: schedules make it a tensor
+
+# torch keeps its compiler out of these, and imports it to do so when one is first called: more than a second that
+# nobody here needs.
+_add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+_state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+_load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+_zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
 
 class _Preinitialized(ABCMeta):
@@ -62,7 +70,7 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters; they get their state at once, and that of the others stays as it is."""
-        super().add_param_group(param_group)
+        _add_param_group(self, param_group)
         if self._preinitialized:
             self._preinitialize()
 
@@ -104,6 +112,10 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
                     if new is not None:
                         values[name] = new
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch: the settings of the groups, and the state by the number of the parameter."""
+        return _state_dict(self)
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load settings and state; state tensors keep their identity and take the values.
 
@@ -111,7 +123,7 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
         are copied. Raises ValueError where groups, names or shapes do not fit.
         """
         kept = self.state
-        super().load_state_dict({**state_dict, "state": {}})
+        _load_state_dict(self, {**state_dict, "state": {}})
         self.state = kept
         parameters = self.parameters()
         with torch.no_grad():
@@ -154,7 +166,7 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
         """As torch: drops the gradients, or zeroes them with set_to_none=False."""
         for hook in self._zero_grad_pre_hooks.values():
             hook(self, args, kwargs)
-        super().zero_grad(*args, **kwargs)
+        _zero_grad(self, *args, **kwargs)
         for hook in self._zero_grad_post_hooks.values():
             hook(self, args, kwargs)
 

@@ -1,0 +1,264 @@
+"""Whatever goes wrong, the user reads what it was, soon, and nothing hangs or stays behind."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_rig import SCRIPTS, RunningCluster, RunningScript, running_cluster, wait_for
+from conftest import StartScript
+
+from wsc.v1 import node_pb2
+
+FAULTS = SCRIPTS / "faults.py"
+FOR_EVER = 1_000_000  # steps
+FAILURE_SECONDS = 10.0
+# Of our own making, and of no use to somebody whose input or model is at fault.
+NOISE = re.compile(r"grpc|Rendezvous|StatusCode|debug_error_string|The above exception|During handling", re.IGNORECASE)
+
+pytestmark = pytest.mark.cluster
+
+
+def message_of(script: RunningScript) -> str:
+    """The last lines on the terminal: the error, without the lines of the traceback before it."""
+    errors = script.errors
+    assert not NOISE.search(errors), errors
+    assert errors.count("Traceback (most recent call last)") <= 2, errors
+    lines = errors.splitlines()
+    last_frame = max((number for number, line in enumerate(lines) if line.startswith("  File ")), default=-1)
+    first = next(n for n, line in enumerate(lines) if n > last_frame and line and not line.startswith(" "))
+    return "\n".join(lines[first:])
+
+
+def run(start_script: StartScript, cluster: RunningCluster, mode: str, *more: object) -> RunningScript:
+    script = start_script(FAULTS, mode, "--artifacts", "artifacts", *more, management=cluster.management)
+    script.wait()
+    return script
+
+
+# --- addresses and roles that are not there -----------------------------------------------------------------------------
+
+
+def test_an_address_where_nobody_is_is_named_soon(start_script: StartScript) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        script = start_script(FAULTS, "runs", "--artifacts", "artifacts", management=address)
+        begin = time.monotonic()
+        assert script.wait() == 1
+    assert f"no management service answers at {address} within 4 s" in message_of(script)
+    assert "`waferbox up`" in message_of(script)
+    assert time.monotonic() - begin < 15.0  # most of it is the import of torch
+
+
+def test_a_missing_role_is_named_with_the_command_that_adds_one(
+    start_script: StartScript, tmp_path: Path, cache: Path
+) -> None:
+    with running_cluster(tmp_path / "cluster", cache, swarmx=0, workers=0) as cluster, ExitStack() as stack:
+        script = run(start_script, cluster, "runs")
+        assert script.process.returncode == 1
+        commands = re.findall(r"python -m (\w+) --management (\S+?)(?:[;,]|$)", message_of(script), re.MULTILINE)
+        assert sorted(commands) == [("swarmx", cluster.management), ("workers", cluster.management)]
+        for module, address in commands:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, "--management", address], env=cluster.surroundings.variables()
+            )
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+        wait_for(lambda: len(cluster.nodes()) == 4, 30.0)
+        assert run(start_script, cluster, "runs").process.returncode == 0
+
+
+# --- deaths -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fragile_cluster(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[RunningCluster]:
+    """One more of each role than a job needs, for one that dies."""
+    folder = tmp_path_factory.mktemp("fragile") / "own"
+    with running_cluster(folder, cache, wafers=3, memoryx=3, swarmx=2, workers=5) as cluster:
+        yield cluster
+
+
+def start_long(start_script: StartScript, cluster: RunningCluster | None, **variables: str) -> RunningScript:
+    """On 2 wafers with 2 workers each and 2 shards; returns when some steps are done."""
+    size = ["--num-csx", 2, "--workers", 2, "--shards", 2]
+    script = start_script(
+        FAULTS,
+        *("runs", "--artifacts", "artifacts", "--num-steps", FOR_EVER, *size),
+        management=None if cluster is None else cluster.management,
+        **variables,
+    )
+    script.wait_for_output("step 50\n")
+    return script
+
+
+@pytest.mark.parametrize(
+    ("role", "name"),
+    [
+        (node_pb2.ROLE_MEMORYX, "memoryx-"),
+        (node_pb2.ROLE_SWARMX, "swarmx-0"),
+        (node_pb2.ROLE_WORKER, "worker-"),
+        (node_pb2.ROLE_WAFER, "wafer-"),
+    ],
+)
+def test_a_node_that_dies_is_named_and_the_others_can_be_used(
+    start_script: StartScript, fragile_cluster: RunningCluster, role: "node_pb2.Role.ValueType", name: str
+) -> None:
+    script = start_long(start_script, fragile_cluster)
+    victim = next(node for node in fragile_cluster.nodes(role) if node.job)
+    process = fragile_cluster.process_at(victim.address)
+    assert process.pid == victim.process_id
+    process.kill()
+    assert script.wait(FAILURE_SECONDS) == 1
+    message = message_of(script)
+    assert message.startswith("cstorch.errors.NodeLostError: "), message
+    assert re.search(rf"{name}\d* \(pid {victim.process_id} at {victim.address}\) died", message), message
+    wait_for(lambda: victim.address not in [node.address for node in fragile_cluster.nodes()], FAILURE_SECONDS)
+    assert run(start_script, fragile_cluster, "runs", "--num-csx", 2).process.returncode == 0
+
+
+def test_a_coordinator_that_dies_is_named_and_its_nodes_can_be_used(
+    start_script: StartScript, fragile_cluster: RunningCluster
+) -> None:
+    script = start_long(start_script, fragile_cluster)
+    job = next(job for job in fragile_cluster.jobs() if job.coordinator)
+    fragile_cluster.process_at(job.coordinator).kill()
+    assert script.wait(FAILURE_SECONDS) == 1
+    message = message_of(script)
+    assert f"NodeLostError: the coordinator of {job.job} at {job.coordinator} died" in message
+    wait_for(lambda: not any(node.job for node in fragile_cluster.nodes()), FAILURE_SECONDS)
+    assert run(start_script, fragile_cluster, "runs", "--num-csx", 2).process.returncode == 0
+
+
+def test_the_last_node_of_a_role_is_missed_by_the_next_job(
+    start_script: StartScript, tmp_path: Path, cache: Path
+) -> None:
+    with running_cluster(tmp_path / "cluster", cache, wafers=1) as cluster:
+        (victim,) = cluster.nodes(node_pb2.ROLE_WAFER)
+        cluster.process_at(victim.address).kill()
+        script = run(start_script, cluster, "runs")
+        assert script.process.returncode == 1
+        assert "the job needs 1 wafer, and none is free" in message_of(script)
+
+
+def test_a_management_service_that_dies_takes_the_job_along(
+    start_script: StartScript, tmp_path: Path, cache: Path
+) -> None:
+    with running_cluster(tmp_path / "cluster", cache, wafers=2, memoryx=2, workers=4) as cluster:
+        script = start_long(start_script, cluster)
+        cluster.process_at(cluster.management).kill()
+        assert script.wait(FAILURE_SECONDS) == 1
+        message = message_of(script)
+        assert message.startswith("cstorch.errors.NodeLostError: "), message
+        assert "the management service" in message
+        assert cluster.management in message
+
+
+# --- what the user's own code does --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [(), ("--num-csx", 2, "--workers", 2)], ids=["alone", "4 workers"])
+def test_the_user_sees_the_traceback_of_an_input_fn_that_raises(
+    start_script: StartScript, cluster: RunningCluster, more: tuple[Any, ...]
+) -> None:
+    script = run(start_script, cluster, "raises", *more)
+    assert script.process.returncode == 1
+    errors = script.errors
+    assert "InputError: worker-" in errors
+    assert "the input_fn's loader raised ValueError: sample 30 is not a picture" in errors
+    line = next(n for n, text in enumerate(FAULTS.read_text().splitlines(), 1) if "raise ValueError(f\"sample" in text)
+    assert f'faults.py", line {line}, in decode' in errors
+    assert message_of(script).endswith("ValueError: sample 30 is not a picture")
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        ("runs_dry", "worker-0: the loader ran dry after 5 batches and more are needed"),
+        ("is_empty", "the loader ran dry after 0 batches"),
+        ("shrinks", "worker-0: batch 2 of the input_fn has 2 rows, but the step was compiled for 8.*drop_last=True"),
+        ("exits", "worker-0: the process of the input_fn ended with exit status 4; did the input_fn call sys.exit"),
+    ],
+)
+def test_input_that_is_not_there_or_not_alike_is_explained(
+    start_script: StartScript, cluster: RunningCluster, mode: str, text: str
+) -> None:
+    script = run(start_script, cluster, mode)
+    assert script.process.returncode == 1
+    message = message_of(script)
+    assert message.startswith("cstorch.errors.InputError: "), message
+    assert re.search(text, message), message
+
+
+def test_an_error_raised_in_a_closure_ends_the_job(start_script: StartScript, cluster: RunningCluster) -> None:
+    script = run(start_script, cluster, "nan", "--num-csx", 2, "--num-steps", FOR_EVER)
+    assert script.process.returncode == 1
+    assert message_of(script) == "ValueError: the loss is nan"
+    wait_for(lambda: not any(node.job for node in cluster.nodes()), FAILURE_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("mode", "op", "code"),
+    [("no_lowering", "fft", "torch.fft.fft"), ("no_rule", "cumsum", "torch.cumsum")],
+)
+def test_an_op_that_cannot_be_compiled_is_named_with_its_line(
+    start_script: StartScript, cluster: RunningCluster, mode: str, op: str, code: str
+) -> None:
+    script = run(start_script, cluster, mode, "--num-csx", 2)
+    assert script.process.returncode == 1
+    message = message_of(script)
+    assert message.startswith("cstorch.errors.CompileError: "), message
+    line = next(n for n, text in enumerate(FAULTS.read_text().splitlines(), 1) if code in text)
+    assert op in message
+    assert f"faults.py:{line}" in message
+
+
+# --- the end of the script ------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_cancels_the_job(start_script: StartScript, cluster: RunningCluster) -> None:
+    script = start_long(start_script, cluster)
+    script.interrupt()
+    assert script.wait(5.0) in (1, 130, -signal.SIGINT)
+    assert message_of(script) == "KeyboardInterrupt"
+    job = next(job for job in cluster.jobs() if job.num_steps == FOR_EVER)
+    assert "cancelled" in job.message
+    wait_for(lambda: not any(node.job for node in cluster.nodes()), FAILURE_SECONDS)
+
+
+def test_ctrl_c_ends_the_embedded_cluster(start_script: StartScript) -> None:
+    script = start_long(start_script, None)
+    assert len(script.surroundings.processes()) > 10
+    script.interrupt()
+    assert script.wait(FAILURE_SECONDS) in (1, 130, -signal.SIGINT)
+    assert message_of(script) == "KeyboardInterrupt"
+    script.surroundings.assert_nothing_left()
+
+
+def test_ctrl_c_while_the_embedded_cluster_starts_leaves_nothing(start_script: StartScript) -> None:
+    script = start_script(FAULTS, "runs", "--artifacts", "artifacts", management=None)
+    wait_for(lambda: len(script.surroundings.processes()) > 2, 30.0)
+    script.interrupt()
+    script.wait(FAILURE_SECONDS)
+    script.surroundings.assert_nothing_left()
+
+
+def test_a_killed_script_takes_its_embedded_cluster_along(start_script: StartScript) -> None:
+    script = start_long(start_script, None)
+    script.process.kill()
+    script.wait(5.0)
+    script.surroundings.assert_nothing_left()
+
+
+def test_a_killed_script_frees_its_nodes(start_script: StartScript, cluster: RunningCluster) -> None:
+    script = start_long(start_script, cluster)
+    script.process.kill()
+    wait_for(lambda: not any(node.job for node in cluster.nodes()), FAILURE_SECONDS)
