@@ -103,7 +103,8 @@ def _is_out_variant(candidate: Any, schema: Any) -> bool:
 
 
 def _out_variant(packet: Any, schema: Any) -> Callable[..., Any] | None:
-    if len(schema.returns) != 1:
+    # A loss with a reduction makes `out` as large as its input first, which a buffer of fixed size cannot become.
+    if len(schema.returns) != 1 or any(argument.name == "reduction" for argument in schema.arguments):
         return None
     for overload in packet.overloads():
         function = getattr(packet, overload)

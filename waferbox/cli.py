@@ -101,7 +101,7 @@ def up(
 def _up_in_foreground(settings: ClusterSettings) -> None:
     signals = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     with errors.status("starting the cluster"):
-        cluster = Cluster(settings, ForkingLauncher())
+        cluster = Cluster(settings, ForkingLauncher(), [signals.fileno()])
     with cluster, recorded(cluster.management, os.getpid()):
         _show(cluster.management, f"{sum(settings.roles.values())} nodes are up. Ctrl-C ends them.")
         stay(cluster, [signals.fileno()])

@@ -52,9 +52,13 @@ class ClusterSettings:
 class Cluster:
     """A running cluster. A context manager; on leaving it nothing is left."""
 
-    def __init__(self, settings: ClusterSettings, launcher: Launcher) -> None:
-        """Start it, and wait until all nodes have registered. Raises ClusterError. The launcher is the cluster's."""
+    def __init__(self, settings: ClusterSettings, launcher: Launcher, ends: Sequence[int] = ()) -> None:
+        """Start it, and wait until all nodes have registered. Raises ClusterError. The launcher is the cluster's.
+
+        ends: descriptors; when one becomes readable meanwhile, the cluster is not wanted any more.
+        """
         self._launcher = launcher
+        self._ends = ends
         self.processes: list[tuple[str, Process]] = []
         self._reported: set[int] = set()
         self.announcement: IO[bytes]  # readable when the management service ends
@@ -64,6 +68,7 @@ class Cluster:
             listen = f"{settings.listen.rpartition(':')[0]}:0"
             with ThreadPoolExecutor(max_workers=len(modules)) as pool:
                 self.processes += pool.map(lambda module: self._start_role(module, listen, settings), modules)
+            self._check_wanted()
             self._wait_until_registered(len(modules))
         except SpawnError as error:
             self.close()
@@ -114,12 +119,17 @@ class Cluster:
             self.processes.append(("appliance", process))
         finally:
             os.close(writer)
-        if not select.select([self.announcement], [], [], START_SECONDS)[0]:
+        if not select.select([self.announcement.fileno(), *self._ends], [], [], START_SECONDS)[0]:
             raise ClusterError(f"the management service did not start within {START_SECONDS:g} s")
+        self._check_wanted()
         line = self.announcement.readline()
         if not line:
             raise ClusterError(f"the management service did not start at {settings.listen}; its messages say why")
         return str(json.loads(line)["management"])
+
+    def _check_wanted(self) -> None:
+        if select.select(self._ends, [], [], 0.0)[0]:
+            raise ClusterError("it was told to end while it started")
 
     def _start_role(self, module: str, listen: str, settings: ClusterSettings) -> tuple[str, Process]:
         arguments = ["--management", self.management, "--listen", listen]
@@ -133,6 +143,7 @@ class Cluster:
         with make_channel(self.management) as channel:
             stub = management_pb2_grpc.ManagementStub(channel)
             while True:
+                self._check_wanted()
                 try:
                     nodes = stub.ListNodes(request, timeout=10.0, wait_for_ready=True).nodes
                 except grpc.RpcError as error:

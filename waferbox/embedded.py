@@ -79,8 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     detached, log = options.pop("detached"), options.pop("log")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's is for the script
     signals = StopSignals(signal.SIGTERM)
+    ends = [signals.fileno()] if detached else [signals.fileno(), 0]
     try:
-        cluster = Cluster(ClusterSettings(**options), ForkingLauncher())
+        cluster = Cluster(ClusterSettings(**options), ForkingLauncher(), ends)
     except ClusterError as error:
         print(f"waferbox: {error}", file=sys.stderr)
         return 1
@@ -88,10 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if detached:
             with recorded(cluster.management, os.getpid(), log):
                 _announce(cluster)
-                stay(cluster, [signals.fileno()])
+                stay(cluster, ends)
         else:
             _announce(cluster)
-            stay(cluster, [signals.fileno(), 0])
+            stay(cluster, ends)
     return 0
 
 

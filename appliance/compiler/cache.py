@@ -1,5 +1,6 @@
 """Compiled plans on disk, by the hash of what they are made from. What comes from disk is checked like other input."""
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -50,7 +51,8 @@ class ArtifactCache:
     def _load(self, key: str) -> plan_pb2.Plan | None:
         """The plan, or None: not there, or damaged, and then it is made again."""
         try:
-            data = self._path(key).read_bytes()
+            with self._path(key).open("rb") as file:
+                data = file.read(MAX_PLAN_BYTES + 1)
         except OSError:
             return None
         head = len(_MAGIC) + _SUM_BYTES
@@ -76,4 +78,5 @@ class ArtifactCache:
                 os.fsync(file.fileno())
             temporary.rename(path)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from appliance.compiler.errors import CompileError
 from appliance.compiler.sharding.propagate import Sharding
 from cirh import types
 from cirh.graph import Signature, body_ops, func_of, signature
@@ -56,10 +55,6 @@ def make_cut(module: ModuleOp, sharding: Sharding) -> Cut:
         for state in names.states
         if state.result is not None and results[state.result] is not arguments[state.argument]
     }
-    for argument, value in new_states.items():
-        if isinstance(value.owner, Block | Const):
-            name = next(state.name for state in names.states if arguments[state.argument] is argument)
-            raise CompileError(f"{name} would become another state, an input or a constant as it is; assign a copy")
     ops = [op for op in body_ops(module) if not isinstance(op, Const)]
     by_nature = {op for op in ops if _touches_cut(op, sharding)}
     on_wafers, in_memoryx = _sites(ops, by_nature, set(new_states.values()) | set(results), sharding)

@@ -65,14 +65,18 @@ def partition(cut: Cut, waits: Waits) -> list[Segment]:
 
 
 def _absorb(cut: Cut, waits: Waits, runs: list[Segment]) -> list[Segment]:
-    """A segment that reads nothing streamed (an activation function) is part of the one before, in the same pass."""
+    """A segment with no weights to wait for and no gradients to send (an activation function) joins the one before."""
     streamed = set(cut.streamed)
+
+    def stands_alone(run: Segment) -> bool:
+        reads_weights = any(value in streamed for value in inputs_of(closure(run.ops, cut.sunk)))
+        sends = any(result in cut.sharding.reduced for op in run.ops for result in op.results)
+        return reads_weights or sends or any(waits.returned(op) for op in run.ops)
+
     kept: list[Segment] = []
     for run in runs:
-        reads_weights = any(value in streamed for value in inputs_of(closure(run.ops, cut.sunk)))
-        must_wait = any(waits.returned(op) for op in run.ops)
         before = kept[-1] if kept else None
-        if before is None or reads_weights or must_wait or before.layer == INPUT or before.backward != run.backward:
+        if before is None or before.layer == INPUT or before.backward != run.backward or stands_alone(run):
             kept.append(run)
         else:
             before.ops += run.ops

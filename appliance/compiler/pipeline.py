@@ -5,6 +5,7 @@ import torch
 from appliance.compiler.canonicalise import canonicalise
 from appliance.compiler.cut import make_cut
 from appliance.compiler.errors import CompileError
+from appliance.compiler.pass_through import copy_what_passes_through
 from appliance.compiler.plan import make_plan
 from appliance.compiler.sharding.propagate import propagate
 from appliance.compiler.target import Target
@@ -33,6 +34,7 @@ def compile_module(text: str, target: Target) -> plan_pb2.Plan:
     module = parse_module(text)
     verify(module)
     canonicalise(module)
+    copy_what_passes_through(module)
     try:
         with torch.no_grad():
             sharding = propagate(module, target.num_csx)

@@ -3,12 +3,13 @@
 from xdsl.ir import SSAValue
 
 from appliance.compiler.cut import Cut
+from appliance.compiler.exchanges import find_exchanges, find_output
 from appliance.compiler.groups import Bundle, Numbers
-from appliance.compiler.memoryx_schedule import ShardScheduler, find_exchanges, find_output
+from appliance.compiler.memoryx_schedule import ShardScheduler
 from appliance.compiler.report import check_memory, layer_reports
 from appliance.compiler.shards import divide
 from appliance.compiler.target import Target
-from appliance.compiler.wafer_schedule import WaferSchedule, check_nothing_missing, schedule_wafer
+from appliance.compiler.wafer_schedule import WaferSchedule, schedule_wafer
 from cirh import types
 from wsc.v1 import plan_pb2
 
@@ -24,7 +25,6 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     """
     numbers = Numbers()
     sharing = divide(cut, target)
-    check_nothing_missing(cut, sharing)
     wafer = schedule_wafer(cut, sharing, target, numbers)
     wafer.plan.activation_bytes = check_memory(wafer, target)
     exchanges, output = find_exchanges(cut, sharing, numbers), find_output(cut, numbers)
@@ -35,7 +35,9 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
         scheduler = ShardScheduler(cut, sharing, wafer, exchanges, output, target, numbers, shard)
         plan.memoryx.append(scheduler.schedule())
     # A group that is loaded twice in a step is listed twice: SwarmX counts what is still to come.
-    plan.swarmx.groups.extend([*(b.group for _, b in wafer.weights), *(b.group for _, b in wafer.reductions)])
+    plan.swarmx.groups.extend(
+        [*(load.bundle.group for load in wafer.loads), *(d.bundle.group for d in wafer.departures)]
+    )
     plan.worker.batch.CopyFrom(wafer.batch)
     plan.worker.global_rows, plan.worker.local_rows = rows, rows // target.num_csx
     _add_outputs(plan.coordinator, cut, numbers, wafer, output)
@@ -47,7 +49,7 @@ def _add_outputs(
     plan: plan_pb2.CoordinatorPlan, cut: Cut, numbers: Numbers, wafer: WaferSchedule, output: Bundle | None
 ) -> None:
     """Where the client's tensors come from, and how parts are put together."""
-    bundles = [bundle for _, bundle in wafer.reductions if bundle.group.to_coordinator]
+    bundles = [d.bundle for d in wafer.departures if d.bundle.group.to_coordinator]
     if output is not None:
         bundles.append(output)
     home: dict[SSAValue, Bundle] = {value: bundle for bundle in bundles for value in bundle.values}

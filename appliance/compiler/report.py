@@ -1,14 +1,13 @@
 """What a compile tells of each layer, and whether the step fits a wafer's memory."""
 
 import math
-from collections.abc import Sequence
 
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.cut import Cut
 from appliance.compiler.errors import CompileError
 from appliance.compiler.target import Target
-from appliance.compiler.wafer_schedule import WaferSchedule, Work
+from appliance.compiler.wafer_schedule import WaferSchedule
 from cirh import types
 from cirh.attributes import attrs
 from cirh.graph import func_of
@@ -38,7 +37,7 @@ def layer_reports(cut: Cut, schedule: WaferSchedule) -> list[plan_pb2.LayerRepor
         report = reports.setdefault(layer, plan_pb2.LayerReport(layer=layer))
         report.flops += sum(flops(op) for op in item.segment.ops)
         report.activation_bytes += sum(types.nbytes(schedule.localiser.type_of(value)) for value in item.outputs)
-        report.streamed_bytes += sum(bundle.nbytes for load, bundle in schedule.weights if load == position)
+        report.streamed_bytes += sum(load.bundle.nbytes for load in schedule.loads if load.position == position)
         for value in item.inputs:
             if value in states and value not in counted:
                 counted.add(value)
@@ -47,24 +46,39 @@ def layer_reports(cut: Cut, schedule: WaferSchedule) -> list[plan_pb2.LayerRepor
 
 
 def peak_bytes(schedule: WaferSchedule) -> int:
-    """The most that a wafer holds at one moment: the batch, activations that are read later, and weights at hand."""
-    last = {value: position for position, item in enumerate(schedule.work) for value in item.inputs}
-    live = sum(types.nbytes(schedule.localiser.type_of(v)) for v in _from_outside(schedule.work) if v in last)
-    peak = live
+    """The most that a wafer holds at one moment: the batch, what was made and is still read, and weights at hand.
+
+    Weights are at hand from the segment before which they are received, less those that are fetched ahead, to their
+    last read before they are received again.
+    """
+    held = [0] * (len(schedule.work) + 1)
+
+    def hold(value: SSAValue, begin: int, end: int) -> None:
+        for position in range(max(begin, 0), end + 1):
+            held[position] += types.nbytes(schedule.localiser.type_of(value))
+
+    reads: dict[SSAValue, list[int]] = {}
     for position, item in enumerate(schedule.work):
-        inside = sum(
-            types.nbytes(schedule.localiser.type_of(result)) for op in item.segment.ops for result in op.results
-        )
-        peak = max(peak, live + inside)
-        live += sum(types.nbytes(schedule.localiser.type_of(v)) for v in item.outputs if last.get(v, -1) > position)
-        ending = {value for value in item.inputs if last[value] == position}
-        live -= sum(types.nbytes(schedule.localiser.type_of(value)) for value in ending)
-    return peak
-
-
-def _from_outside(work: Sequence[Work]) -> list[SSAValue]:
-    made = {value for item in work for value in item.outputs}
-    return list(dict.fromkeys(value for item in work for value in item.inputs if value not in made))
+        for value in item.inputs:
+            reads.setdefault(value, []).append(position)
+    loads: dict[SSAValue, list[int]] = {}
+    for load in schedule.loads:
+        for value in load.bundle.values:
+            loads.setdefault(value, []).append(load.position)
+    for value, positions in loads.items():
+        for begin, end in zip(positions, [*positions[1:], len(schedule.work)], strict=True):
+            hold(value, begin, max((read for read in reads[value] if begin <= read < end), default=begin))
+    sent_at = {value: d.position for d in schedule.departures for value in d.bundle.values}
+    made: set[SSAValue] = set()
+    for position, item in enumerate(schedule.work):
+        for op in item.segment.ops:
+            for value in op.results:
+                made.add(value)
+                hold(value, position, max(reads.get(value, [position])[-1], sent_at.get(value, position)))
+    for value, positions in reads.items():
+        if value not in made and value not in loads:
+            hold(value, 0, positions[-1])
+    return max(held)
 
 
 def check_memory(schedule: WaferSchedule, target: Target) -> int:
@@ -73,7 +87,7 @@ def check_memory(schedule: WaferSchedule, target: Target) -> int:
     if peak > target.wafer_memory_bytes:
         over = (peak - target.wafer_memory_bytes) / 2**20
         raise CompileError(
-            f"the step needs {peak / 2**20:.0f} MiB of a wafer's memory, {over:.0f} MiB more than it has; "
+            f"the step needs {peak / 2**20:.3g} MiB of a wafer's memory, {over:.3g} MiB more than it has; "
             "use a smaller batch or more wafers (num_csx)"
         )
     return peak

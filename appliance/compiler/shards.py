@@ -29,6 +29,13 @@ class Sharing:
     replicated: frozenset[SSAValue]  # states of which shard 0 keeps the copy that is read back
     home: Mapping[SSAValue, int]  # the shard of a state, and of what one shard alone computes
     sunk: frozenset[Operation]  # broadcasts of single numbers: repeated where they are read
+    new_states: Mapping[SSAValue, SSAValue]
+
+    def reads(self, shard: int, value: SSAValue) -> bool:
+        """Whether a shard reads a value: in an operation, or as the next value of a state that it keeps."""
+        if any(use.operation in self.ops[shard] for use in value.uses):
+            return True
+        return any(self.new_states.get(state) is value for state in self.states[shard])
 
     def source(self, value: SSAValue) -> int:
         """The shard from which a value is sent."""
@@ -51,10 +58,14 @@ def divide(cut: Cut, target: Target) -> Sharing:
     """
     arguments = func_of(cut.module).block.args
     states: dict[SSAValue, str] = {arguments[state.argument]: state.name for state in cut.names.states}
+    leaving = {*cut.new_states.values(), *cut.streamed, *(value for _, value in cut.outputs)}
     sunk = frozenset(
         op
         for op in cut.memoryx_ops
-        if op.name == "cirh.BroadcastInDim" and elements(op.operands[0]) == 1 and elements(op.results[0]) > 1
+        if op.results[0] not in leaving
+        and op.name == "cirh.BroadcastInDim"
+        and elements(op.operands[0]) == 1
+        and elements(op.results[0]) > 1
     )
     roots = _Union()
     ops = [op for op in cut.memoryx_ops if op not in sunk]
@@ -85,6 +96,7 @@ def divide(cut: Cut, target: Target) -> Sharing:
         replicated=frozenset(state for state in states if elements(state) == 1),
         home=home,
         sunk=sunk,
+        new_states=cut.new_states,
     )
 
 
@@ -142,7 +154,8 @@ def _needs(
         wanted: list[SSAValue] = [state for state in states if elements(state) > 1 and home[state] == shard]
         if shard == 0:
             wanted += [state for state in states if elements(state) == 1]
-            wanted += [value for _, value in cut.outputs]
+            # What is not here is exchanged.
+            wanted += [value for _, value in cut.outputs if home.get(value, 0) == 0]
             wanted += [value for value in cut.streamed if value not in home]
         for op in ops:
             if op in component and home[op.results[0]] == shard:

@@ -58,7 +58,9 @@ class Attachment:
                 self._on_response(self.member, response)
         except grpc.RpcError as error:
             assert isinstance(error, grpc.Call)
-            reason = error.details() or error.code().name
+            # What gRPC says of a connection that broke helps nobody.
+            lost = error.code() == grpc.StatusCode.UNAVAILABLE
+            reason = "the connection to it broke" if lost else error.details() or error.code().name
         finally:
             self._commands.put(None)  # ends gRPC's thread that waits for commands
         if not self._ending:

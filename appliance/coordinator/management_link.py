@@ -37,6 +37,7 @@ class ManagementLink:
         self._requests: queue.SimpleQueue[management_pb2.CoordinateRequest | None] = queue.SimpleQueue()
         hello = management_pb2.CoordinatorHello(job=settings.job, address=address, token=settings.token)
         self._requests.put(management_pb2.CoordinateRequest(hello=hello))
+        self._address = settings.management
         self._channel = make_channel(settings.management)
         stub = management_pb2_grpc.ManagementStub(self._channel)
         self._call = stub.Coordinate(iter(self._requests.get, None))
@@ -97,7 +98,7 @@ class ManagementLink:
         on_node_lost: Callable[[management_pb2.NodeInfo], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        reason = "the management service has ended"
+        reason = f"the management service at {self._address} has ended"
         try:
             for response in self._call:
                 match response.WhichOneof("kind"):
@@ -109,7 +110,9 @@ class ManagementLink:
                         on_node_lost(response.lost)
         except grpc.RpcError as error:
             assert isinstance(error, grpc.Call)
-            reason = f"the connection to the management service broke: {error.details()}"
+            lost = error.code() == grpc.StatusCode.UNAVAILABLE
+            why = "died or was cut off" if lost else f"ended the connection: {error.details()}"
+            reason = f"the management service at {self._address} {why}"
         finally:
             self._acquired.put(None)
             self._requests.put(None)

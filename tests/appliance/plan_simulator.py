@@ -91,7 +91,11 @@ class Wires:
 
 
 def empty(type: plan_pb2.TensorType) -> torch.Tensor:
-    return torch.empty(tuple(type.shape), dtype=torch_dtype(type.element_type))
+    """A place in a buffer: it has its size for good."""
+    dtype, nbytes = torch_dtype(type.element_type), tensor_bytes(type)
+    if nbytes == 0:
+        return torch.empty(tuple(type.shape), dtype=dtype)
+    return torch.frombuffer(bytearray(nbytes), dtype=dtype).reshape(tuple(type.shape))
 
 
 def check_type(group: plan_pb2.Group, tensors: Sequence[torch.Tensor]) -> None:

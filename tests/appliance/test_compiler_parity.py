@@ -149,4 +149,4 @@ LOSSES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_losses_and_their_gradients(loss: Callable[[Any, Any], torch.Tensor]) -> None:
     batches = digits()
-    Traced(train(loss), Network(), batches[0]).check(batches, [(1, 1), (2, 1), (3, 2)])
+    Traced(train(loss), Network(), batches[0]).check(batches, [(1, 1), (3, 2)], seeds=[1])

@@ -366,6 +366,17 @@ def test_gradients_equal_torch():
     check(gradients, (X, Y, ROW, N))
 
 
+def test_dimensions_that_only_the_result_has_are_counted_in_it():
+    """The gradient of a selection puts a dimension back; a stack adds one."""
+
+    def selected(x):
+        x = x.detach().requires_grad_()
+        (x[:, 1].pow(2).sum() + x[:, -2].exp().sum() + torch.select(x, -1, 0).sum()).backward()
+        return x.grad, torch.stack([x, x * 2], -1), torch.stack([x, x * 2], 2), torch.stack([x[0], x[1]], 1)
+
+    check(selected, (X,))
+
+
 def test_one_value_stays_one_element():
     module = check(lambda x: (x * 0.5, torch.full((1 << 12, 1 << 12), 2.0, device=x.device).sum(0)[:6] * x), (X,))
     assert len(print_module(module, locations=False)) < 3000

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 import psutil
@@ -196,6 +197,9 @@ class RunningScript:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+
+
+StartScript: TypeAlias = Callable[..., RunningScript]  # see the fixture start_script
 
 
 def wait_for(condition: Callable[[], object], seconds: float, explain: Callable[[], str] = lambda: "") -> None:

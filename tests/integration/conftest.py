@@ -1,20 +1,18 @@
 """A cluster for each process that runs tests, and scripts on it."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
-from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings, running_cluster
+from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartScript, Surroundings, running_cluster
 
 sys.path.insert(0, str(SCRIPTS))  # for workers too, which import the functions that make input
 
 torch.set_num_threads(1)
-
-StartScript = Callable[..., RunningScript]
 
 
 @pytest.fixture(scope="session")

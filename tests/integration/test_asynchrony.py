@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings, wait_for
-from conftest import StartScript
+from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartScript, Surroundings, wait_for
 
 BOUND = 20
 STEPS = 80

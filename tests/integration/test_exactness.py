@@ -56,9 +56,12 @@ def test_the_cpu_backend_trains_as_plain_pytorch(tmp_path: Path, optimizer: str,
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("lane", ["shared_memory", "grpc"])
-@pytest.mark.parametrize(("wafers", "shards", "workers"), SHAPES)
-@pytest.mark.parametrize(("optimizer", "reduction"), TRAININGS)
+@pytest.mark.parametrize(
+    ("optimizer", "reduction", "wafers", "shards", "workers", "lane"),
+    [(*training, *shape, "shared_memory") for training in TRAININGS for shape in SHAPES]
+    # Each shape with one training, each training with three shapes.
+    + [(*training, *shape, "grpc") for training, shape in zip(itertools.cycle(TRAININGS), SHAPES, strict=False)],
+)
 def test_a_cluster_trains_as_plain_pytorch(
     cluster: RunningCluster,
     monkeypatch: pytest.MonkeyPatch,

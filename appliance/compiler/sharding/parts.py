@@ -8,7 +8,7 @@ makes the part that is wanted.
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from appliance.compiler.errors import CompileError
 from appliance.compiler.sharding.placement import Placement, R
@@ -46,9 +46,9 @@ class Parts:
             return None
         made = self._made.get((value, want))
         # What nothing reads any more was dropped.
-        if made is None or made.owner.parent_block() is None:  # type: ignore[union-attr]
+        if made is None or made.owner.parent_block() is None:
             self._made.pop((value, want), None)
-            for outcome in self._ways(owner, list(owner.results).index(value), want):
+            for outcome in self._ways(owner, _index(value), want):
                 operands = []
                 for operand, wanted in zip(owner.operands, outcome.wants, strict=True):
                     part = self.part(operand, wanted, is_replicated, depth + 1) if wanted.is_sharded else operand
@@ -110,3 +110,8 @@ class Parts:
             for dim, size in enumerate(shape):
                 if size % (want.outer * self._num_csx) == 0:
                     yield index, want.at(dim)
+
+
+def _index(value: SSAValue) -> int:
+    assert isinstance(value, OpResult)
+    return value.index

@@ -93,8 +93,12 @@ def nll_loss_backward(query: Query) -> Outcome:
     cut = next((placement for placement in query.placements[1:3] if placement.is_sharded), None)
     if cut is None:
         return query.replicated()
-    gradient = cut.at(0) if query.shape(0) else R
-    return Outcome(wants=[gradient, cut, cut.at(0), *[R] * (len(query.placements) - 3)], results=[cut])
+    if cut.dim != 0 or len(query.shape(1)) != 2:
+        raise query.mixes("takes scores whose classes are cut")
+    # Only a mean divides by the total weight: otherwise the wafers need not wait for it.
+    total = R if query.get("reduction", MEAN) == MEAN else query.placements[-1]
+    weights = [R] * (len(query.placements) - 4)
+    return Outcome(wants=[cut if query.shape(0) else R, cut, cut, *weights, total], results=[cut])
 
 
 @rule("cirh.SparseSoftmaxCrossEntropyWithLogits")
@@ -119,10 +123,11 @@ def elementwise_loss(query: Query) -> Outcome:
         return query.replicated()
     cut = query.sharded[0]
     reduction = query.get("reduction", MEAN)
+    if query.shape(0) != query.shape(1):
+        raise query.mixes("takes an input and a target of different shapes")
     if reduction == MEAN and query.num_csx > 1:
         raise Decompose
-    rank = len(query.shape(0))
-    wants = [_aligned(query, index, cut, rank) for index in range(len(query.operands))]
+    wants = [_aligned(query, index, cut) for index in range(len(query.operands))]
     return Outcome(wants=wants, results=[cut if reduction == NONE else SUM])
 
 
@@ -137,17 +142,18 @@ def elementwise_loss_backward(query: Query) -> Outcome:
     cut = next((placement for placement in query.placements[1:] if placement.is_sharded), None)
     if cut is None:
         return query.replicated()
+    if query.shape(1) != query.shape(2):
+        raise query.mixes("takes an input and a target of different shapes")
     if query.get("reduction", MEAN) == MEAN and query.num_csx > 1:
         raise Decompose
-    rank = len(query.shape(1))
-    wants = [_aligned(query, index, cut, rank) for index in range(len(query.operands))]
+    wants = [_aligned(query, index, cut) for index in range(len(query.operands))]
     return Outcome(wants=wants, results=[cut])
 
 
-def _aligned(query: Query, operand: int, cut: Placement, rank: int) -> Placement:
+def _aligned(query: Query, operand: int, cut: Placement) -> Placement:
     """The cut for an operand that may have fewer dimensions, or single elements, and is repeated."""
     shape = query.shape(operand)
-    dim = cut.dim - (rank - len(shape))
+    dim = cut.dim - (len(query.shape(1)) - len(shape))
     return cut.at(dim) if dim >= 0 and shape[dim] > 1 else R
 
 
@@ -166,6 +172,10 @@ def embedding_backward(query: Query) -> Outcome:
     gradient, index = query.placements
     if index.is_sharded or gradient.is_sharded:
         cut = index if index.is_sharded else gradient
+        if query.get("scale_grad_by_freq", False):
+            raise query.mixes("counts the samples in which an index is (scale_grad_by_freq)")
+        if cut.dim >= len(query.shape(1)):
+            raise query.mixes("takes gradients whose features are cut")
         return Outcome(wants=[cut, cut], results=[SUM])
     if gradient == SUM and index == R:
         return Outcome(wants=[SUM, R], results=[SUM])
@@ -190,4 +200,6 @@ def layer_norm_backward(query: Query) -> Outcome:
     cut = next((placement for placement in query.placements[:2] if placement.is_sharded), None)
     if cut is None:
         return query.replicated()
+    if cut.dim >= len(query.shape(1)) - len(query.get("normalized_shape")):
+        raise query.mixes("normalises over the samples")
     return Outcome(wants=[cut] * 4 + [R] * (len(query.operands) - 4), results=[cut, SUM, SUM])

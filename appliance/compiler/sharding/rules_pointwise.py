@@ -52,5 +52,23 @@ def _passes_sum(query: Query) -> bool:
     return name == "cirh.Select" and partial == [False, True, True]
 
 
-# These go element by element, but are not tagged so in the table.
-rule("aten.masked_fill.Scalar", "aten.masked_fill.Tensor", "aten.where.Scalar")(pointwise)
+@rule(
+    # These go element by element, but are not tagged so in the table: nothing says that their operands have one shape.
+    "aten.masked_fill.Tensor",
+    "aten.where.Scalar",
+    "aten.where.ScalarOther",
+    "aten.where.ScalarSelf",
+    "aten.elu_backward",
+    "aten.floor_divide",
+    "aten.hardsigmoid_backward",
+    "aten.hardswish",
+    "aten.hardswish_backward",
+    "aten.hardtanh_backward",
+    "aten.leaky_relu_backward",
+    "aten.softplus_backward",
+)
+def pointwise_of_one_shape(query: Query) -> Outcome:
+    shapes = {query.shape(index) for index in range(len(query.operands))} - {()}
+    if query.sharded and shapes != {query.result_shape()}:
+        raise query.mixes("takes operands of different shapes")
+    return pointwise(query)

@@ -116,7 +116,17 @@ def unbind(query: Query) -> Outcome:
 
 @rule("aten.slice.Tensor")
 def slice_(query: Query) -> Outcome:
-    return _keeps_axis(query, query.axis(query.get("dim", 0)), removed=False)
+    axis = query.axis(query.get("dim", 0))
+    placement = query.placements[0]
+    if placement.is_sharded and placement.dim == axis:
+        # Whole blocks, as they were joined by Concat.
+        block = query.shape(0)[axis] // placement.outer
+        start, end = query.get("start") or 0, query.get("end")
+        size = query.result_shape()[axis]
+        if query.get("step", 1) == 1 and start % block == 0 and size % block == 0 and end == start + size > start:
+            local = {"start": start // query.num_csx, "end": end // query.num_csx}
+            return Outcome(wants=[placement], results=[sharded(axis, size // block)], attributes=local)
+    return _keeps_axis(query, axis, removed=False)
 
 
 def _local_sizes(query: Query, outcome: Outcome, attribute: str) -> Outcome:

@@ -36,7 +36,7 @@ class EmbeddedCluster:
         self._management: str | None = None
         self._reading = threading.Lock()
         command = [
-            *(sys.executable, "-m", MODULE),
+            *(sys.executable, "-P", "-m", MODULE),  # -P: no file of the user's folder is taken for one of ours
             *("--wafers", str(config.num_csx)),
             *("--memoryx", str(max(1, config.max_wgt_servers))),
             *("--workers", str(config.num_csx * config.num_workers_per_csx)),

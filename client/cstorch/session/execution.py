@@ -19,6 +19,7 @@ from cstorch.execution import Closure, Execution
 from cstorch.lowering import lower
 from cstorch.session.job import Job
 from cstorch.session.outputs import Outputs, unknown_tensor, unpack, weight_in_closure
+from cstorch.session.session import outcome
 from cstorch.session.stream import ExecutionStream
 from cstorch.tracing import LazyTensor, Trace, is_tracing, trace_step
 from wsc.v1 import coordinator_pb2, node_pb2
@@ -107,7 +108,7 @@ class CsxExecution(Execution):
         logger.info("Compile artifact %s: %s", self._compiled.artifact, where)
         logger.info("Compile was successful!")
         if self._input is not None:
-            self._input.result()  # every wait of its thread has a deadline
+            outcome(self._input)
             self._start(job, self._compiled)
 
     def _start(self, job: Job, compiled: coordinator_pb2.CompileResponse) -> None:

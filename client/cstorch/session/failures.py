@@ -42,9 +42,9 @@ def from_rpc_error(error: grpc.RpcError, doing: str) -> CstorchError:
     details = error.details() or "no details"
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
-            return ClusterUnreachableError(f"the connection to the cluster was lost while {doing}: {details}")
+            return ClusterUnreachableError(f"the connection to the cluster was lost while {doing}")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return ClusterUnreachableError(f"the cluster did not answer in time while {doing}: {details}")
+            return ClusterUnreachableError(f"the cluster did not answer in time while {doing}")
         case grpc.StatusCode.CANCELLED | grpc.StatusCode.ABORTED:
             return JobCancelledError(f"the job was cancelled while {doing}: {details}")
         case grpc.StatusCode.INVALID_ARGUMENT:

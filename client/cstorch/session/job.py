@@ -1,5 +1,6 @@
 """A job: made by the management service, served by its coordinator, alive as long as the script holds its session."""
 
+import copy
 import logging
 import threading
 from collections.abc import Iterator
@@ -101,20 +102,18 @@ class Job:
     def _coordinator_lost(self, error: grpc.RpcError) -> CstorchError:
         assert isinstance(error, grpc.Call)
         if error.code() == grpc.StatusCode.UNAVAILABLE:
-            return NodeLostError(
-                f"the coordinator of {self.name} at {self._address} died, or cannot be reached: {error.details()}"
-            )
+            return NodeLostError(f"the coordinator of {self.name} at {self._address} died, or cannot be reached")
         return failures.from_rpc_error(error, "the job was under way")
 
     def _reason(self, error: grpc.RpcError) -> CstorchError | None:
         assert isinstance(error, grpc.Call)
         refused = error.code() == grpc.StatusCode.INVALID_ARGUMENT
-        return self._failure if refused else self.wait_for_failure()
+        return self.failure if refused else self.wait_for_failure()
 
     def wait_for_failure(self) -> CstorchError | None:
         """Why the job ended, for an operation that failed because it did: the session knows more, and soon."""
         self._watcher.join(VERDICT_SECONDS)
-        return self._failure
+        return self.failure
 
     @property
     def alive(self) -> bool:
@@ -123,8 +122,8 @@ class Job:
 
     @property
     def failure(self) -> CstorchError | None:
-        """Why the job ended, if the session said so. Thread-safe."""
-        return self._failure
+        """Why the job ended, if the session said so: each time a new error, to be raised. Thread-safe."""
+        return copy.copy(self._failure)
 
     def compile(self, cirh: str) -> coordinator_pb2.CompileResponse:
         """Compiles a step, or finds its artifact.

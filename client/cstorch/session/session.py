@@ -5,6 +5,7 @@ import logging
 import threading
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 from cstorch.cluster_config import ClusterConfig
 from cstorch.session.cluster_state import ClusterState
@@ -14,8 +15,21 @@ from wsc.v1 import node_pb2
 
 logger = logging.getLogger("cstorch.session")
 
+Result = TypeVar("Result")
+
 EMBEDDED_LOG = "embedded_cluster.log"
 OPENING_SECONDS = 5.0
+
+
+def outcome(future: Future[Result]) -> Result:
+    """What a thread of ours came to; its error is raised without the frames of that thread.
+
+    Every wait of such a thread has a deadline.
+    """
+    error = future.exception()
+    if error is not None:
+        raise error.with_traceback(None) from None
+    return future.result()
 
 
 class Session:
@@ -95,7 +109,7 @@ class Session:
         assert self._opening is not None
         opening, self._opening = self._opening, None
         try:
-            job = opening.result()  # every wait of the thread has a deadline
+            job = outcome(opening)
         except KeyboardInterrupt:
             self._opening = opening
             raise

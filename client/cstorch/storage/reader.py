@@ -38,7 +38,7 @@ def load(path: str | os.PathLike[str], map_location: str | torch.device | None =
     except (OSError, KeyError, IndexError, TypeError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"{source} cannot be read: it is truncated or damaged ({error})") from error
+        raise CheckpointError(f"{source} cannot be read: it is truncated or damaged ({error})") from None
     if map_location in (None, "cpu", "cache"):
         return tree
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(map_location), tree)

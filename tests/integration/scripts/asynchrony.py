@@ -54,7 +54,7 @@ def main() -> None:
 
     @cstorch.step_closure
     def record(count: torch.Tensor, doubled: torch.Tensor) -> None:
-        closures.append((count.item(), doubled.item(), time.monotonic()))
+        closures.append((int(count), int(doubled), time.monotonic()))
         if not sleep:
             sleep.append(time.monotonic())
             time.sleep(options.sleep)

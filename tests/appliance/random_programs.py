@@ -1,0 +1,191 @@
+"""Random small programs, forward and backward, for the compiler: every value is an output, so that nothing cancels.
+
+Sizes collide with the batch (12), and operations mix samples more often than a model would: most of the work of the
+compiler is to refuse such a step, and to get every other one right.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from compiled_steps import BATCH, Traced
+from torch import nn
+from torch.nn import functional as F
+
+
+class Weights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        for name, shape in (("w", (6, 4)), ("v", (12,)), ("table", (7, 5)), ("scale", (12,)), ("square", (12, 12))):
+            self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=generator)))
+
+
+def batch_of(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    chance = random.Random(seed * 7 + 1)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(BATCH, chance.choice([2, 5, 12]), chance.choice([1, 3, 4]), generator=generator)
+    y = torch.randn(BATCH, chance.choice([1, 6, 12]), generator=generator)
+    return x.double(), y.double(), torch.randint(0, 7, (BATCH, 4), generator=generator)
+
+
+Chance = random.Random
+Live = list[torch.Tensor]
+# An operation of the random programs gets a value, the source of chance, all values and the batch; None: not possible.
+Operation = Callable[[torch.Tensor, Chance, Live, Weights, torch.Tensor], "torch.Tensor | None"]
+
+
+def dim(t: torch.Tensor, r: Chance) -> int:
+    return r.randrange(t.dim())
+
+
+def merged(t: torch.Tensor, r: Chance) -> torch.Tensor | None:
+    if t.dim() < 2:
+        return None
+    d = r.randrange(t.dim() - 1)
+    return t.reshape(*t.shape[:d], -1, *t.shape[d + 2 :])
+
+
+def divided(t: torch.Tensor, r: Chance) -> torch.Tensor | None:
+    d = dim(t, r)
+    parts = [k for k in (2, 3, 4, 6) if t.shape[d] % k == 0]
+    if not parts:
+        return None
+    k = r.choice(parts)
+    sizes = (k, t.shape[d] // k) if r.random() < 0.5 else (t.shape[d] // k, k)
+    return t.reshape(*t.shape[:d], *sizes, *t.shape[d + 1 :])
+
+
+def part_variance(t: torch.Tensor, r: Chance) -> torch.Tensor | None:
+    d = dim(t, r)
+    return t.var(d, keepdim=r.random() < 0.5) if t.shape[d] > 1 else None
+
+
+def first_half(t: torch.Tensor, d: int) -> torch.Tensor:
+    return t.narrow(d, 0, max(1, t.shape[d] // 2))
+
+
+def combined(t: torch.Tensor, other: torch.Tensor, function: Any) -> torch.Tensor | None:
+    try:
+        torch.broadcast_shapes(t.shape, other.shape)
+    except RuntimeError:
+        return None
+    result: torch.Tensor = function(t, other)
+    return result
+
+
+def linear(t: torch.Tensor, m: Weights) -> torch.Tensor:
+    weight = m.w if t.shape[-1] == 4 else m.w[:, :1].expand(-1, t.shape[-1])
+    return F.linear(t, weight, m.v[:6])
+
+
+def cross_entropy(t: torch.Tensor, r: Chance, ids: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor | None:
+    if t.dim() != 2 or t.shape[0] != BATCH or not 1 < t.shape[1] <= 12:
+        return None
+    labels = torch.where(ids[:, 1] % 3 == 0, -100, ids[:, 0] % t.shape[1])
+    kept = weight[: t.shape[1]].detach().abs() if weight is not None else None
+    return F.cross_entropy(t, labels, kept, reduction=r.choice(["mean", "sum"]), label_smoothing=r.choice([0.0, 0.1]))
+
+
+def two_dims(t: torch.Tensor, function: Any) -> torch.Tensor | None:
+    return function(t) if t.dim() == 2 else None
+
+
+OPERATIONS: dict[str, Operation] = {
+    "sum-over-samples": lambda t, r, live, m, ids: t.sum(0),
+    "tanh": lambda t, r, live, m, ids: torch.tanh(t),
+    "relu": lambda t, r, live, m, ids: F.relu(t),
+    "gelu": lambda t, r, live, m, ids: F.gelu(t),
+    "square": lambda t, r, live, m, ids: t * t,
+    "root": lambda t, r, live, m, ids: (t.abs() + 1).sqrt(),
+    "plus-one": lambda t, r, live, m, ids: t + 1,
+    "twice": lambda t, r, live, m, ids: t * 2,
+    "linear": lambda t, r, live, m, ids: linear(t, m),
+    "softmax": lambda t, r, live, m, ids: F.softmax(t, dim(t, r)),
+    "log-softmax": lambda t, r, live, m, ids: F.log_softmax(t, dim(t, r)),
+    "layer-norm": lambda t, r, live, m, ids: (
+        F.layer_norm(t, t.shape[-1:], m.v[: t.shape[-1]]) if 1 < t.shape[-1] <= 12 else None
+    ),
+    "transpose": lambda t, r, live, m, ids: t.transpose(dim(t, r), dim(t, r)),
+    "merge": lambda t, r, live, m, ids: merged(t, r),
+    "divide": lambda t, r, live, m, ids: divided(t, r),
+    "sum": lambda t, r, live, m, ids: t.sum(dim(t, r), keepdim=r.random() < 0.5),
+    "mean": lambda t, r, live, m, ids: t.mean(dim(t, r), keepdim=r.random() < 0.5),
+    "amax": lambda t, r, live, m, ids: t.amax(dim(t, r), keepdim=r.random() < 0.5),
+    "amin": lambda t, r, live, m, ids: t.amin(dim(t, r)),
+    "var": lambda t, r, live, m, ids: part_variance(t, r),
+    "norm": lambda t, r, live, m, ids: t / (1 + t.norm()),
+    "norm-of-rows": lambda t, r, live, m, ids: torch.linalg.vector_norm(t + 2, dim=dim(t, r)),
+    "mul": lambda t, r, live, m, ids: combined(t, r.choice(live), torch.mul),
+    "add": lambda t, r, live, m, ids: combined(t, r.choice(live), torch.add),
+    "sub": lambda t, r, live, m, ids: combined(t, r.choice(live), torch.sub),
+    "cat": lambda t, r, live, m, ids: torch.cat([t, t * 2], dim(t, r)),
+    "cat-over-samples": lambda t, r, live, m, ids: torch.cat([t, t * 2], 0),
+    "cat-of-ones": lambda t, r, live, m, ids: torch.cat([t, torch.ones_like(t)], dim(t, r)),
+    "stack": lambda t, r, live, m, ids: torch.stack([t, t + 1], dim(t, r)),
+    "slice": lambda t, r, live, m, ids: first_half(t, dim(t, r)),
+    "select": lambda t, r, live, m, ids: t.select(dim(t, r), -1),
+    "unsqueeze": lambda t, r, live, m, ids: t.unsqueeze(dim(t, r)),
+    "expand": lambda t, r, live, m, ids: t.unsqueeze(0).expand(2, *t.shape),
+    "cumsum": lambda t, r, live, m, ids: t.cumsum(dim(t, r)),
+    "flip": lambda t, r, live, m, ids: t.flip(dim(t, r)),
+    "embedding": lambda t, r, live, m, ids: F.embedding(ids, m.table),
+    "rows": lambda t, r, live, m, ids: m.table[ids[:, 0]],
+    "columns": lambda t, r, live, m, ids: m.table[:, ids[:, 0] % 5],
+    "where": lambda t, r, live, m, ids: torch.where(t > 0, t, live[0].mean()),
+    "masked": lambda t, r, live, m, ids: t.masked_fill(t > 1, 0.5),
+    "bmm": lambda t, r, live, m, ids: torch.bmm(t, t.transpose(1, 2)) if t.dim() == 3 else None,
+    "gram": lambda t, r, live, m, ids: two_dims(t, lambda t: t.transpose(0, 1) @ t),
+    "outer": lambda t, r, live, m, ids: two_dims(t, lambda t: t @ t.transpose(0, 1)),
+    "square-matrix": lambda t, r, live, m, ids: m.square @ t if t.dim() == 2 and t.shape[0] == 12 else None,
+    "mse": lambda t, r, live, m, ids: F.mse_loss(t, t.detach() * 0.5, reduction=r.choice(["mean", "sum"])),
+    "bce": lambda t, r, live, m, ids: F.binary_cross_entropy(torch.sigmoid(t), torch.sigmoid(t.detach() + 1)),
+    "cross-entropy": lambda t, r, live, m, ids: cross_entropy(t, r, ids, None),
+    "weighted-cross-entropy": lambda t, r, live, m, ids: cross_entropy(t, r, ids, m.v),
+    "center": lambda t, r, live, m, ids: t - t.mean(0, keepdim=True),
+    "scaled-by-mean": lambda t, r, live, m, ids: t.mean() * t,
+    "one-hot": lambda t, r, live, m, ids: (ids[..., None] == torch.arange(7, device=ids.device)).double() @ m.table,
+    "gather": lambda t, r, live, m, ids: (
+        t.gather(1, ids[:, :2] % t.shape[1]) if t.dim() == 2 and t.shape[0] == BATCH else None
+    ),
+    "argmax": lambda t, r, live, m, ids: t * t.argmax(dim(t, r), keepdim=True),
+    "tril": lambda t, r, live, m, ids: t.tril() if t.dim() >= 2 else None,
+    "scaled-by-size": lambda t, r, live, m, ids: t * (1.0 / t.shape[0]),
+}
+
+
+def program(seed: int, operations: list[str] | None = None) -> Callable[[Any], Callable[[Any], Any]]:
+    """A step of two to six random operations, the gradients of what they make, and all values."""
+
+    def build(model: Any) -> Callable[[Any], Any]:
+        parameters = list(model.parameters())
+
+        def step(batch: Any) -> Any:
+            r = random.Random(seed)
+            x, y, ids = batch
+            live = [x * (1 + model.w[0, 0]), y + model.v[0]]
+            losses = []
+            for _ in range(r.randint(2, 6)):
+                value = r.choice(live[-3:])
+                name = r.choice(operations or list(OPERATIONS))
+                if value.dim() == 0 or value.numel() > 20000:
+                    continue
+                made = OPERATIONS[name](value, r, live, model, ids)
+                if made is not None:
+                    (losses if made.dim() == 0 else live).append(made)
+            loss = sum((t * t.detach().cos()).sum() for t in live[-2:]) + sum(losses)
+            loss.backward()
+            gradients = [p.grad.clone() for p in parameters if p.grad is not None]
+            for parameter in parameters:
+                parameter.grad = None
+            return [t.detach() for t in (loss, *gradients, *losses, *live)]
+
+        return step
+
+    return build
+
+
+def traced_program(seed: int, operations: list[str] | None = None) -> tuple[Traced, Any]:
+    batch = batch_of(seed)
+    return Traced(program(seed, operations), Weights(), batch), batch

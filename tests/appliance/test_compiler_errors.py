@@ -1,0 +1,228 @@
+"""What the compiler refuses, and how it says so; what it keeps on disk."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compiled_steps import BATCH, Traced, kinds
+from torch import nn
+from torch.nn import functional as F
+
+from appliance.compiler import cache as cache_module
+from appliance.compiler.cache import ArtifactCache, artifact_key
+from appliance.compiler.errors import CompileError
+from appliance.compiler.layers import layer_of
+from appliance.compiler.pipeline import Target, compile_module
+from cirh.errors import CirhError
+
+X = torch.randn(BATCH, 6, dtype=torch.float64)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.register_buffer("kept", torch.zeros(BATCH, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x)
+
+
+def refusal(step: Callable[[Any, Any], Any], batch: Any = X, wafers: int = 2, **settings: Any) -> str:
+    traced = Traced(lambda model: lambda batch: step(model, batch), Model(), batch)
+    with pytest.raises(CompileError) as caught:
+        traced.plan(wafers, **settings)
+    return str(caught.value)
+
+
+def test_an_operation_without_a_rule_names_itself_the_line_and_the_way_out() -> None:
+    message = refusal(lambda m, x: m(x).sort(0)[0].sum())
+    assert re.search(r"test_compiler_errors\.py:\d+", message)
+    assert "aten.sort has no sharding rule" in message
+    assert "num_csx=1" in message
+
+
+def test_an_operation_on_weights_alone_needs_no_rule() -> None:
+    traced = Traced(lambda m: lambda x: m(x).sum().detach() + m.first.weight.sort(0)[0][0].sum().detach(), Model(), X)
+    traced.check([X], [(2, 2)])
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (lambda m, x: m(x) @ m(x).t(), ["cirh.MatMul", "all samples with all samples"]),
+        (lambda m, x: F.softmax(m(x), 0), ["cirh.Softmax", "along the samples"]),
+        (lambda m, x: m(x)[:5], ["aten.slice.Tensor", "dimension of the samples"]),
+        (lambda m, x: m(x)[0], ["aten.select.int", "dimension of the samples"]),
+        (lambda m, x: m(x) + m.kept, ["cirh.Add", "has an element for each sample"]),
+        (lambda m, x: x[torch.tensor([1, 0] * 6, device=x.device)], ["dimension of the samples"]),
+        (lambda m, x: m(x).reshape(-1)[:7], ["dimension of the samples"]),
+        (lambda m, x: m(x).reshape(6, 12), ["cirh.Reshape", "cuts through the samples"]),
+    ],
+)
+def test_what_mixes_samples_is_refused(step: Any, words: list[str]) -> None:
+    message = refusal(step, wafers=4 if "cuts" in words[-1] else 2)
+    assert re.search(r"test_compiler_errors\.py:\d+", message)
+    for word in [*words, "num_csx=1"]:
+        assert word in message
+
+
+def test_a_batch_that_cannot_be_divided() -> None:
+    message = refusal(lambda m, x: m(x).sum(), wafers=5)
+    assert "12" in message
+    assert "num_csx=5" in message
+    assert "multiple of 5" in message
+
+
+def test_an_input_without_dimensions() -> None:
+    message = refusal(lambda m, batch: m(batch[0]).sum() * batch[1], (X, torch.tensor(1.0)))
+    assert "input_1 has no dimensions" in message
+
+
+def test_inputs_with_different_batch_sizes() -> None:
+    message = refusal(lambda m, batch: m(batch[0]).sum() * batch[1].sum(), (X, torch.ones(3)))
+    assert "input_1 has 3 rows, other inputs have 12" in message
+
+
+def test_state_that_depends_on_single_samples() -> None:
+    message = refusal(lambda m, x: m.kept.copy_(m(x)).sum())
+    assert "state.model.kept would hold a value for each sample" in message
+    assert "reduce it over the batch" in message
+    assert "state.model.kept" in refusal(lambda m, x: m.kept.copy_(x).sum() * 0 + x.sum())
+
+
+def test_a_step_that_does_not_fit_a_wafer() -> None:
+    message = refusal(lambda m, x: m(x).sum(), wafer_memory_bytes=100)
+    assert re.search(r"needs \S+ MiB of a wafer's memory, \S+ MiB more than it has", message)
+    assert "num_csx" in message
+
+
+def test_weights_that_pass_through_need_not_fit_at_once() -> None:
+    model = nn.Sequential(*(nn.Linear(400, 400, bias=False) for _ in range(8)))
+    traced = Traced(lambda m: lambda x: m(x).sum().detach(), model, torch.randn(2, 400, dtype=torch.float64))
+    weight = 400 * 400 * 8
+    plan = traced.plan(1, wafer_memory_bytes=2 * weight)
+    assert weight < plan.wafer.activation_bytes < 2 * weight
+
+
+def test_what_comes_from_outside_is_not_believed() -> None:
+    with pytest.raises(CirhError):
+        compile_module("module { nonsense", Target(num_csx=1, num_shards=1))
+    with pytest.raises(ValueError, match="at least one"):
+        Target(num_csx=0, num_shards=1)
+
+
+# -- what a plan says
+
+
+def test_states_stay_on_the_shard_that_has_them() -> None:
+    traced = Traced(lambda m: lambda x: m(x).sum().detach(), Model(), X)
+    pinned = {"state.model.first.weight": 1}
+    plan = traced.plan(1, 2, pinned_shards=pinned)
+    assert [slot.name for slot in plan.memoryx[1].states if slot.name in pinned] == list(pinned)
+
+
+def test_states_on_two_shards_that_are_updated_together() -> None:
+    def build(model: Any) -> Any:
+        def step(x: Any) -> Any:
+            with torch.no_grad():
+                model.kept.add_(model.first.weight.sum(0))
+            return model(x).sum().detach()
+
+        return step
+
+    traced = Traced(build, Model(), X)
+    with pytest.raises(CompileError, match="lies on shard"):
+        traced.plan(1, 2, pinned_shards={"state.model.kept": 0, "state.model.first.weight": 1})
+
+
+def test_equal_layers_share_kernels_and_the_report_names_them() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.ReLU()) for _ in range(4)))
+
+    def build(model: Any) -> Any:
+        def step(x: Any) -> Any:
+            loss = model(x).sum()
+            loss.backward()
+            return loss.detach(), [parameter.grad for parameter in model.parameters()]
+
+        return step
+
+    plan = Traced(build, model, X).plan(2)
+    assert len(plan.wafer.kernels) < kinds(plan)["run"]
+    reports = {report.layer: report for report in plan.layers}
+    assert {"0", "1", "2", "3"} <= set(reports)
+    assert reports["1"].parameters == 6 * 6 + 6
+    assert reports["1"].flops > 3 * 2 * BATCH * 6 * 6
+
+
+@pytest.mark.parametrize(
+    ("path", "layer"),
+    [("", ""), ("fc1", "fc1"), ("h.3.attention.query", "h.3"), ("3", "3"), ("model.layers.11.x.0", "model.layers.11")],
+)
+def test_layers_end_at_the_first_index(path: str, layer: str) -> None:
+    assert layer_of(path) == layer
+
+
+# -- the cache
+
+TARGET = Target(num_csx=2, num_shards=1)
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return Traced(lambda m: lambda x: m(x).sum().detach(), Model(), X).text
+
+
+def test_a_plan_is_found_again(text: str, tmp_path: Path) -> None:
+    cache = ArtifactCache(tmp_path / "new" / "folder")
+    key, plan, found = cache.compile(text, TARGET)
+    assert not found
+    assert (key, plan, True) == ArtifactCache(tmp_path / "new" / "folder").compile(text, TARGET)
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == [f"{key}.plan"]
+
+
+def test_a_key_names_all_that_a_plan_depends_on(text: str) -> None:
+    targets = [
+        TARGET,
+        Target(num_csx=1, num_shards=1),
+        Target(num_csx=2, num_shards=2),
+        Target(num_csx=2, num_shards=1, prefetch_layers=1),
+        Target(num_csx=2, num_shards=1, wafer_memory_bytes=1 << 20),
+        Target(num_csx=2, num_shards=1, pinned_shards={"a": 0}),
+    ]
+    keys = {artifact_key(source, target) for target in targets for source in (text, text + " ")}
+    assert len(keys) == 2 * len(targets)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "foreign", "format"])
+def test_a_damaged_plan_is_made_again(text: str, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = ArtifactCache(tmp_path)
+    key, plan, _ = cache.compile(text, TARGET)
+    path = tmp_path / f"{key}.plan"
+    data = path.read_bytes()
+    if damage == "format":
+        old = plan.__class__()
+        old.CopyFrom(plan)
+        old.format = 77
+        cache._store(key, old)
+    else:
+        flipped = data[:-1] + bytes([data[-1] ^ 1])
+        path.write_bytes({"cut": data[:-1], "flip": flipped, "empty": b"", "foreign": b"\x89HDF" + data}[damage])
+    assert cache.compile(text, TARGET) == (key, plan, False)
+    assert path.read_bytes() == data
+
+
+def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(text: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert not ArtifactCache(folder).compile(text, TARGET)[2]
+
+
+def test_a_plan_that_is_too_large_is_not_read(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = ArtifactCache(tmp_path)
+    cache.compile(text, TARGET)
+    monkeypatch.setattr(cache_module, "MAX_PLAN_BYTES", 10)
+    assert not cache.compile(text, TARGET)[2]

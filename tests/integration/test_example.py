@@ -1,0 +1,107 @@
+"""The main job: examples/fc_digits/train.py on two wafers; its checkpoints; training that goes on from one."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import h5py
+import pytest
+import resumption
+import torch
+from cluster_rig import RunningCluster, StartScript
+
+import cerebras.pytorch as cstorch
+
+TRAIN = Path(__file__).parents[2] / "examples" / "fc_digits" / "train.py"
+LINE = re.compile(
+    r"\| (?P<mode>Train|Eval) Device=CSX, Step=(?P<step>\d+), Loss=\d+\.\d{5}, "
+    r"Rate=\d+\.\d\d samples/sec, GlobalRate=\d+\.\d\d samples/sec"
+)
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def on_cluster(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is a script on the cluster."""
+    monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
+    yield
+    cstorch.close_backend()
+
+
+def test_the_example_learns_the_digits_and_leaves_checkpoints(
+    start_script: StartScript, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    script = start_script(TRAIN, "--model-dir", tmp_path, management=cluster.management)
+    assert script.wait() == 0, script.errors
+    lines = [(found["mode"], int(found["step"])) for found in LINE.finditer(script.errors)]
+    assert lines == [("Train", step) for step in range(50, 401, 50)] + [("Eval", step) for step in range(1, 6)]
+    accuracy = re.search(r"Accuracy on held-out digits: ([\d.]+)", script.errors)
+    assert accuracy is not None
+    assert float(accuracy[1]) >= 0.95
+
+    plain = cstorch.load(tmp_path / "checkpoint_400.mdl", map_location="cpu")
+    torch.save(plain, tmp_path / "plain.pt")
+    read = torch.load(tmp_path / "plain.pt", weights_only=True)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)
+    )
+    names = {"fc1": "0", "fc2": "2", "fc3": "4"}
+    model.load_state_dict({f"{names[name[:3]]}{name[3:]}": value for name, value in read["model"].items()})
+    images, labels = resumption.held_out_digits()
+    assert (model(images).argmax(-1) == labels).float().mean().item() == pytest.approx(float(accuracy[1]), abs=1e-4)
+
+    more = ["--model-dir", tmp_path / "more", "--load", tmp_path / "checkpoint_400.mdl", "--num-steps", 10]
+    script = start_script(TRAIN, *more, "--num-csx", 1, management=cluster.management)
+    assert script.wait() == 0, script.errors
+    (first,) = re.findall(r"Train .*Step=10, Loss=([\d.]+)", script.errors)
+    assert float(first) < 0.2  # far below ln 10, where training begins
+
+
+def test_training_goes_on_from_a_checkpoint_as_if_never_stopped(on_cluster: None, tmp_path: Path) -> None:
+    whole = resumption.train(tmp_path / "whole", num_steps=40, checkpoint_steps=20)
+    cstorch.close_backend()
+    resumed = resumption.train(tmp_path / "rest", num_steps=20, load=tmp_path / "whole" / "checkpoint_20.mdl")
+    assert resumed.keys() == whole.keys()
+    for name, weight in whole.items():
+        assert (resumed[name] - weight).abs().max() <= 1e-6 * weight.abs().max(), name
+
+
+def damaged(kind: str, folder: Path) -> Path:
+    path = folder / "checkpoint.mdl"
+    match kind:
+        case "truncated":
+            whole = folder / "whole.mdl"
+            cstorch.save({"model": {"fc1.weight": torch.randn(256, 64)}}, whole)
+            path.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+        case "from torch.save":
+            torch.save({"model": {}}, path)
+        case "another H5 file":
+            with h5py.File(path, "w") as file:
+                file["weights"] = [1.0, 2.0]
+        case "of another model":
+            cstorch.save({"model": {"fc1.weight": torch.randn(256, 32)}, "optimizer": {}, "scheduler": {}}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [
+        ("truncated", "cstorch.errors.CheckpointError", "truncated or damaged"),
+        ("from torch.save", "cstorch.errors.CheckpointError", "not an H5 checkpoint.*torch.load"),
+        ("another H5 file", "cstorch.errors.CheckpointError", "not a checkpoint that cstorch.save wrote"),
+        ("of another model", "RuntimeError", r"size mismatch for fc1.weight.*\[256, 32\]"),
+        ("missing", "FileNotFoundError", "there is no checkpoint"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_used_is_explained(
+    start_script: StartScript, cluster: RunningCluster, tmp_path: Path, kind: str, error: str, text: str
+) -> None:
+    path = damaged(kind, tmp_path)
+    script = start_script(TRAIN, "--model-dir", tmp_path, "--load", path, management=cluster.management)
+    assert script.wait() == 1
+    message = script.errors[script.errors.rindex(f"{error}: ") :]
+    assert re.search(text, message, re.DOTALL), message
+    assert script.errors.count("Traceback") == 1, script.errors
+    if kind != "of another model":
+        assert str(path) in message
