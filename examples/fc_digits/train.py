@@ -9,6 +9,7 @@ The digits are the 1,797 real ones that scikit-learn bundles; every fifth is hel
 
 import argparse
 import logging
+import time
 from pathlib import Path
 
 import torch
@@ -57,7 +58,12 @@ def main() -> None:
     parser.add_argument("--num-steps", type=int, default=400)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--checkpoint-steps", type=int, default=200)
-    parser.add_argument("--model-dir", type=Path, default=Path("model_dir"))
+    parser.add_argument(
+        "--model-dir",
+        type=Path,
+        default=Path("model_dir") / time.strftime("%Y-%m-%d_%H-%M-%S"),
+        help="takes logs and checkpoints, which are never overwritten",
+    )
     parser.add_argument("--load", type=Path, help="a checkpoint to start from")
     options = parser.parse_args()
 

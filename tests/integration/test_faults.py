@@ -199,6 +199,8 @@ def test_input_that_is_not_there_or_not_alike_is_explained(
     message = message_of(script)
     assert message.startswith("cstorch.errors.InputError: "), message
     assert re.search(text, message), message
+    # Also where the script ends while its job is being made.
+    wait_for(lambda: not any(node.job for node in cluster.nodes()), 5.0)
 
 
 def test_an_error_raised_in_a_closure_ends_the_job(start_script: StartScript, cluster: RunningCluster) -> None:
