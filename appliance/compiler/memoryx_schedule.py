@@ -10,6 +10,7 @@ from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.commits import Commits, Event
 from appliance.compiler.cut import Cut, is_constant
+from appliance.compiler.drops import add_drops
 from appliance.compiler.errors import CompileError
 from appliance.compiler.exchanges import Exchanges
 from appliance.compiler.groups import Bundle, KernelTable, Numbers
@@ -239,14 +240,4 @@ class ShardScheduler:
         states = {slot.value for slot in self._plan.states}
         sent = {member.value for group in self._plan.groups for member in group.members}
         committed = {i.commit.value for i in self._plan.instructions if i.WhichOneof("kind") == "commit"}
-        _add_drops(self._plan, states | sent | committed)
-
-
-def _add_drops(plan: plan_pb2.MemoryXPlan, kept: set[int]) -> None:
-    """Notes with each Run the values that nothing reads behind it."""
-    live = set(kept)
-    for instruction in reversed(plan.instructions):
-        if instruction.WhichOneof("kind") == "run":
-            read = list(dict.fromkeys(instruction.run.inputs))
-            instruction.run.drops.extend(value for value in read if value not in live)
-            live.update(read)
+        add_drops(self._plan.instructions, states | sent | committed)

@@ -5,12 +5,13 @@ reads them, and stay if they are read again soon. Gradients are sent after the s
 segment's last read of the weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
 from appliance.compiler.cut import Cut
+from appliance.compiler.drops import add_drops
 from appliance.compiler.groups import Bundle, KernelTable, Numbers
 from appliance.compiler.layers import partition
 from appliance.compiler.local import Localiser
@@ -119,7 +120,8 @@ class _Assembler:
         self.plan.groups.extend(self._groups.values())
         self.plan.kernels.extend(self._kernels.messages())
         kept = {self._numbers.value(value) for departure in departures for value in departure.bundle.values}
-        _add_drops(self.plan.instructions, kept, {load.bundle.id: load.bundle for load in loads})
+        loaded = {load.bundle.id: self._numbers.values(load.bundle.values) for load in loads}
+        add_drops(self.plan.instructions, kept, loaded)
 
     def _receive(self, bundle: Bundle) -> None:
         self._groups[bundle.id] = bundle.group
@@ -132,18 +134,3 @@ class _Assembler:
         run.inputs.extend(self._numbers.values(item.inputs))
         run.outputs.extend(self._numbers.values(item.outputs))
         run.layer = item.segment.label
-
-
-def _add_drops(instructions: Sequence[plan_pb2.Instruction], kept: set[int], weights: Mapping[int, Bundle]) -> None:
-    """Notes with each Run the values that nothing reads behind it, up to their next load."""
-    live: set[int] = set(kept)
-    for instruction in reversed(instructions):
-        match instruction.WhichOneof("kind"):
-            case "receive":
-                bundle = weights.get(instruction.receive.group)
-                if bundle is not None:
-                    live -= {member.value for member in bundle.group.members}
-            case "run":
-                read = list(dict.fromkeys(instruction.run.inputs))
-                instruction.run.drops.extend(value for value in read if value not in live)
-                live.update(read)
