@@ -59,6 +59,31 @@ class _Layout:
     copies: list[tuple[int, int]]  # (from, to), at the end of each block
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bound:
+    """A kernel with the tensors of a call, cut into blocks."""
+
+    inputs: tuple[tuple[int, torch.Tensor], ...]  # those of the kernel's shape, with their positions
+    outputs: tuple[tuple[int, torch.Tensor], ...]
+    scalars: tuple[tuple[int, torch.dtype], ...]
+    targets: list[torch.Tensor]  # outputs, or what is copied there at the end
+    layout: _Layout
+    blocks: list[list[torch.Tensor]]
+    num_out: int
+    thread: int  # whose scratch the blocks have
+
+    def fits(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> bool:
+        """Whether a call has the very same tensors; scalars may be others of their type."""
+        return (
+            len(inputs) == len(self.inputs) + len(self.scalars)
+            and len(out) == self.num_out
+            and threading.get_ident() == self.thread
+            and all(inputs[index] is tensor for index, tensor in self.inputs)
+            and all(out[index] is tensor for index, tensor in self.outputs)
+            and all(inputs[index].dtype is dtype and not inputs[index].shape for index, dtype in self.scalars)
+        )
+
+
 class ElementwiseKernel:
     """A module all of whose operations go element by element over one shape, and over scalars."""
 
@@ -70,6 +95,7 @@ class ElementwiseKernel:
         self._vector_inputs = [i for i, type in enumerate(self.inputs) if type.shape]
         self._vector_outputs = [i for i, type in enumerate(self.outputs) if type.shape]
         self._layouts: dict[tuple[tuple[int, ...], ...], _Layout] = {}
+        self._bound: _Bound | None = None
         self._steps = [(s.function, getter(s.operands), s.result) for s in program.scalar_steps]
 
     @classmethod
@@ -83,24 +109,34 @@ class ElementwiseKernel:
 
     def __call__(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:
         """Writes the results to `out`, which may be inputs: an element's old value is read for the last time before its
-        new one is written. Two tensors of `out` must not share memory."""
-        for given, types, what in ((inputs, self.inputs, "input"), (out, self.outputs, "out tensor")):
-            if len(given) != len(types):
-                raise ValueError(f"{len(given)} {what}s for a kernel of {len(types)}")
-            for index, (tensor, type) in enumerate(zip(given, types, strict=True)):
-                if tensor.dtype is not type.dtype or tensor.shape != type.shape:
-                    raise ValueError(
-                        f"{what} {index} is {tensor.dtype}{list(tensor.shape)}, not {type.dtype}{list(type.shape)}"
-                    )
+        new one is written. Two tensors of `out` must not share memory.
+
+        Calls with the same tensors of the kernel's shape again and again, as in training, find all prepared.
+        """
+        bound = self._bound
+        if bound is None or not bound.fits(inputs, out):
+            self._check(inputs, self.inputs, "input")
+            self._check(out, self.outputs, "out tensor")
+            bound = self._bound = self._bind(inputs, out)
         with torch.no_grad():
             scalars = self._scalars(inputs)
             if self._elements:
-                self._run(inputs, out, scalars)
+                self._run(bound, out, scalars)
             written = [(out[i], scalars[r.index]) for i, r in enumerate(self._program.results) if isinstance(r, Scalar)]
             if len(written) > 1:
                 written = [(target, value.clone()) for target, value in written]
             for target, value in written:
                 target.copy_(value)
+
+    @staticmethod
+    def _check(given: Sequence[torch.Tensor], types: tuple[TensorInfo, ...], what: str) -> None:
+        if len(given) != len(types):
+            raise ValueError(f"{len(given)} {what}s for a kernel of {len(types)}")
+        for index, (tensor, type) in enumerate(zip(given, types, strict=True)):
+            if tensor.dtype is not type.dtype or tensor.shape != type.shape:
+                raise ValueError(
+                    f"{what} {index} is {tensor.dtype}{list(tensor.shape)}, not {type.dtype}{list(type.shape)}"
+                )
 
     def _scalars(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
         """All scalars. Results of rank 0 are written last, so their arguments need no copies."""
@@ -111,7 +147,8 @@ class ElementwiseKernel:
             values[result] = function(*operands(values))
         return values
 
-    def _run(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor], scalars: list[Any]) -> None:
+    def _bind(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> _Bound:
+        """Everything about a call that depends on the tensors alone."""
         sources = [inputs[i] for i in self._vector_inputs]
         spans = [span(tensor) for tensor in sources]
         targets = [out[i] for i in self._vector_outputs]
@@ -128,17 +165,29 @@ class ElementwiseKernel:
                 targets[number], same = torch.empty(target.shape, dtype=target.dtype), ()
             shared.append(same)
         layout = self._layout(tuple(shared))
+        return _Bound(
+            inputs=tuple((i, inputs[i]) for i in self._vector_inputs),
+            outputs=tuple((i, out[i]) for i in self._vector_outputs),
+            scalars=tuple((i, type.dtype) for i, type in enumerate(self.inputs) if not type.shape),
+            targets=targets,
+            layout=layout,
+            blocks=self._blocks(sources, targets, layout.scratch) if self._elements else [],
+            num_out=len(out),
+            thread=threading.get_ident(),
+        )
+
+    def _run(self, bound: _Bound, out: Sequence[torch.Tensor], scalars: list[Any]) -> None:
         numbers: dict[int, float] = {}
-        passes = [(self._function(p.source, scalars, numbers), p.operands, p.result) for p in layout.passes]
-        for blocks in self._blocks(sources, targets, layout.scratch):
+        passes = [(self._function(p.source, scalars, numbers), p.operands, p.result) for p in bound.layout.passes]
+        for blocks in bound.blocks:
             values = [*blocks, *scalars]
             for function, operands, result in passes:
                 function(*operands(values), out=values[result])
-            for origin, target_slot in layout.copies:
+            for origin, target_slot in bound.layout.copies:
                 values[target_slot].copy_(values[origin])
-        for number, index in enumerate(self._vector_outputs):
-            if targets[number] is not out[index]:
-                out[index].copy_(targets[number])
+        for target, (index, _) in zip(bound.targets, bound.outputs, strict=True):
+            if target is not out[index]:
+                out[index].copy_(target)
 
     @staticmethod
     def _function(source: Pass, scalars: list[Any], numbers: dict[int, float]) -> Callable[..., Any]:

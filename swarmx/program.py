@@ -104,6 +104,8 @@ class SwarmXProgram:
                 self._every_step += 1
             if len(self._children) == 1 and not group.to_coordinator:
                 handlers = [self._pass_through(group)]
+            elif len(self._children) == 1 and self._coordinator is not None and is_for_coordinator_only(group):
+                handlers = [self._pass_to_coordinator(self._coordinator)]
             else:
                 collector = Collector(group, self._wafers_below, segment, offset)
                 handlers = [self._collect(group, collector, child) for child in range(len(self._children))]
@@ -119,6 +121,15 @@ class SwarmXProgram:
         def pass_through(message: Message) -> None:
             for link in targets:
                 self._hub.forward(link, message)
+            self._left -= 1
+
+        return pass_through
+
+    def _pass_to_coordinator(self, coordinator: Link) -> Callable[[Message], None]:
+        """The same for what only the coordinator gets: it comes as bytes, and in steps in which outputs leave."""
+
+        def pass_through(message: Message) -> None:
+            self._hub.forward(coordinator, message, window="ack")
             self._left -= 1
 
         return pass_through

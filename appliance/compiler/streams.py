@@ -128,7 +128,7 @@ def find_departures(
                 tuple(group.shards),
                 group.to_wafers,
                 group.to_coordinator,
-                position if urgent else -1,
+                position,
                 value if gathered else None,
             )
             departure = open_groups.get(key)
