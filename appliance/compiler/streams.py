@@ -120,8 +120,8 @@ def find_departures(
                 continue
             type = localiser.type_of(value)
             gathered = group.reduction == plan_pb2.REDUCTION_GATHER
-            # What somebody waits for before the step can go on is sent at once; a gathered tensor travels alone.
-            urgent = group.to_wafers or value in waits.urgent
+            # What a segment makes leaves with it: an update can begin while the wafer goes on. A gathered tensor travels
+            # alone.
             key = (
                 types.dtype(type),
                 group.reduction,

@@ -50,8 +50,6 @@ class Waits:
         self._streamed = set(cut.streamed)
         self._made_of = _made_of_reduced(cut)
         self._returned: dict[Operation, frozenset[SSAValue]] = {}
-        # Reduced values that something streamed is made of.
-        self.urgent = frozenset(reduced for value in cut.streamed for reduced in self._made_of.get(value, ()))
 
     def is_late(self, value: SSAValue) -> bool:
         """Whether MemoryX knows a value only when something of the same step has been reduced."""
