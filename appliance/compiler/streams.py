@@ -120,8 +120,7 @@ def find_departures(
                 continue
             type = localiser.type_of(value)
             gathered = group.reduction == plan_pb2.REDUCTION_GATHER
-            # What a segment makes leaves with it: an update can begin while the wafer goes on. A gathered tensor travels
-            # alone.
+            # What a segment makes leaves with it: updates begin while the wafer goes on. A gathered tensor is alone.
             key = (
                 types.dtype(type),
                 group.reduction,

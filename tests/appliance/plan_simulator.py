@@ -41,17 +41,18 @@ class Frame:
     group: int
     step: int
     tensors: list[torch.Tensor]
-    versions: list[int]
+    sent: list[torch.Tensor]  # what they were then
 
     @classmethod
     def of(cls, group: plan_pb2.Group, step: int, tensors: Sequence[torch.Tensor], *, as_bytes: bool) -> "Frame":
         inline = as_bytes or group.nbytes <= INLINE_BYTES
         kept = [tensor.clone() for tensor in tensors] if inline else list(tensors)
-        return cls(group.id, step, kept, [tensor._version for tensor in kept])
+        return cls(group.id, step, kept, [tensor.clone() for tensor in kept])
 
-    def check(self, reader: str) -> None:
-        for tensor, version in zip(self.tensors, self.versions, strict=True):
-            if tensor._version != version:
+    def check(self, reader: str, read: Sequence[torch.Tensor]) -> None:
+        """Tensors of the frame are read: they must be as they were sent. The others may have gone on."""
+        for tensor, sent in zip(self.tensors, self.sent, strict=True):
+            if any(tensor is one for one in read) and not torch.equal(tensor, sent):
                 raise Hazard(f"{reader} reads group {self.group} of step {self.step}, which was written again")
 
 
@@ -126,7 +127,7 @@ class Role:
     def read(self, value: int) -> torch.Tensor:
         held = self.values[value]
         if held.frame is not None:
-            held.frame.check(self.name)
+            held.frame.check(self.name, [held.tensor])
         return held.tensor
 
     def accept(self, frame: Frame) -> None:
@@ -299,7 +300,7 @@ class SwarmX:
     def join(self, group: plan_pb2.Group, parts: list[Frame]) -> None:
         step = parts[0].step
         for part in parts:
-            part.check("swarmx")
+            part.check("swarmx", part.tensors)
         if len(parts) == 1:
             joined = parts[0].tensors
         elif group.reduction == plan_pb2.REDUCTION_GATHER:
