@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def end(number: int, frame: FrameType | None) -> None:
-        events.put(Event.CANCEL)
+        events.put(Event.TERMINATE)
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)

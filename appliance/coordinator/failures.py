@@ -10,6 +10,7 @@ from collections.abc import Callable
 from wsc.v1 import node_pb2
 
 GRACE_SECONDS = 1.0
+END_GRACE_SECONDS = 0.3
 
 
 class Verdict:
@@ -29,13 +30,20 @@ class Verdict:
     def report(self, failure: node_pb2.Failure) -> None:
         """Something went wrong."""
         is_lost_link = failure.kind == node_pb2.Failure.KIND_NODE and failure.peer
-        if not is_lost_link:
+        if is_lost_link:
+            self._reach_after(GRACE_SECONDS, failure)
+        else:
             self._reach(failure)
-            return
+
+    def report_end(self, failure: node_pb2.Failure) -> None:
+        """This process is told to end: often because something else has died, which is then the reason."""
+        self._reach_after(END_GRACE_SECONDS, failure)
+
+    def _reach_after(self, seconds: float, failure: node_pb2.Failure) -> None:
         with self._lock:
             if self._timer is not None or self._failure is not None:
                 return
-            self._timer = threading.Timer(GRACE_SECONDS, self._reach, (failure,))
+            self._timer = threading.Timer(seconds, self._reach, (failure,))
             self._timer.daemon = True
             self._timer.start()
 

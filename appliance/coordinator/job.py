@@ -85,6 +85,12 @@ class Job:
             node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=f"{self.name} was cancelled")
         )
 
+    def terminate(self) -> None:
+        """This process is told to end."""
+        self.verdict.report_end(
+            node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=f"{self.name} ended: its cluster went down")
+        )
+
     def wait_until_over(self) -> None:
         """Until there is a verdict, or the client has left."""
         with self._changed:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 class Event(enum.Enum):
     """What the main thread of a coordinator waits for."""
 
-    CANCEL = enum.auto()  # somebody wants the process to end
+    TERMINATE = enum.auto()  # somebody wants the process to end
     OVER = enum.auto()  # the job is over
 
 
@@ -42,8 +42,8 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorService(job), server)
     server.start()
     job.start()
-    while events.get() is Event.CANCEL:
-        job.cancel()
+    while events.get() is Event.TERMINATE:
+        job.terminate()
     job.close()
     server.stop(FAREWELL_SECONDS).wait()
     listener.close()

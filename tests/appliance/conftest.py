@@ -217,10 +217,10 @@ class ThreadChild:
         return self._status if self._status is not None else 1
 
     def terminate(self) -> None:
-        self.events.put(Event.CANCEL)
+        self.events.put(Event.TERMINATE)
 
     def kill(self) -> None:
-        self.events.put(Event.CANCEL)
+        self.events.put(Event.TERMINATE)
 
     def close(self, deadline_seconds: float = 10.0) -> int:
         self.terminate()
