@@ -135,7 +135,6 @@ def find_departures(
                 group.id = numbers.group()
                 departure = open_groups[key] = Departure(position, position, Bundle(group))
                 found.append(departure)
-            departure.position = position
             departure.bundle.add(numbers, value, type)
             if gathered:
                 group.nbytes *= cut.sharding.num_csx
