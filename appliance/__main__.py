@@ -16,21 +16,13 @@ from grpc_health.v1 import health, health_pb2_grpc
 
 from appliance.management.service import ManagementService, ManagementSettings
 from interconnect.address import bind, split_address
+from interconnect.folders import cache_root
 from interconnect.server import make_server
 from wsc.v1 import management_pb2_grpc
 
-CACHE_VARIABLE = "WAFERBOX_CACHE"
 STOP_SECONDS = 1.0
 
 logger = logging.getLogger("appliance")
-
-
-def default_cache_root() -> Path:
-    """$WAFERBOX_CACHE, or the user's cache folder."""
-    named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return Path(named).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "waferbox"
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -39,7 +31,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--cache-root",
         type=Path,
-        default=default_cache_root(),
+        default=cache_root(),
         metavar="DIR",
         help="compiled artifacts; default: %(default)s",
     )

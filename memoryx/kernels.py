@@ -1,49 +1,61 @@
 """A kernel on MemoryX, bound to the buffers that its results go to."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
 import torch
+from xdsl.dialects.builtin import ModuleOp
 
 from cirh.elementwise import ElementwiseKernel
 from cirh.kernel import Kernel
+from cirh.parser import parse_module
+from cirh.types import TensorInfo
+from cirh.verify import verify
 from interconnect.segment import Segment
+from lair.kernel import GeneratedKernel, generate
+from lair.library import NotBuilt
 
 Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 Buffers = Sequence[torch.Tensor | None]  # one for each result
+
+logger = logging.getLogger(__name__)
 
 
 class StateKernel:
     """One kernel of a plan. Built once; bound for each Run."""
 
-    def __init__(self, text: str, states: Segment) -> None:
+    def __init__(self, module: ModuleOp, generated: GeneratedKernel | None, states: Segment) -> None:
         """states: the segment that the states lie in."""
-        self._elementwise = ElementwiseKernel.build(text)
-        self._general = Kernel.build(text)
+        self._generated = generated
+        self._elementwise = None if generated is not None else ElementwiseKernel.build(module)
+        self._general = Kernel(module) if generated is None and self._elementwise is None else None
         self._begin = states.tensor(torch.uint8, (1,), 0).data_ptr()
         self._end = self._begin + states.nbytes
 
     def bind(self, states: Buffers, places: Buffers) -> Call:
         """A call that leaves result i in the state buffer states[i], or else, where there is one, in places[i]."""
-        if self._elementwise is not None:
-            return self._bind_elementwise(self._elementwise, states, places)
-        return self._bind_general(states, places)
-
-    def _bind_elementwise(self, kernel: ElementwiseKernel, states: Buffers, places: Buffers) -> Call:
-        """Straight into the buffers: such a kernel reads an element for the last time before it writes it."""
-        buffers: list[torch.Tensor] = []
-        for state, place, result in zip(states, places, kernel.outputs, strict=True):
-            buffer = state if state is not None else place
-            buffers.append(buffer if buffer is not None else torch.empty(result.shape, dtype=result.dtype))
+        if self._general is not None:
+            return self._bind_general(self._general, states, places)
+        # Straight into the buffers: such a kernel reads an element for the last time before it writes it.
+        bound: Callable[[Sequence[torch.Tensor]], None]
+        if self._generated is not None:
+            buffers = _buffers(states, places, self._generated.outputs)
+            bound = self._generated.bind(buffers)
+        else:
+            assert self._elementwise is not None
+            buffers = _buffers(states, places, self._elementwise.outputs)
+            bound = partial(self._elementwise, out=buffers)
 
         def call(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-            kernel(inputs, buffers)
+            bound(inputs)
             return buffers
 
         return call
 
-    def _bind_general(self, states: Buffers, places: Buffers) -> Call:
+    def _bind_general(self, kernel: Kernel, states: Buffers, places: Buffers) -> Call:
         """Into buffers of the kernel's own, and only then over the states, any of which it may have read last."""
-        kernel = self._general
         commits = [(i, state) for i, state in enumerate(states) if state is not None]
         begin, end = self._begin, self._end
 
@@ -59,3 +71,29 @@ class StateKernel:
             return results
 
         return call
+
+
+def make_kernels(texts: Mapping[int, str], states: Segment, folder: Path) -> dict[int, StateKernel]:
+    """The kernels of a plan, from their text, under the same numbers.
+
+    What LAIR can express is generated and compiled, or found in the folder; torch's calls do the rest.
+    Raises CirhError for text that is not valid.
+    """
+    modules = {}
+    for number, text in texts.items():
+        modules[number] = parse_module(text)
+        verify(modules[number])
+    try:
+        generated = generate(modules, folder)
+    except NotBuilt as reason:
+        logger.warning("updates run operation by operation, at about a fifth of the speed: %s", reason)
+        generated = {}
+    return {number: StateKernel(module, generated.get(number), states) for number, module in modules.items()}
+
+
+def _buffers(states: Buffers, places: Buffers, results: Sequence[TensorInfo]) -> list[torch.Tensor]:
+    buffers = []
+    for state, place, result in zip(states, places, results, strict=True):
+        buffer = state if state is not None else place
+        buffers.append(buffer if buffer is not None else torch.empty(result.shape, dtype=result.dtype))
+    return buffers

@@ -6,6 +6,7 @@ into the old one's buffer; the results of any other are copied there, after the 
 
 from collections.abc import Iterable, Mapping
 
+from interconnect.folders import cache_root
 from interconnect.groups import SendBuffers
 from interconnect.hub import Hub
 from interconnect.link import Link
@@ -13,7 +14,7 @@ from interconnect.node_job import LinkKey
 from interconnect.program import Program
 from interconnect.schedule import WEIGHTS_WINDOW, StepSchedule
 from interconnect.segment import Slice
-from memoryx.kernels import StateKernel
+from memoryx.kernels import StateKernel, make_kernels
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore
 from wsc.v1 import node_pb2, plan_pb2
@@ -42,7 +43,8 @@ class MemoryXProgram:
             index = self._program.values.index(value)
             self._program.values.tensors[index] = tensor
         groups = {group.id: group for group in plan.groups}
-        kernels = {kernel.id: StateKernel(kernel.cirh, store.segment) for kernel in plan.kernels}
+        texts = {kernel.id: kernel.cirh for kernel in plan.kernels}
+        kernels = make_kernels(texts, store.segment, cache_root() / "kernels")
         self._buffers = self._make_buffers(plan, groups, store)
         for instruction in plan.instructions:
             match instruction.WhichOneof("kind"):

@@ -1,12 +1,27 @@
 """Kernels bound to state buffers: results are right however they overlap with what the kernel reads."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
 import torch
+from xdsl.dialects.builtin import ModuleOp
 
 from cirh.builder import GraphBuilder
 from cirh.printer import print_module
 from cirh.types import tensor_type
 from interconnect.segment import Segment
-from memoryx.kernels import StateKernel
+from memoryx.kernels import StateKernel, make_kernels
+
+Make: TypeAlias = Callable[[ModuleOp, Segment], StateKernel]
+
+
+@pytest.fixture(params=["generated", "by torch"])
+def kernel_of(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    if request.param == "by torch":
+        monkeypatch.setenv("CXX", "/bin/false")
+    return lambda module, segment: make_kernels({7: print_module(module)}, segment, tmp_path / "kernels")[7]
 
 
 def states(*shapes: tuple[int, ...]) -> tuple[Segment, list[torch.Tensor]]:
@@ -17,11 +32,11 @@ def states(*shapes: tuple[int, ...]) -> tuple[Segment, list[torch.Tensor]]:
     return segment, tensors
 
 
-def test_swap_of_two_states() -> None:
+def test_swap_of_two_states(kernel_of: Make) -> None:
     segment, (a, b) = states((3, 3), (3, 3))
     builder = GraphBuilder()
     x, y = (builder.argument(tensor_type((3, 3), torch.float32)) for _ in range(2))
-    call = StateKernel(print_module(builder.finish([(y, None), (x, None)])), segment).bind([a, b], [None, None])
+    call = kernel_of(builder.finish([(y, None), (x, None)]), segment).bind([a, b], [None, None])
     old_a, old_b = a.clone(), b.clone()
     results = call([a, b])
     assert torch.equal(a, old_b)
@@ -29,40 +44,40 @@ def test_swap_of_two_states() -> None:
     assert results[0].data_ptr() == a.data_ptr()
 
 
-def test_transpose_of_a_state_in_place() -> None:
+def test_transpose_of_a_state_in_place(kernel_of: Make) -> None:
     segment, (a,) = states((3, 3))
     builder = GraphBuilder()
     x = builder.argument(tensor_type((3, 3), torch.float32))
     permutation = builder.dense(torch.tensor([1, 0]))
     turned = builder.op("cirh.Transpose", [x, permutation])[0]
-    call = StateKernel(print_module(builder.finish([(turned, None)])), segment).bind([a], [None])
+    call = kernel_of(builder.finish([(turned, None)]), segment).bind([a], [None])
     old = a.clone()
     call([a])
     assert torch.equal(a, old.T)
 
 
-def test_view_of_a_state_is_a_value_of_its_own() -> None:
+def test_view_of_a_state_is_a_value_of_its_own(kernel_of: Make) -> None:
     segment, (a,) = states((4,))
     builder = GraphBuilder()
     x = builder.argument(tensor_type((4,), torch.float32))
     view = builder.op("cirh.Reshape", [x], types=[tensor_type((2, 2), torch.float32)])[0]
-    call = StateKernel(print_module(builder.finish([(view, None)])), segment).bind([None], [None])
+    call = kernel_of(builder.finish([(view, None)]), segment).bind([None], [None])
     (value,) = call([a])
     old = a.clone()
     a.zero_()
     assert torch.equal(value.reshape(4), old)
 
 
-def test_elementwise_update_goes_straight_into_state_and_place() -> None:
+def test_elementwise_update_goes_straight_into_state_and_place(kernel_of: Make) -> None:
     segment, (a, b) = states((100,), (100,))
     builder = GraphBuilder()
     x, y = (builder.argument(tensor_type((100,), torch.float32)) for _ in range(2))
     total = builder.op("cirh.Add", [x, y])[0]
     difference = builder.op("cirh.Sub", [x, total])[0]
     square = builder.op("cirh.Mul", [x, y])[0]
-    text = print_module(builder.finish([(total, None), (difference, None), (square, None)]))
+    module = builder.finish([(total, None), (difference, None), (square, None)])
     place = torch.empty(100)
-    call = StateKernel(text, segment).bind([a, b, None], [None, None, place])
+    call = kernel_of(module, segment).bind([a, b, None], [None, None, place])
     old_a, old_b = a.clone(), b.clone()
     results = call([a, b])
     assert torch.equal(a, old_a + old_b)

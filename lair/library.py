@@ -1,0 +1,119 @@
+"""Compiled LAIR kernels: built by the machine's C++ compiler, kept in a folder that only this user can write."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from lair.cpp import source_of
+from lair.program import LoopKernel
+
+COMPILE_SECONDS = 60.0
+# Rounding stays that of separate operations; no number is assumed to be finite.
+_OPTIONS = (
+    *("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math"),
+    "-ffp-contract=off",
+)
+_SUM_CHARACTERS = 32
+
+# kernel(n, buffers): see lair.cpp. It runs without Python's lock.
+Function = Callable[[int, ctypes.Array[ctypes.c_void_p]], None]
+
+
+class NotBuilt(Exception):
+    """There is no compiled kernel, and the text says why; torch's own calls do the same work."""
+
+
+def build(kernels: Sequence[LoopKernel], folder: Path) -> list[Function]:
+    """The kernels as functions, from the folder or compiled into it.
+
+    Raises:
+        NotBuilt: no compiler, or one that fails; or somebody else could have written to the folder.
+    """
+    if not kernels:
+        return []
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise NotBuilt("there is no C++ compiler (install g++, or name one in CXX)")
+    source = source_of(kernels)
+    _make_private(folder)
+    key = hashlib.sha256("\0".join([source, compiler, *_OPTIONS, _processor()]).encode()).hexdigest()[:_SUM_CHARACTERS]
+    library = _find(folder, key)
+    if library is None:
+        library = _compile(compiler, source, folder, key)
+    try:
+        loaded = ctypes.CDLL(str(library))
+    except OSError as error:
+        raise NotBuilt(f"{library} cannot be loaded: {error}") from error
+    functions = []
+    for number in range(len(kernels)):
+        function = getattr(loaded, f"kernel_{number}")
+        function.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p)]
+        function.restype = None
+        functions.append(function)
+    return functions
+
+
+def _processor() -> str:
+    """What -march=native means here."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith(("flags", "Features")):
+                return line
+    return platform.processor()
+
+
+def _make_private(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise NotBuilt(f"{folder} cannot be made: {error}") from error
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise NotBuilt(f"others can write to {folder}; make it private (chmod 700)")
+
+
+def _find(folder: Path, key: str) -> Path | None:
+    """The library under this key, if it is what was written: its name tells its content's hash."""
+    for path in folder.glob(f"{key}.*.so"):
+        with suppress(OSError):
+            if path.name == _name(key, path.read_bytes()):
+                return path
+            path.unlink()  # damaged
+    return None
+
+
+def _name(key: str, content: bytes) -> str:
+    return f"{key}.{hashlib.sha256(content).hexdigest()[:_SUM_CHARACTERS]}.so"
+
+
+def _compile(compiler: str, source: str, folder: Path, key: str) -> Path:
+    stem = folder / f"{key}.{secrets.token_hex(4)}"
+    text, made = stem.with_suffix(".cpp"), stem.with_suffix(".tmp")
+    try:
+        text.write_text(source, encoding="utf-8")
+        done = subprocess.run(
+            [compiler, *_OPTIONS, "-o", made, text],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=COMPILE_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            first = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+            raise NotBuilt(f"{compiler} failed: {first}")
+        library = folder / _name(key, made.read_bytes())
+        made.rename(library)
+        return library
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotBuilt(f"{compiler} cannot be run: {error}") from error
+    finally:
+        for left in (text, made):
+            with suppress(OSError):
+                left.unlink(missing_ok=True)
