@@ -14,6 +14,7 @@ DEADLINE_SECONDS = 120.0
 def seconds_to_first_loss(model_dir: Path, cache: Path) -> float:
     """Runs the digits example for one step in a process of its own, until its first line with a loss."""
     command = [sys.executable, str(SCRIPT), "--num-csx", "1", "--num-steps", "1", "--checkpoint-steps", "0"]
+    command += ["--data", str(cache / "digits.pt")]
     environment = {**os.environ, "WAFERBOX_CACHE": str(cache)}
     environment.pop("WAFERBOX_MANAGEMENT", None)
     started = time.perf_counter()

@@ -42,6 +42,7 @@ PRELOAD = (
     "numpy",
     "cirh.kernel",
     "cirh.elementwise",
+    "lair.kernel",
     "appliance.compiler.cache",
     "wsc.v1.coordinator_pb2",
     "wsc.v1.management_pb2",

@@ -22,22 +22,31 @@ import cerebras.pytorch as cstorch
 EVAL_BATCH = 72  # five batches hold all 360 held-out digits
 
 
-def digits(train: bool) -> TensorDataset:
-    """Images (64 features from 0 to 1) and labels, either the training or the held-out part."""
+def prepare_digits(file: Path) -> None:
+    """Writes images (64 features from 0 to 1) and labels to a file that all input workers can read, once."""
+    if file.exists():
+        return
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    held_out = torch.arange(len(labels)) % 5 == 0
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"images": torch.tensor(images / 16, dtype=torch.float32), "labels": torch.tensor(labels)}, file)
+
+
+def digits(file: Path, train: bool) -> TensorDataset:
+    """The training or the held-out part."""
+    data = torch.load(file)
+    held_out = torch.arange(len(data["labels"])) % 5 == 0
     rows = ~held_out if train else held_out
-    return TensorDataset(torch.tensor(images / 16, dtype=torch.float32)[rows], torch.tensor(labels)[rows])
+    return TensorDataset(data["images"][rows], data["labels"][rows])
 
 
-def train_input(batch_size: int) -> DataLoader:
-    return DataLoader(digits(train=True), batch_size=batch_size, shuffle=True, drop_last=True)
+def train_input(file: Path, batch_size: int) -> DataLoader:
+    return DataLoader(digits(file, train=True), batch_size=batch_size, shuffle=True, drop_last=True)
 
 
-def eval_input(batch_size: int) -> DataLoader:
-    return DataLoader(digits(train=False), batch_size=batch_size)
+def eval_input(file: Path, batch_size: int) -> DataLoader:
+    return DataLoader(digits(file, train=False), batch_size=batch_size)
 
 
 class FullyConnected(nn.Module):
@@ -58,6 +67,7 @@ def main() -> None:
     parser.add_argument("--num-steps", type=int, default=400)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--checkpoint-steps", type=int, default=200)
+    parser.add_argument("--data", type=Path, default=Path("data/digits.pt"), help="the digits; made if there is none")
     parser.add_argument(
         "--model-dir",
         type=Path,
@@ -69,6 +79,7 @@ def main() -> None:
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s: %(message)s")
     torch.manual_seed(0)
+    prepare_digits(options.data)
 
     if options.backend == "CSX":
         cluster_config = cstorch.distributed.ClusterConfig(num_csx=options.num_csx)
@@ -112,7 +123,7 @@ def main() -> None:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
         cstorch.save(state, options.model_dir / f"checkpoint_{step}.mdl")
 
-    train_loader = cstorch.utils.data.DataLoader(train_input, options.batch_size)
+    train_loader = cstorch.utils.data.DataLoader(train_input, options.data.absolute(), options.batch_size)
     executor = cstorch.utils.data.DataExecutor(
         train_loader, num_steps=options.num_steps, checkpoint_steps=options.checkpoint_steps
     )
@@ -130,7 +141,7 @@ def main() -> None:
         return F.cross_entropy(logits, labels)
 
     model.eval()
-    eval_loader = cstorch.utils.data.DataLoader(eval_input, EVAL_BATCH)
+    eval_loader = cstorch.utils.data.DataLoader(eval_input, options.data.absolute(), EVAL_BATCH)
     executor = cstorch.utils.data.DataExecutor(eval_loader)
     with cstorch.utils.progress.Progress("Eval", executor, every=1) as progress, torch.no_grad():
         for batch in executor:
