@@ -15,7 +15,6 @@ class SwarmXPlace:
     position: int  # among its parent's children
     wafers: tuple[int, ...] = ()
     children: tuple[int, ...] = ()
-    wafers_below: int
 
 
 def tree_size(num_wafers: int) -> int:
@@ -34,9 +33,7 @@ def swarmx_tree(num_wafers: int, num_available: int) -> tuple[SwarmXPlace, ...]:
     assert num_wafers >= 1
     assert num_available >= 1
     if num_available < tree_size(num_wafers):
-        return (
-            SwarmXPlace(index=0, parent=None, position=0, wafers=tuple(range(num_wafers)), wafers_below=num_wafers),
-        )
+        return (SwarmXPlace(index=0, parent=None, position=0, wafers=tuple(range(num_wafers))),)
     # Levels from the wafers up; the members of a level are numbered within it.
     levels: list[list[Sequence[int]]] = []
     width = num_wafers
@@ -59,7 +56,6 @@ def swarmx_tree(num_wafers: int, num_available: int) -> tuple[SwarmXPlace, ...]:
                     position=position,
                     wafers=tuple(members) if lowest else (),
                     children=() if lowest else tuple(first[depth + 1] + member for member in members),
-                    wafers_below=_wafers_below(levels[depth:], number),
                 )
             )
     return tuple(places)
@@ -76,8 +72,3 @@ def _parent(level: list[Sequence[int]], member: int) -> tuple[int, int]:
         if member in members:
             return parent, members.index(member)
     raise AssertionError(f"node {member} has no parent")
-
-
-def _wafers_below(levels: list[list[Sequence[int]]], number: int) -> int:
-    members = levels[0][number]
-    return len(members) if len(levels) == 1 else sum(_wafers_below(levels[1:], member) for member in members)

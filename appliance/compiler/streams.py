@@ -39,10 +39,9 @@ class Load:
 
 @dataclass(slots=True, eq=False)
 class Departure:
-    """A reduction group, sent after a segment. The first of its values is made, in place, in segment `written`."""
+    """A reduction group, sent after the segment that makes its values, in place."""
 
     position: int
-    written: int
     bundle: Bundle
 
 
@@ -133,7 +132,7 @@ def find_departures(
             departure = open_groups.get(key)
             if departure is None or not has_room(departure.bundle, type):
                 group.id = numbers.group()
-                departure = open_groups[key] = Departure(position, position, Bundle(group))
+                departure = open_groups[key] = Departure(position, Bundle(group))
                 found.append(departure)
             departure.bundle.add(numbers, value, type)
             if gathered:
@@ -190,6 +189,6 @@ def unheard_shards(loads: Iterable[Load], departures: Iterable[Departure]) -> li
     """
     unheard = []
     for departure in departures:
-        heard = {load.bundle.group.source_shard for load in loads if load.position <= departure.written}
+        heard = {load.bundle.group.source_shard for load in loads if load.position <= departure.position}
         unheard += [s for s in departure.bundle.group.shards if s not in heard and s not in unheard]
     return unheard

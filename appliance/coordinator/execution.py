@@ -238,7 +238,6 @@ class Execution:
                 load.memoryx.CopyFrom(self._plan.memoryx[member.index])
             case node_pb2.ROLE_SWARMX:
                 load.swarmx.CopyFrom(self._plan.swarmx)
-                load.num_children = self._crew.topology.tree[member.index].wafers_below
             case node_pb2.ROLE_WORKER:
                 load.worker.CopyFrom(self._plan.worker)
                 load.loader = self._begin.loader

@@ -18,6 +18,7 @@ import torch
 
 from appliance.coordinator.results import OutputReader
 from cirh.kernel import Kernel
+from cirh.parser import parse_module
 from interconnect.elements import tensor_bytes, torch_dtype
 from interconnect.frame import INLINE_BYTES
 from interconnect.schedule import WEIGHTS_CREDIT_LOT, WEIGHTS_WINDOW, is_for_coordinator_only
@@ -205,7 +206,9 @@ class Shard(Role):
             tensor = self.segment.tensor(torch_dtype(slot.type.element_type), tuple(slot.type.shape), offset)
             self.states[slot.value] = tensor.copy_(states[slot.name])
             offset += -(-tensor_bytes(slot.type) // 64) * 64
-        self.kernels = {kernel.id: StateKernel(kernel.cirh, self.segment) for kernel in plan.kernels}
+        self.kernels = {
+            kernel.id: StateKernel(parse_module(kernel.cirh), None, self.segment) for kernel in plan.kernels
+        }
         for group, places in self.places.items():
             if self.groups[group].kind == plan_pb2.GROUP_KIND_WEIGHTS:
                 places |= {value: self.states[value] for value in places if value in self.states}

@@ -35,6 +35,8 @@ assert cerebras.pytorch.utils.tracker.RateTracker is cstorch.utils.tracker.RateT
 """,
     "no such submodule": """
 import cerebras.pytorch
+
+pytestmark = pytest.mark.cluster
 try:
     import cerebras.pytorch.no_such_thing
 except ModuleNotFoundError as error:

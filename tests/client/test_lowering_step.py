@@ -116,6 +116,7 @@ print(hashlib.sha256(print_module(lower(trace)).encode()).hexdigest())
 """
 
 
+@pytest.mark.cluster
 def test_the_text_is_the_same_in_every_process():
     run = [sys.executable, "-c", SCRIPT]
     texts = {

@@ -184,6 +184,7 @@ def test_a_flipped_bit_in_the_data_is_refused(
     assert torch.equal(loaded["weight"], load(path)["weight"])
 
 
+@pytest.mark.cluster
 def test_a_save_killed_midway_leaves_no_checkpoint(tmp_path: Path) -> None:
     script = """
         import os, signal, sys, torch

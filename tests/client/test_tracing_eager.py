@@ -191,6 +191,7 @@ def test_a_cell_refuses_other_shapes():
         Cell((4,), torch.float32).write(torch.zeros(4, dtype=torch.float64))
 
 
+@pytest.mark.cluster
 def test_spooled_tensors_leave_memory_and_nothing_on_disk(tmp_path):
     script = """
 import os, resource, sys, torch

@@ -19,6 +19,8 @@ from interconnect.zygote import Child, SpawnError, Zygote, spawn
 PROBE = """
 import json, os, signal, sys, threading
 
+pytestmark = pytest.mark.cluster
+
 def main(argv):
     kind, fd = argv[0], 3
     if kind == "report":

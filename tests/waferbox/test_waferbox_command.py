@@ -21,6 +21,8 @@ EMBEDDED = [sys.executable, "-m", "waferbox.embedded"]
 
 SCRIPT = """
 import json, os, signal, sys, time
+
+pytestmark = pytest.mark.cluster
 try:
     print(json.dumps([sys.argv[1:], os.environ["WAFERBOX_MANAGEMENT"]]), flush=True)
     if "wait" in sys.argv:
@@ -115,7 +117,6 @@ def test_the_version_is_shown(environment: dict[str, str]) -> None:
     assert __version__ in waferbox(environment, "--version").stdout
 
 
-@pytest.mark.cluster
 def test_up_in_the_background_status_and_down(environment: dict[str, str]) -> None:
     done = waferbox(environment, "up", "--wafers", "2", "--memoryx", "2", "--background")
     assert done.returncode == 0, done.stderr
@@ -135,7 +136,6 @@ def test_up_in_the_background_status_and_down(environment: dict[str, str]) -> No
     assert time.monotonic() - begin < 5
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_up_stays_until_it_is_told_to_end(environment: dict[str, str], number: signal.Signals) -> None:
     with subprocess.Popen([*COMMAND, "up"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -153,7 +153,6 @@ def test_up_stays_until_it_is_told_to_end(environment: dict[str, str], number: s
     assert "WARNING" not in messages
 
 
-@pytest.mark.cluster
 def test_up_says_when_a_node_dies_and_ends_with_down(environment: dict[str, str]) -> None:
     with subprocess.Popen(
         [*COMMAND, "up"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -173,7 +172,6 @@ def test_up_says_when_a_node_dies_and_ends_with_down(environment: dict[str, str]
         assert process.wait(20) == 0
 
 
-@pytest.mark.cluster
 def test_an_address_that_is_taken_is_a_clear_error(environment: dict[str, str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -186,7 +184,6 @@ def test_an_address_that_is_taken_is_a_clear_error(environment: dict[str, str]) 
             assert "Traceback" not in done.stderr
 
 
-@pytest.mark.cluster
 def test_run_gives_the_script_a_cluster_and_exits_as_it_does(environment: dict[str, str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -197,7 +194,6 @@ def test_run_gives_the_script_a_cluster_and_exits_as_it_does(environment: dict[s
     assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 9), (signal.SIGTERM, 128 + 15)])
 def test_run_passes_signals_on(
     environment: dict[str, str], tmp_path: Path, number: signal.Signals, status: int
@@ -223,7 +219,6 @@ def embedded(environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], str]
     return process, json.loads(process.stdout.readline())["management"]
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize("way", ["its input ends", "SIGTERM", "kill -9"])
 def test_the_embedded_cluster_ends_with_whoever_holds_it(environment: dict[str, str], way: str) -> None:
     process, address = embedded(environment)
@@ -243,7 +238,6 @@ def test_the_embedded_cluster_ends_with_whoever_holds_it(environment: dict[str, 
     process.stdout.close()
 
 
-@pytest.mark.cluster
 def test_ctrl_c_on_the_terminal_reaches_the_script_once(environment: dict[str, str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -24,6 +24,8 @@ from interconnect.zygote import SOCKET_VARIABLE, Zygote
 from workers.input_process import InputProcess
 from wsc.v1 import node_pb2
 
+pytestmark = pytest.mark.cluster
+
 ROWS = 4
 SLOT_BYTES = 4096
 SLOTS = 2

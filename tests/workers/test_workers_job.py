@@ -18,6 +18,8 @@ from workers.job import WorkerJob
 from workers.program import NUM_SLOTS
 from wsc.v1 import node_pb2, plan_pb2
 
+pytestmark = pytest.mark.cluster
+
 ROWS = 8
 GROUP = 7
 LANES = {"shared memory": node_pb2.LANE_SHARED_MEMORY, "grpc": node_pb2.LANE_GRPC}

@@ -57,30 +57,35 @@ class Lowering:
         shape, current = types.info(value)
         if current is dtype:
             return value
-        constant = splat_of(value)
-        if constant is not None:
-            return self.splat(constant.to(dtype), shape, dtype)
-        return self.emit("cirh.Cast", [value], {"Truncate": False}, (shape, dtype))
+        return self._change("cirh.Cast", value, {"Truncate": False}, shape, dtype)
 
     def broadcast(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:
         """The value with its dimensions aligned at the right, as everywhere in torch."""
         current, dtype = types.info(value)
         if current == tuple(shape):
             return value
-        constant = splat_of(value)
-        if constant is not None:
-            return self.splat(constant, shape, dtype)
         dimensions = list(range(len(shape) - len(current), len(shape)))
-        return self.emit("cirh.BroadcastInDim", [value], {"broadcast_dimensions": dimensions}, (shape, dtype))
+        return self._change("cirh.BroadcastInDim", value, {"broadcast_dimensions": dimensions}, shape, dtype)
 
     def reshape(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:
         current, dtype = types.info(value)
         if current == tuple(shape):
             return value
+        return self._change("cirh.Reshape", value, None, shape, dtype)
+
+    def _change(
+        self,
+        name: str,
+        value: SSAValue,
+        attributes: Mapping[str, AttrValue] | None,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+    ) -> SSAValue:
+        """The value in another type; a constant of one value stays one."""
         constant = splat_of(value)
         if constant is not None:
-            return self.splat(constant, shape, dtype)
-        return self.emit("cirh.Reshape", [value], None, (shape, dtype))
+            return self.splat(constant.to(dtype), shape, dtype)
+        return self.emit(name, [value], attributes, (shape, dtype))
 
     def transpose(self, value: SSAValue, permutation: Sequence[int]) -> SSAValue:
         if list(permutation) == list(range(len(permutation))):

@@ -1,22 +1,20 @@
 """Adam and AdamW: one update rule, two places for the weight decay."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 
 from cstorch.optim.optimizer import (
-    Optimizer,
     Parameters,
     check_betas,
     check_not_negative,
-    dense_gradient,
     is_zero,
     scalar_state,
 )
+from cstorch.optim.update_rule import UpdateRule
 
 
-class AdamBase(Optimizer):
+class AdamBase(UpdateRule):
     """Adam with eps added before the bias correction (torch adds it after).
 
     `u = m / (sqrt(v) + eps)`, times `sqrt(1 - beta2^t) / (1 - beta1^t)` if correct_bias, and `p -= lr * u`.
@@ -66,21 +64,7 @@ class AdamBase(Optimizer):
         """The moments."""
         return ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                gradient = dense_gradient(parameter)
-                if gradient is not None:
-                    parameter.sub_(group["lr"] * self._direction(group, parameter, gradient))
-        return loss
-
-    def _direction(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    def direction(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         weight_decay = group["weight_decay"]
         if not self.decoupled_weight_decay and not is_zero(weight_decay):
             gradient = gradient + weight_decay * parameter

@@ -1,14 +1,14 @@
 """Stochastic gradient descent."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from cstorch.optim.optimizer import Optimizer, Parameters, check_not_negative, dense_gradient, is_zero
+from cstorch.optim.optimizer import Parameters, check_not_negative, is_zero
+from cstorch.optim.update_rule import UpdateRule
 
 
-class SGD(Optimizer):
+class SGD(UpdateRule):
     """`p -= lr * g`, with momentum `p -= lr * buf` where `buf = momentum * buf + (1 - dampening) * g`.
 
     The buffer starts at zero, so dampening counts on the first step too (torch starts it at the first gradient).
@@ -49,21 +49,7 @@ class SGD(Optimizer):
         """The momentum."""
         return ["momentum_buffer"]
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                gradient = dense_gradient(parameter)
-                if gradient is not None:
-                    parameter.sub_(group["lr"] * self._direction(group, parameter, gradient))
-        return loss
-
-    def _direction(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    def direction(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         if group["maximize"]:
             gradient = -gradient
         if not is_zero(group["weight_decay"]):

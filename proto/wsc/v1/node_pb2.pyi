@@ -265,11 +265,8 @@ class Load(_message.Message):
     SWARMX_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
-    NUM_CHILDREN_FIELD_NUMBER: _builtins.int
     LOADER_FIELD_NUMBER: _builtins.int
     execution: _builtins.int
-    num_children: _builtins.int
-    """wafers below this SwarmX node"""
     loader: _builtins.str
     """workers: which prepared input"""
     @_builtins.property
@@ -291,12 +288,11 @@ class Load(_message.Message):
         swarmx: _plan_pb2.SwarmXPlan | None = ...,
         worker: _plan_pb2.WorkerPlan | None = ...,
         links: _abc.Iterable[Global___LinkSpec] | None = ...,
-        num_children: _builtins.int = ...,
         loader: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memoryx", b"memoryx", "plan", b"plan", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "num_children", b"num_children", "plan", b"plan", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "plan", b"plan", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_plan: _TypeAlias = _typing.Literal["wafer", "memoryx", "swarmx", "worker"]  # noqa: Y015
     _WhichOneofArgType_plan: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
