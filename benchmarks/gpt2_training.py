@@ -1,0 +1,158 @@
+"""Tokens per second of GPT-2 small (124M, sequence 256, batch 4) in bfloat16: one run of eager PyTorch or of the cluster.
+
+Eager is autocast and fused AdamW; the cluster has one wafer. Run by `python -m benchmarks`, which alternates the two:
+
+    python -m benchmarks.gpt2_training eager|cluster --num-steps N --threads T
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before torch: an OpenMP thread that spins takes a core from the other processes. Eager gets the same policy.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, IterableDataset
+
+VOCABULARY, WIDTH, LAYERS, HEADS = 50257, 768, 12, 12
+BATCH, SEQUENCE = 4, 256
+
+
+class ReadyBatches(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Four batches made beforehand, so that neither side measures the making of input."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(VOCABULARY, (4, BATCH, SEQUENCE + 1), generator=generator)
+        while True:
+            yield from ((batch[:, :-1], batch[:, 1:]) for batch in tokens)
+
+
+def input_fn() -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
+    return DataLoader(ReadyBatches(), batch_size=None)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_attention = nn.LayerNorm(WIDTH)
+        self.attention = nn.Linear(WIDTH, 3 * WIDTH)
+        self.projection = nn.Linear(WIDTH, WIDTH)
+        self.before_network = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, sequence, _ = x.shape
+        parts = self.attention(self.before_attention(x)).split(WIDTH, dim=2)
+        q, k, v = (part.view(batch, sequence, HEADS, -1).transpose(1, 2) for part in parts)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.projection(mixed.transpose(1, 2).reshape(batch, sequence, WIDTH))
+        return x + self.down(F.gelu(self.up(self.before_network(x)), approximate="tanh"))
+
+
+class GPT2(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Embedding(SEQUENCE, WIDTH)
+        self.h = nn.ModuleList([Block() for _ in range(LAYERS)])
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.apply(self._initialise)
+        self.head.weight = self.tokens.weight
+
+    @staticmethod
+    def _initialise(module: nn.Module) -> None:
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, 0.0, 0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.h:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.float().reshape(-1, VOCABULARY), targets.reshape(-1))
+
+
+def rate(times: list[float]) -> float:
+    """Tokens per second by the median step, the first two left out."""
+    steps = [after - before for before, after in zip(times[2:], times[3:], strict=False)]
+    return BATCH * SEQUENCE / statistics.median(steps)
+
+
+def run_eager(num_steps: int, threads: int) -> dict[str, float]:
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    model = GPT2()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+    times, loss = [], 0.0
+    for _, (tokens, targets) in zip(range(num_steps), input_fn(), strict=False):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss_tensor = loss_of(model(tokens), targets)
+        optimizer.zero_grad()
+        loss_tensor.backward()
+        optimizer.step()
+        loss = loss_tensor.item()
+        times.append(time.perf_counter())
+    return {"tokens_per_second": rate(times), "loss": loss}
+
+
+def run_cluster(num_steps: int, threads: int) -> dict[str, float]:
+    import cerebras.pytorch as cstorch
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    cstorch.amp.set_half_dtype("bfloat16")
+    cstorch.amp.enable_mixed_precision()
+    with tempfile.TemporaryDirectory() as folder:
+        backend = cstorch.backend("CSX", artifact_dir=Path(folder), compile_dir=str(Path(folder) / "compile"))
+        model = GPT2()
+        compiled = cstorch.compile(model, backend)
+        optimizer = cstorch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+        times: list[float] = []
+        losses: list[float] = []
+
+        @cstorch.trace
+        def step(batch: list[torch.Tensor]) -> torch.Tensor:
+            tokens, targets = batch
+            loss = loss_of(compiled(tokens), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        @cstorch.step_closure
+        def keep(loss: torch.Tensor) -> None:
+            losses.append(loss.item())
+            times.append(time.perf_counter())
+
+        loader = cstorch.utils.data.DataLoader(input_fn)
+        for batch in cstorch.utils.data.DataExecutor(loader, num_steps=num_steps):
+            keep(step(batch))
+        return {"tokens_per_second": rate(times), "loss": losses[-1]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("side", choices=["eager", "cluster"])
+    parser.add_argument("--num-steps", type=int, default=12)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    run = run_eager if options.side == "eager" else run_cluster
+    print(json.dumps(run(options.num_steps, options.threads)))
+
+
+if __name__ == "__main__":
+    main()
