@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from cirh import rules
+from cirh.attention import attention_types, prepare_attention, prepare_attention_grad
 from cirh.errors import CirhError
 from cirh.spec import AttributeSpec, Call, Count, Format, Kind, OperandSpec, OpSpec, Site, Typed
 from cirh.table_matrix import prepare_dot_general, prepare_matmul
@@ -243,6 +244,25 @@ _row(
     attributes="epsilon=FLOAT?",
     results=3,
     result_names="result beta_grad gamma_grad",
+)
+_ATTENTION = "is_causal=BOOL scale=FLOAT?"
+_row(
+    "Attention",
+    "query key value mask?",
+    prepare_attention,
+    attributes=_ATTENTION,
+    results=2,
+    rule=attention_types,
+    result_names="output logsumexp",
+)
+_row(
+    "AttentionGrad",
+    "gradient query key value output logsumexp mask?",
+    prepare_attention_grad,
+    attributes=_ATTENTION,
+    results=3,
+    rule=attention_types,
+    result_names="query_grad key_grad value_grad",
 )
 _row("L2Norm", "input", prepare_l2_norm, attributes="dims=INTS keepdim=BOOL?")
 _row(

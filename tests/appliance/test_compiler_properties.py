@@ -75,8 +75,6 @@ WITHOUT_A_RULE = {
     "aten.prod.dim_int",
     "aten.repeat",
     "aten.roll",
-    "aten.select_scatter",
-    "aten.slice_scatter",
     "aten.sort",
     "aten.split.Tensor",
     "aten.split_with_sizes",

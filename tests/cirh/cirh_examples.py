@@ -190,6 +190,7 @@ def examples() -> Iterator[Example]:
     yield Example("cirh.Arange", arange, {"dim": 0}, constants=[0, 1, 2])
     yield Example("cirh.SparseSoftmaxCrossEntropyWithLogits", [r(3, 4), torch.tensor([0, 3, 1])], {"axis": 1})
     yield Example("cirh.LayerNorm", [r(3, 4), r(4), r(4)], {"epsilon": 1e-5})
+    yield from _attention_examples()
     yield Example("cirh.LayerNormGrad", [r(3, 4), r(3, 4) ** 2, r(4), r(4)], {"epsilon": 1e-5})
     yield Example("cirh.L2Norm", [r(3, 4)], {"dims": [0, 1], "keepdim": False})
     yield from _aten_examples()
@@ -393,3 +394,16 @@ def _pointwise_examples(e: Any) -> Iterator[Example]:
     yield e("where.ScalarSelf", a > 0.5, a, self=0.0)
     yield e("where.ScalarOther", a > 0.5, a, other=0.0)
     yield e("where.Scalar", a > 0.5, self=1.0, other=0.0)
+
+
+def _attention_examples() -> Iterator[Example]:
+    for dtype in (F32, F64, torch.bfloat16, torch.float16):
+        heads = [_random(2, 3, 4, 8, dtype=dtype)] * 3
+        plain = {"is_causal": True, "operand_segments": [1, 1, 1, 0]}
+        yield Example("cirh.Attention", heads, plain)
+        yield Example("cirh.Attention", [*heads, _random(4, 4, dtype=dtype)], {"is_causal": False, "scale": 0.5})
+        statistics = _random(2, 3, 4, dtype=F64 if dtype is F64 else F32)
+        saved = [heads[0], *heads, heads[0], statistics]
+        yield Example("cirh.AttentionGrad", saved, {**plain, "operand_segments": [1] * 6 + [0]})
+        mask = _random(2, 1, 1, 4, dtype=dtype)
+        yield Example("cirh.AttentionGrad", [*saved, mask], {"is_causal": False})

@@ -16,6 +16,7 @@ from appliance.compiler.errors import CompileError, refuse
 
 # The rules register themselves.
 from appliance.compiler.sharding import (
+    rules_attention,  # noqa: F401
     rules_index,  # noqa: F401
     rules_network,  # noqa: F401
     rules_reduction,  # noqa: F401

@@ -158,3 +158,17 @@ def triangle(query: Query) -> Outcome:
 def flip(query: Query) -> Outcome:
     flipped = {query.axis(dim) for dim in query.get("dims")}
     return move(query, lambda dim: None if dim in flipped else dim)
+
+
+@rule("aten.slice_scatter", "aten.select_scatter")
+def scatter_of_a_part(query: Query) -> Outcome:
+    """self, source: a part of one dimension is replaced; select_scatter's source lacks that dimension."""
+    if not query.sharded:
+        return query.replicated()
+    axis = query.axis(query.get("dim", 0))
+    removed = query.op.name == "aten.select_scatter"
+    whole, source = query.placements
+    cut = whole if whole.is_sharded else source.at(source.dim + (removed and source.dim >= axis))
+    if cut.dim == axis:
+        raise query.mixes(f"acts on the dimension of the samples ({cut})")
+    return Outcome(wants=[cut, cut.at(cut.dim - (removed and cut.dim > axis))], results=[cut])

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch._ops import OpOverload
 
+from cstorch.lowering.attention import attention, attention_backward, safe_softmax
 from cstorch.lowering.constants import arange, filled, filled_with
 from cstorch.lowering.context import Rule
 from cstorch.lowering.pointwise import (
@@ -128,6 +129,9 @@ _NAMES: Mapping[str, Rule] = {
     "argmin": position("ARGMIN"),
     "norm": norm,
     "_softmax": softmax,
+    "_safe_softmax": safe_softmax,
+    "_scaled_dot_product_flash_attention_for_cpu": attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
     "mm": matmul,
     # Constants.
     "zeros": filled(0),

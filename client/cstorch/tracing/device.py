@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from cstorch.tracing.attention import attention
 from cstorch.tracing.dispatch import dispatch
 from cstorch.tracing.operators import aten
 from cstorch.tracing.tensor import DEVICE
@@ -57,5 +58,7 @@ def register() -> None:
     _library.impl("empty.memory_format", _empty, "Lazy")  # type: ignore[no-untyped-call]
     _library.impl("empty_strided", _empty_strided, "Lazy")  # type: ignore[no-untyped-call]
     _library.impl("_copy_from", _copy_from, "Lazy")  # type: ignore[no-untyped-call]
+    # Functions that call attention (nn.MultiheadAttention) end here too, where a torch function mode sees only them.
+    _library.impl("scaled_dot_product_attention", attention, "AutogradLazy")  # type: ignore[no-untyped-call]
     if not hasattr(torch, DEVICE.type):
         torch._register_device_module(DEVICE.type, _module())  # type: ignore[no-untyped-call]
