@@ -46,7 +46,8 @@ class Commits:
         self._cut = cut
         self._reads = reads
         self._loads = loads
-        self._events = [*loads, *others]
+        self._loads_of = _by_value(loads)
+        self._events_of = _by_value([*loads, *others])
         self._last_read = last_read
         self._states = set(sharing.states[shard])
         self._updates: dict[SSAValue, list[SSAValue]] = {}
@@ -97,10 +98,10 @@ class Commits:
                     )
 
     def _is_to_be_sent(self, value: SSAValue) -> bool:
-        return any(not event.sent and value in event.bundle.values for event in self._events)
+        return any(not event.sent for event in self._events_of.get(value, ()))
 
     def _is_released(self, state: SSAValue) -> bool:
-        events = [event for event in self._loads if state in event.bundle.values]
+        events = self._loads_of.get(state, ())
         if not all(event.sent for event in events):
             return False
         in_place = any(event.bundle.nbytes > INLINE_BYTES for event in events)
@@ -115,3 +116,12 @@ class Commits:
     def _name(self, state: SSAValue) -> str:
         arguments = func_of(self._cut.module).block.args
         return next(named.name for named in self._cut.names.states if arguments[named.argument] is state)
+
+
+def _by_value(events: Sequence[Event]) -> Mapping[SSAValue, Sequence[Event]]:
+    """The messages that each value is part of."""
+    found: dict[SSAValue, list[Event]] = {}
+    for event in events:
+        for value in event.bundle.values:
+            found.setdefault(value, []).append(event)
+    return found

@@ -25,18 +25,26 @@ class Reads:
         self._sharing = sharing
         self._ops = sharing.ops[shard]
         self._roots = _view_roots(ops)
+        self._kinds = {op: self._kind(op) for op in ops}
+        self._operands = {op: self._find_operands(op) for op in ops}
         self._aliases: dict[SSAValue, list[SSAValue]] = {}
         for view, root in self._roots.items():
             self._aliases.setdefault(root, []).append(view)
 
     def kind(self, op: Operation) -> Kind:
         """What can be one kernel: element-wise work on tensors of one shape in one component; or the rest of it."""
+        return self._kinds[op]
+
+    def _kind(self, op: Operation) -> Kind:
         component = self._sharing.component.get(op)
         shape = types.shape(op.results[0])
         return (component, shape if spec(op.name).pointwise and component is not None else None)
 
     def operands(self, op: Operation) -> list[SSAValue]:
         """What an operation reads, constants excluded."""
+        return self._operands[op]
+
+    def _find_operands(self, op: Operation) -> list[SSAValue]:
         operands: list[SSAValue] = []
         for value in op.operands:
             owner = value.owner

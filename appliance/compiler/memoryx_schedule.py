@@ -14,6 +14,7 @@ from appliance.compiler.drops import add_drops
 from appliance.compiler.errors import CompileError
 from appliance.compiler.exchanges import Exchanges
 from appliance.compiler.groups import Bundle, KernelTable, Numbers
+from appliance.compiler.memoryx_frontier import Frontier
 from appliance.compiler.memoryx_reads import Kind, Reads, is_elementwise
 from appliance.compiler.shards import Sharing, order
 from appliance.compiler.target import Target
@@ -50,6 +51,8 @@ class ShardScheduler:
         self._have: set[SSAValue] = set(sharing.states[shard])
         self._todo = dict.fromkeys(order((op for op in sharing.ops[shard] if op not in sharing.sunk), cut))
         self._reads = Reads(sharing, shard, list(self._todo))
+        self._frontier = Frontier(self._todo, self._reads)
+        self._frontier.add(self._have)
         self._loads = [
             Event(load.bundle, load.position) for load in wafer.loads if load.bundle.group.source_shard == shard
         ]
@@ -98,6 +101,7 @@ class ShardScheduler:
         self._groups[bundle.id] = bundle.group
         self._plan.instructions.add().receive.group = bundle.id
         self._have.update(bundle.values)
+        self._frontier.add(bundle.values)
         self._commits.received(bundle.values)
 
     def _send(self, event: Event) -> None:
@@ -169,7 +173,7 @@ class ShardScheduler:
         """For each kind of work that can go on now, all of it."""
         batches: dict[Kind, list[Operation]] = {}
         maker: dict[SSAValue, Kind] = {}
-        for op in self._todo:
+        for op in self._frontier.in_order():
             if not allowed(op) or not self._commits.may_run(op):
                 continue
             kind = self._reads.kind(op)
@@ -200,6 +204,7 @@ class ShardScheduler:
         chosen = set(ops)
         for op in ops:
             del self._todo[op]
+        self._frontier.remove(ops)
         with_sunk = self._reads.with_broadcasts(ops)
         made = [result for op in ops for result in op.results]
         made_here = {result for op in with_sunk for result in op.results}
