@@ -178,6 +178,64 @@ def _stack(site: Site) -> Types:
     return (TensorInfo((*shape[:dim], len(site.operands), *shape[dim:]), dtype),)
 
 
+def split(site: Site) -> Types:
+    shape, dtype = site.operands[0]
+    axis = site.get("axis")
+    return tuple(TensorInfo((*shape[:axis], size, *shape[axis + 1 :]), dtype) for size in site.get("split_sizes"))
+
+
+def _embedding(site: Site) -> Types:
+    (weight, dtype), (indices, kind) = site.operands
+    if len(weight) != 2 or kind not in _INDICES:
+        return None
+    return (TensorInfo((*indices, weight[1]), dtype),)
+
+
+def _embedding_backward(site: Site) -> Types:
+    (gradient, dtype), (indices, kind) = site.operands
+    if gradient[:-1] != indices or kind not in _INDICES or not dtype.is_floating_point or site.get("num_weights") < 0:
+        return None
+    return (TensorInfo((site.get("num_weights"), gradient[-1]), dtype),)
+
+
+_INDICES = (torch.int32, torch.int64)
+
+
+def _normalized(site: Site, data: int) -> bool:
+    """Whether the last dimensions are those that are normalised, in one floating point type."""
+    shape, dtype = site.operands[data]
+    last = tuple(site.get("normalized_shape"))
+    return (
+        0 < len(last) <= len(shape)
+        and shape[len(shape) - len(last) :] == last
+        and dtype.is_floating_point
+        and all(operand.dtype is dtype for operand in site.operands)
+    )
+
+
+def _layer_norm(site: Site) -> Types:
+    """Result, mean and rstd: statistics of one type with all operands have that type."""
+    data, *others = site.operands
+    if not _normalized(site, 0) or any(other.shape != tuple(site.get("normalized_shape")) for other in others):
+        return None
+    count = len(site.get("normalized_shape"))
+    statistics = TensorInfo((*data.shape[: len(data.shape) - count], *[1] * count), data.dtype)
+    return data, statistics, statistics
+
+
+def _layer_norm_backward(site: Site) -> Types:
+    if site.segments != (1, 1, 1, 1, 1, 1) or not _normalized(site, 1) or not all(site.get("output_mask")):
+        return None
+    gradient, data, mean, rstd, weight, bias = site.operands
+    last = tuple(site.get("normalized_shape"))
+    outer = data.shape[: len(data.shape) - len(last)]
+    if gradient != data or weight.shape != last or bias.shape != last:
+        return None
+    if mean != rstd or mean.shape != (*outer, *[1] * len(last)):
+        return None
+    return data, weight, bias
+
+
 ATEN: Mapping[str, Rule] = {
     "aten.mm": _mm,
     "aten.addmm": _addmm,
@@ -194,4 +252,8 @@ ATEN: Mapping[str, Rule] = {
     "aten.nll_loss_forward": _nll_forward,
     "aten.nll_loss_backward": _nll_backward,
     "aten.stack": _stack,
+    "aten.embedding": _embedding,
+    "aten.embedding_dense_backward": _embedding_backward,
+    "aten.native_layer_norm": _layer_norm,
+    "aten.native_layer_norm_backward": _layer_norm_backward,
 }

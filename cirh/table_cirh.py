@@ -223,7 +223,7 @@ _row(
     rule=rules.reduce,
 )
 _row("Concat", "values*", prepare_concat, rule=rules.concat, attributes="axis=INT?")
-_row("Split", "input", prepare_split, attributes="split_sizes=INTS axis=INT", results=None)
+_row("Split", "input", prepare_split, rule=rules.split, attributes="split_sizes=INTS axis=INT", results=None)
 _row("Gather", "input indices", prepare_gather, attributes="axis=INT? batch_dims=INT? is_sparse=BOOL?")
 _row("ScatterNd", "init indices updates", prepare_scatter_nd)
 _row("Arange", "start! end! step!", prepare_arange, attributes="dim=INT?", typed=Typed.OPTIONAL, factory=True)
