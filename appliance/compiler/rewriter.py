@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from xdsl.ir import Operation, SSAValue
 
-from cirh.attributes import AttrValue, attribute, splat
+from cirh.attributes import AttrValue, ConstantAttr, attribute, splat
 from cirh.operations import Const, operation_class
 from cirh.table import make_site, result_types
 from cirh.types import AnyTensorType, tensor_type
@@ -44,7 +44,10 @@ class Rewriter:
 
     def splat(self, value: float, shape: Sequence[int], dtype: torch.dtype) -> SSAValue:
         """A constant of one value."""
-        constant = splat(value, tensor_type(shape, dtype))
+        return self.constant(splat(value, tensor_type(shape, dtype)))
+
+    def constant(self, constant: ConstantAttr) -> SSAValue:
+        """A constant."""
         created = Const.create(result_types=[constant.type], attributes={"value": constant}, location=self._op.location)
         self._insert(created)
         return created.results[0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from appliance.compiler.canonicalise import eliminate_dead_code
+from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.errors import CompileError, refuse
 
 # The rules register themselves.

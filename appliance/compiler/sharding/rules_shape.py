@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from appliance.compiler.canonicalise import permutation_of
+from appliance.compiler.passes.canonicalise import permutation_of
 from appliance.compiler.sharding.placement import SUM, Placement, R, Shape, sharded
 from appliance.compiler.sharding.rule import Outcome, Query, rule
 

@@ -12,8 +12,8 @@ from cirh.graph import func_of, signature
 from cirh.operations import Const, return_of
 
 
-def copy_what_passes_through(module: ModuleOp) -> None:
-    """Puts a copy (a Reshape to the same shape) before such results."""
+def copy_what_passes_through(module: ModuleOp) -> bool:
+    """Puts a copy (a Reshape to the same shape) before such results. Whether there were any."""
     names = signature(module)
     arguments, end = func_of(module).block.args, return_of(module)
     states = {arguments[state.argument] for state in names.states}
@@ -32,3 +32,4 @@ def copy_what_passes_through(module: ModuleOp) -> None:
     for output in names.outputs:
         if end.operands[output.result] not in states:
             copy(output.result)
+    return bool(copies)

@@ -1,4 +1,4 @@
-"""Canonical form: no operation that does nothing, transposes inside products, constants folded into what they become.
+"""Canonical form: no operation that does nothing, views of views joined, transposes inside products.
 
 Without it equal updates do not look equal (compiler.md section 8), and every kernel would move data for nothing.
 """
@@ -6,36 +6,27 @@ Without it equal updates do not look equal (compiler.md section 8), and every ke
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
-from appliance.compiler.rewriter import Rewriter, erase
+from appliance.compiler.rewriter import Rewriter
 from cirh import types
-from cirh.attributes import SplatAttr, attrs
+from cirh.attributes import attrs
 from cirh.graph import body_ops
 from cirh.operations import Const
 
 
-def canonicalise(module: ModuleOp) -> None:
-    """Rewrites until nothing changes, then drops what nothing reads."""
-    changed = True
-    while changed:
-        changed = False
-        for op in body_ops(module):
-            changed = _rewrite(op) or changed
-    eliminate_dead_code(module)
-
-
-def eliminate_dead_code(module: ModuleOp) -> None:
-    """Drops operations whose results nothing reads; all operations are pure."""
-    for op in reversed(body_ops(module)):
-        if not any(result.uses for result in op.results):
-            erase(op)
+def canonicalise(module: ModuleOp) -> bool:
+    """Rewrites until nothing changes. Whether anything did."""
+    rounds = 0
+    while sum(_rewrite(op) for op in body_ops(module)):
+        rounds += 1
+    return rounds > 0
 
 
 def _rewrite(op: Operation) -> bool:
     match op.name:
         case "cirh.Reshape" | "cirh.BroadcastInDim" | "cirh.Cast":
-            return _fold_splat(op) or _drop_identity(op) or (op.name == "cirh.Reshape" and _into_source(op))
+            return _drop_identity(op) or (op.name == "cirh.Reshape" and _into_source(op))
         case "cirh.Transpose":
-            return _join_transposes(op)
+            return _drop_transposes(op)
         case "cirh.MatMul":
             return _transpose_inside_product(op)
         case _:
@@ -46,17 +37,6 @@ def _drop_identity(op: Operation) -> bool:
     if op.operands[0].type != op.results[0].type:
         return False
     Rewriter(op).replace([op.operands[0]])
-    return True
-
-
-def _fold_splat(op: Operation) -> bool:
-    """A constant of one value stays one, whatever shape or type it is given."""
-    source = op.operands[0].owner
-    if not isinstance(source, Const) or not isinstance(source.value, SplatAttr):
-        return False
-    value = source.value.tensor().reshape(-1)[:1].to(types.dtype(op.results[0])).item()
-    rewriter = Rewriter(op)
-    rewriter.replace([rewriter.splat(value, types.shape(op.results[0]), types.dtype(op.results[0]))])
     return True
 
 
@@ -87,14 +67,16 @@ def permutation_of(op: Operation) -> list[int]:
     return [int(dim) for dim in constant.value.tensor().reshape(-1).tolist()]
 
 
-def _join_transposes(op: Operation) -> bool:
-    source = op.operands[0].owner
-    if not isinstance(source, Operation) or source.name != "cirh.Transpose":
+def _drop_transposes(op: Operation) -> bool:
+    """A transpose of a transpose back, or of no dimension."""
+    value, permutation = op.operands[0], permutation_of(op)
+    source = value.owner
+    if isinstance(source, Operation) and source.name == "cirh.Transpose":
+        inner = permutation_of(source)
+        value, permutation = source.operands[0], [inner[dim] for dim in permutation]
+    if permutation != list(range(len(permutation))):
         return False
-    inner, outer = permutation_of(source), permutation_of(op)
-    if [inner[dim] for dim in outer] != list(range(len(outer))):
-        return False
-    Rewriter(op).replace([source.operands[0]])
+    Rewriter(op).replace([value])
     return True
 
 

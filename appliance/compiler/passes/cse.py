@@ -1,0 +1,63 @@
+"""Common subexpressions: of equal operations on equal values, the first stands for all of them, within a layer.
+
+Never across layers: a mask that the first layer made for all would make it another kernel than the other layers, and
+would have to be kept for them. Layers make their own masks and positions, and stay alike.
+"""
+
+from collections.abc import Iterator
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from appliance.compiler.layers import layer_of
+from appliance.compiler.rewriter import erase
+from cirh.attributes import is_annotation
+from cirh.graph import body_ops
+from cirh.locations import source_of
+from cirh.operations import Const, Return
+
+Key = tuple[object, ...]
+
+
+def join_common_subexpressions(module: ModuleOp) -> bool:
+    """Joins equal constants and, within a layer and pass, equal operations. Whether there were any."""
+    changed = False
+    first: dict[Key, Operation] = {}
+    for op, place in _placed(module):
+        if _draws_random_numbers(op):
+            continue
+        key = _key(op) if isinstance(op, Const) else (*_key(op), *place)
+        known = first.setdefault(key, op)
+        # Every result of a step is a value of its own: the places where it is kept are not shared.
+        if known is op or (not isinstance(op, Const) and _is_result(op)):
+            continue
+        for result, same in zip(op.results, known.results, strict=True):
+            result.replace_all_uses_with(same)
+        erase(op)
+        changed = True
+    return changed
+
+
+def _placed(module: ModuleOp) -> Iterator[tuple[Operation, tuple[str, bool]]]:
+    """Operations with layer and pass. What is outside all modules belongs to the layer before it."""
+    layer = ""
+    for op in body_ops(module):
+        source = source_of(op)
+        layer = layer_of(source.module) or layer
+        yield op, (layer, source.backward)
+
+
+def _key(op: Operation) -> Key:
+    operands: tuple[SSAValue, ...] = tuple(op.operands)
+    attributes: frozenset[tuple[str, Attribute]] = frozenset(
+        (name, value) for name, value in op.attributes.items() if not is_annotation(name)
+    )
+    return op.name, operands, attributes, tuple(result.type for result in op.results)
+
+
+def _draws_random_numbers(op: Operation) -> bool:
+    return op.name.startswith("cirh.Random")
+
+
+def _is_result(op: Operation) -> bool:
+    return any(isinstance(use.operation, Return) for result in op.results for use in result.uses)

@@ -1,0 +1,16 @@
+"""Dead code: what no result of the step depends on."""
+
+from xdsl.dialects.builtin import ModuleOp
+
+from appliance.compiler.rewriter import erase
+from cirh.graph import body_ops
+
+
+def eliminate_dead_code(module: ModuleOp) -> bool:
+    """Drops operations whose results nothing reads; all operations are pure. Whether there were any."""
+    changed = False
+    for op in reversed(body_ops(module)):
+        if not any(result.uses for result in op.results):
+            erase(op)
+            changed = True
+    return changed

@@ -1,0 +1,79 @@
+"""Constant folding: operations on constants become the constants that they make.
+
+Constants of one value stay of one value whatever their shape, so nothing grows. Others are folded only up to a few
+elements and only where the result is no larger: text is no place for tensors, and a wafer cannot take its part of a
+constant that has its elements written out.
+"""
+
+import math
+from typing import Final
+
+import torch
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
+
+from appliance.compiler.rewriter import Rewriter
+from cirh import types
+from cirh.attributes import ConstantAttr, SplatAttr, constant_of_bytes, dense
+from cirh.graph import body_ops
+from cirh.operations import Const
+from cirh.table import build, runtime_operands
+
+# Elements of a constant that is not of one value, at most.
+LARGEST: Final = 64
+_MOVES: Final = frozenset({"cirh.Reshape", "cirh.BroadcastInDim", "cirh.Transpose"})
+# These have one right answer, whichever of torch's loops computes it.
+_EXACT: Final = frozenset(
+    f"cirh.{name}"
+    for name in (
+        *("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Sign", "Floor", "Ceil"),
+        *("And", "Or", "Xor", "Not", "Compare", "Select", "Cast"),
+    )
+)
+
+
+def fold_constants(module: ModuleOp) -> bool:
+    """Folds in order, so that what is folded feeds what follows. Whether anything was folded."""
+    changed = False
+    for op in body_ops(module):
+        folded = _folded(op)
+        if folded is not None:
+            rewriter = Rewriter(op)
+            rewriter.replace([rewriter.constant(folded)])
+            changed = True
+    return changed
+
+
+def _folded(op: Operation) -> ConstantAttr | None:
+    if op.name not in _MOVES and not (op.name in _EXACT and _is_exact(op)):
+        return None
+    constants = [value.owner.value for value in runtime_operands(op) if isinstance(value.owner, Const)]
+    if len(constants) != len(runtime_operands(op)):
+        return None
+    size = math.prod(types.shape(op.results[0]))
+    if size and all(isinstance(constant, SplatAttr) for constant in constants):
+        ones = [_one(constant) for constant in constants]
+        element = dense(ones[0] if op.name in _MOVES else build(op).function(*ones))
+        assert isinstance(element, SplatAttr)
+        kind = types.tensor_type(*types.info(op.results[0]))
+        return constant_of_bytes(kind, element.bits.to_bytes(types.dtype(kind).itemsize, "little"))
+    if size <= LARGEST and size <= max(math.prod(types.shape(constant.type)) for constant in constants):
+        return dense(build(op).function(*[constant.tensor() for constant in constants]))
+    return None
+
+
+def _is_exact(op: Operation) -> bool:
+    """Not so: numbers that no integer can hold, division by zero, and operands of different precision."""
+    operands = {types.dtype(operand) for operand in op.operands if types.dtype(operand) is not torch.bool}
+    result = types.dtype(op.results[0])
+    if op.name == "cirh.Cast":
+        return (
+            result.is_floating_point or result is torch.bool or not any(dtype.is_floating_point for dtype in operands)
+        )
+    return len(operands) < 2 and not (op.name == "cirh.Div" and not result.is_floating_point)
+
+
+def _one(constant: ConstantAttr) -> torch.Tensor:
+    """One element, without dimensions if the constant has none."""
+    whole = constant.tensor()
+    return whole.reshape(-1)[0].reshape((1,) * min(whole.dim(), 1))

@@ -1,0 +1,111 @@
+"""Softmax cross entropy with its gradient: three tensors of the logits' size become two.
+
+As traced, the log-probabilities are kept for the backward pass, which makes a mostly empty gradient of them, and of
+both the gradient of the logits. SparseSoftmaxCrossEntropyWithLogits makes each row's loss and gradient at once, in
+place; the backward pass only scales rows. A step without a backward pass stays as it is: there the gradient is waste.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, SSAValue
+
+from appliance.compiler.passes.matching import are_private, fuse_each, made_by
+from appliance.compiler.rewriter import Rewriter
+from appliance.compiler.sharding.rules_network import MEAN, TOTAL
+from cirh import types
+from cirh.attributes import attrs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loss:
+    """The operations of one loss."""
+
+    probabilities: Operation
+    forward: Operation
+    ahead: Operation  # the gradient of the log-probabilities
+    backward: Operation
+
+    @property
+    def labels(self) -> SSAValue:
+        return self.forward.operands[1]
+
+
+def fuse_cross_entropy(module: ModuleOp) -> bool:
+    """Fuses log softmax, the loss of labels without class weights, and the gradients of both. Whether any was there."""
+    return fuse_each(module, ("aten._log_softmax_backward_data",), _fuse)
+
+
+def _match(backward: Operation) -> _Loss | None:
+    probabilities = made_by(backward.operands[1], "aten._log_softmax")
+    ahead = made_by(backward.operands[0], "aten.nll_loss_backward")
+    if probabilities is None or ahead is None or len(ahead.operands) != 4 or not are_private([ahead], backward):
+        return None
+    users = {use.operation for use in probabilities.results[0].uses} - {ahead, backward}
+    forward = users.pop() if len(users) == 1 else None
+    if forward is None or forward.name != "aten.nll_loss_forward" or len(forward.operands) != 2:
+        return None
+    loss = _Loss(probabilities=probabilities, forward=forward, ahead=ahead, backward=backward)
+    said, again = attrs(forward), attrs(ahead)
+    same = all(said[name] == again[name] for name in ("reduction", "ignore_index"))
+    same = same and list(ahead.operands[1:]) == [*forward.operands, forward.results[1]]
+    return loss if same and said["reduction"] in (MEAN, TOTAL) and _has_rows(probabilities) else None
+
+
+def _has_rows(probabilities: Operation) -> bool:
+    """Whether it is of the classes of each row, and as exact as numbers that are kept should be."""
+    attributes = attrs(probabilities)
+    shape, dtype = types.info(probabilities.operands[0])
+    exact = dtype in (torch.float32, torch.float64) and not attributes["half_to_float"]
+    return exact and len(shape) == 2 and attributes["dim"] in (1, -1)
+
+
+def _fuse(backward: Operation) -> bool:
+    loss = _match(backward)
+    if loss is None:
+        return False
+    counts, gradients = _fuse_forward(loss)
+    _fuse_backward(loss, counts, gradients)
+    return True
+
+
+def _fuse_forward(loss: _Loss) -> tuple[SSAValue, SSAValue]:
+    """Puts the fused operation in the forward pass; which rows count, and the gradients of all rows' losses."""
+    rewriter, labels = Rewriter(loss.forward), loss.labels
+    rows, label_dtype = types.info(labels)
+    dtype = types.dtype(loss.forward.results[0])
+    attributes = attrs(loss.forward)
+    ignored = rewriter.splat(int(attributes["ignore_index"]), rows, label_dtype)  # type: ignore[arg-type]
+    (counts,) = rewriter.emit("cirh.Compare", [labels, ignored], {"comparison_direction": "NE"})
+    (known,) = rewriter.emit("cirh.Select", [counts, labels, rewriter.splat(0, rows, label_dtype)])
+    losses, gradients = rewriter.emit(
+        "cirh.SparseSoftmaxCrossEntropyWithLogits", [loss.probabilities.operands[0], known], {"axis": 1}
+    )
+    (kept,) = rewriter.emit("cirh.Select", [counts, losses, rewriter.splat(0.0, rows, dtype)])
+    (numbers,) = rewriter.emit("cirh.Cast", [counts], types=[types.tensor_type(rows, dtype)])
+    total, count = _sum(rewriter, kept), _sum(rewriter, numbers)
+    mean = attributes["reduction"] == MEAN
+    rewriter.replace([rewriter.emit("cirh.Div", [total, count])[0] if mean else total, count])
+    return counts, gradients
+
+
+def _sum(rewriter: Rewriter, value: SSAValue) -> SSAValue:
+    return rewriter.emit("cirh.Reduce", [value], {"dimensions": [0], "keep_dims": [], "reduce_kind": "ADD"})[0]
+
+
+def _fuse_backward(loss: _Loss, counts: SSAValue, gradients: SSAValue) -> None:
+    """Scales the gradient of each row by that of the loss; what does not count has none."""
+    rewriter = Rewriter(loss.backward)
+    scale, count = loss.ahead.operands[0], loss.ahead.operands[3]
+    if attrs(loss.ahead)["reduction"] == MEAN:
+        (scale,) = rewriter.emit("cirh.Div", [scale, count])
+    shape, dtype = types.info(gradients)
+    (spread,) = rewriter.emit(
+        "cirh.BroadcastInDim", [scale], {"broadcast_dimensions": []}, types=[types.tensor_type(shape[:1], dtype)]
+    )
+    (scales,) = rewriter.emit("cirh.Select", [counts, spread, rewriter.splat(0.0, shape[:1], dtype)])
+    (whole,) = rewriter.emit(
+        "cirh.BroadcastInDim", [scales], {"broadcast_dimensions": [0]}, types=[types.tensor_type(shape, dtype)]
+    )
+    rewriter.replace(rewriter.emit("cirh.Mul", [gradients, whole]))

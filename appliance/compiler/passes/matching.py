@@ -1,0 +1,65 @@
+"""What patterns are written with: who made a value, and who else reads it."""
+
+from collections.abc import Callable, Collection, Iterator
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, SSAValue
+
+from appliance.compiler.passes.dce import eliminate_dead_code
+from cirh import types
+from cirh.attributes import SplatAttr, attrs
+from cirh.graph import body_ops
+from cirh.operations import Const
+
+
+def fuse_each(module: ModuleOp, roots: Collection[str], fuse: Callable[[Operation], bool]) -> bool:
+    """Tries a pattern on every operation that it may end with, largest first, and clears up. Whether any was there."""
+    changed = False
+    for op in reversed(body_ops(module)):
+        if op.name in roots and any(result.uses for result in op.results):
+            changed = fuse(op) or changed
+    if changed:
+        eliminate_dead_code(module)
+    return changed
+
+
+def made_by(value: SSAValue, *names: str) -> Operation | None:
+    """The operation that makes a value, if it has one of these names."""
+    owner = value.owner
+    return owner if isinstance(owner, Operation) and owner.name in names else None
+
+
+def commuted(op: Operation) -> Iterator[tuple[SSAValue, SSAValue]]:
+    """The two operands, in both orders."""
+    left, right = op.operands
+    yield left, right
+    yield right, left
+
+
+def number(value: SSAValue) -> float | None:
+    """The one value of a constant."""
+    owner = value.owner
+    return float(owner.value.value) if isinstance(owner, Const) and isinstance(owner.value, SplatAttr) else None
+
+
+def broadcast_source(value: SSAValue, dims: Collection[int]) -> SSAValue | None:
+    """What a value was broadcast from, if these are the dimensions that it was given."""
+    op = made_by(value, "cirh.BroadcastInDim")
+    return op.operands[0] if op is not None and attrs(op)["broadcast_dimensions"] == list(dims) else None
+
+
+def are_private(inner: Collection[Operation], root: Operation) -> bool:
+    """Whether nobody but the pattern itself reads what is within it: it can go when the root does."""
+    within = {*inner, root}
+    return all(use.operation in within for op in inner for result in op.results for use in result.uses)
+
+
+def last_dims(rank: int, count: int) -> list[int]:
+    """The numbers of the last dimensions."""
+    return list(range(rank - count, rank))
+
+
+def same_float(*values: SSAValue) -> bool:
+    """Whether all are of one floating-point type."""
+    dtypes = {types.dtype(value) for value in values}
+    return len(dtypes) == 1 and dtypes.pop().is_floating_point
