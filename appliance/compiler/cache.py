@@ -30,7 +30,7 @@ def artifact_key(text: str, target: Target) -> str:
 
 
 class ArtifactCache:
-    """Plans in one folder."""
+    """Plans in one folder, and beside each, in a folder of its key, what the passes and stages made of the module."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -41,8 +41,9 @@ class ArtifactCache:
         plan = self._load(key)
         if plan is not None:
             return key, plan, True
-        plan = compile_module(text, target)
-        self._store(key, plan)
+        plan = compile_module(text, target, lambda name, ir: _write(self._folder / key / f"{name}.mlir", ir.encode()))
+        body = plan.SerializeToString(deterministic=True)
+        _write(self._path(key), _MAGIC + hashlib.sha256(body).digest() + body)
         return key, plan, False
 
     def _path(self, key: str) -> Path:
@@ -65,18 +66,17 @@ class ArtifactCache:
             return None
         return plan if plan.format == PLAN_FORMAT else None
 
-    def _store(self, key: str, plan: plan_pb2.Plan) -> None:
-        """Writes to a temporary name and renames; a cache that cannot be written is no reason to fail a compile."""
-        body = plan.SerializeToString(deterministic=True)
-        path = self._path(key)
-        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                file.write(_MAGIC + hashlib.sha256(body).digest() + body)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes to a temporary name and renames; a folder that cannot be written is no reason to fail a compile."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

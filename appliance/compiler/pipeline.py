@@ -1,18 +1,15 @@
 """The compiler: CIRH text in, a plan for every role out.
 
 First the passes on the module (`PASSES`), in order; each changes the module in place, and any of them can be run alone
-on text (`waferbox opt`). Then the stages that divide the work: sharding, the cut between wafers and MemoryX, layers and
-schedules.
+on text (`waferbox opt`). Then the stages that divide the work (`STAGES`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from appliance.compiler.cut import make_cut
 from appliance.compiler.errors import CompileError
 from appliance.compiler.passes.canonicalise import canonicalise
 from appliance.compiler.passes.cse import join_common_subexpressions
@@ -22,11 +19,10 @@ from appliance.compiler.passes.fuse_bias import fuse_bias
 from appliance.compiler.passes.fuse_cross_entropy import fuse_cross_entropy
 from appliance.compiler.passes.fuse_layer_norm import fuse_layer_norm
 from appliance.compiler.passes.pass_through import copy_what_passes_through
-from appliance.compiler.plan import make_plan
-from appliance.compiler.sharding.propagate import propagate
+from appliance.compiler.stages import STAGES, Stages
 from appliance.compiler.target import Target
-from cirh.errors import CirhError
 from cirh.parser import parse_module
+from cirh.printer import print_module
 from cirh.verify import verify
 from wsc.v1 import plan_pb2
 
@@ -63,12 +59,13 @@ PASSES: Final = tuple(
 )
 
 
-def compile_module(text: str, target: Target) -> plan_pb2.Plan:
+def compile_module(text: str, target: Target, keep: Callable[[str, str], None] | None = None) -> plan_pb2.Plan:
     """Compiles a step.
 
     Args:
         text: one module in CIRH; nothing in it is believed.
         target: the cluster to compile for.
+        keep: gets a name and a text for each pass that changed the module, and for each stage.
 
     Returns:
         The plan; equal for equal text and target.
@@ -78,13 +75,11 @@ def compile_module(text: str, target: Target) -> plan_pb2.Plan:
         CompileError: the step cannot run on the target.
     """
     module = parse_module(text)
-    for step in PASSES:
-        step.run(module)
-    try:
-        with torch.no_grad():
-            sharding = propagate(module, target.num_csx)
-            cut = make_cut(module, sharding)
-            return make_plan(cut, target)
-    except CirhError as error:
-        # A part of the batch does not suit an operation that the whole batch suits.
-        raise CompileError(f"the step cannot be divided over {target.num_csx} wafers: {error}") from error
+    for number, step in enumerate(PASSES, 1):
+        if step.run(module) and keep is not None:
+            keep(f"{number:02}-{step.name}", print_module(module))
+    stages = Stages(module, target)
+    if keep is not None:
+        for number, (name, stage) in enumerate(STAGES.items(), len(PASSES) + 1):
+            keep(f"{number:02}-{name}", stage.text(stages))
+    return stages.plan

@@ -1,7 +1,7 @@
 """A product and a bias that is added to its columns: one aten.addmm.
 
-Torch adds while it multiplies. Traced linear layers come as addmm; this is for text from elsewhere. The activation stays
-an operation of its own: torch's call for both takes as long as the two (54.9 and 54.9 ms for 1024x768 by 768x3072 with
+Torch adds while it multiplies. Traced linear layers come as addmm; this is for text from elsewhere. The activation
+stays an operation of its own: torch's call for both takes as long as the two (54.9 ms for 1024x768 by 768x3072 with
 relu), and a backward pass wants what lies between them.
 """
 

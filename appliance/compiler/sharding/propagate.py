@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.errors import CompileError, refuse
+from appliance.compiler.passes.dce import eliminate_dead_code
 
 # The rules register themselves.
 from appliance.compiler.sharding import (

@@ -1,0 +1,97 @@
+"""The stages behind the passes: sharding, the cut between wafers and MemoryX, layers and schedules."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import torch
+from xdsl.dialects.builtin import ModuleOp
+
+from appliance.compiler.cut import Cut, make_cut
+from appliance.compiler.errors import CompileError
+from appliance.compiler.notes import (
+    PLACEMENT,
+    SEGMENT,
+    SITE,
+    kernels_text,
+    noted_text,
+    placement_notes,
+    segment_notes,
+    site_notes,
+)
+from appliance.compiler.plan import make_plan
+from appliance.compiler.sharding.propagate import Sharding, propagate
+from appliance.compiler.target import Target
+from cirh.errors import CirhError
+from wsc.v1 import plan_pb2
+
+
+class Stages:
+    """What becomes of a module that the passes are done with. Each stage is computed when it is first asked for.
+
+    All of them raise CompileError: the step cannot run on the target. The module may change: operations that hide
+    something of the whole batch are taken apart.
+    """
+
+    def __init__(self, module: ModuleOp, target: Target) -> None:
+        self._module = module
+        self._target = target
+
+    @cached_property
+    def sharding(self) -> Sharding:
+        with self._dividing():
+            return propagate(self._module, self._target.num_csx)
+
+    @cached_property
+    def cut(self) -> Cut:
+        sharding = self.sharding
+        with self._dividing():
+            return make_cut(self._module, sharding)
+
+    @cached_property
+    def plan(self) -> plan_pb2.Plan:
+        cut = self.cut
+        with self._dividing():
+            return make_plan(cut, self._target)
+
+    def sharding_text(self) -> str:
+        """The module with the placement of every value."""
+        return noted_text(self._module, PLACEMENT, placement_notes(self._module, self.sharding))
+
+    def cut_text(self) -> str:
+        """The module with who computes what."""
+        return noted_text(self._module, SITE, site_notes(self.cut))
+
+    def layers_text(self) -> str:
+        """The module with the segment of each of the wafers' operations."""
+        return noted_text(self._module, SEGMENT, segment_notes(self.cut))
+
+    def kernels_text(self) -> str:
+        """The modules that wafers and MemoryX run."""
+        return kernels_text(self.plan)
+
+    @contextmanager
+    def _dividing(self) -> Iterator[None]:
+        try:
+            with torch.no_grad():
+                yield
+        except CirhError as error:
+            # A part of the batch does not suit an operation that the whole batch suits.
+            wafers = self._target.num_csx
+            raise CompileError(f"the step cannot be divided over {wafers} wafers: {error}") from error
+
+
+class Stage(NamedTuple):
+    """A stage as text. Notes in it are attributes with a dot in their name, which mean nothing to the program."""
+
+    text: Callable[[Stages], str]
+    description: str
+
+
+STAGES: Final[Mapping[str, Stage]] = {
+    "shard": Stage(Stages.sharding_text, "place every value on the wafers: replicated, sharded or partial"),
+    "cut": Stage(Stages.cut_text, "divide the work between the wafers and MemoryX"),
+    "layers": Stage(Stages.layers_text, "divide the wafers' work into segments by layer"),
+    "kernels": Stage(Stages.kernels_text, "schedule the roles; the modules that they run, equal ones once"),
+}
