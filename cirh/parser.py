@@ -4,10 +4,19 @@ This is not xDSL's parser, which is slow, has no limits and reads the bits of an
 has known operations, values defined before their use and the types that the text says; `verify` checks the rest.
 """
 
-from xdsl.dialects.builtin import DictionaryAttr, LocationAttr, ModuleOp, TensorType
+from xdsl.dialects.builtin import (
+    DictionaryAttr,
+    FileLineColLoc,
+    IntAttr,
+    LocationAttr,
+    ModuleOp,
+    StringAttr,
+    TensorType,
+)
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from cirh.attributes import DenseAttr, SplatAttr
+from cirh.locations import UNKNOWN
 from cirh.operations import FUNC_STRUCTURE, Func, Return, func_of, make_module, operation_class
 from cirh.parser_attributes import AttributeParser
 from cirh.table import spec
@@ -16,13 +25,18 @@ from cirh.types import AnyTensorType
 MAXIMUM_OPERATIONS = 1_000_000
 
 
-def parse_module(text: str) -> ModuleOp:
-    """The module of a text; CirhError if it is not one."""
-    return _ModuleParser(text).module()
+def parse_module(text: str, file: str = "") -> ModuleOp:
+    """The module of a text; CirhError if it is not one.
+
+    Operations without a location are given the line on which they stand in `file`, if that has a name.
+    """
+    return _ModuleParser(text, file).module()
 
 
 class _ModuleParser(AttributeParser):
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, file: str) -> None:
+        self._file = file
+        self._lines = self._counted = 0
         self._values: dict[str, SSAValue] = {}
         self._unresolved: list[tuple[Operation | BlockArgument, str]] = []
         super().__init__(text)
@@ -125,13 +139,23 @@ class _ModuleParser(AttributeParser):
     def _body(self) -> list[Operation]:
         operations: list[Operation] = []
         while True:
+            line = self._line()
             operation = self._return() if self.token == "return" else self._operation()
+            operation.location = line
             self._trailing_location(operation)
             operations.append(operation)
             if isinstance(operation, Return):
                 return operations
             if len(operations) > MAXIMUM_OPERATIONS:
                 self.fail("too many operations")
+
+    def _line(self) -> LocationAttr:
+        """The line of the current token."""
+        if not self._file:
+            return UNKNOWN
+        self._lines += self._text.count("\n", self._counted, self._start)
+        self._counted = self._start
+        return FileLineColLoc(StringAttr(self._file), IntAttr(self._lines + 1), IntAttr(0))
 
     def _operands(self) -> list[SSAValue]:
         operands: list[SSAValue] = []

@@ -20,7 +20,7 @@ from waferbox.embedded_process import start_embedded, stop_embedded
 from waferbox.launcher import ForkingLauncher
 from waferbox.records import Record, discard_log, recorded, records, runtime_folder
 from waferbox.script import run_script
-from waferbox.tables import cluster_table, jobs_table, nodes_table
+from waferbox.tables import cluster_table, jobs_table, nodes_table, passes_table
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 MANAGEMENT_VARIABLE = "WAFERBOX_MANAGEMENT"
@@ -178,6 +178,31 @@ def down(management: Management = None) -> None:
     if record is not None and not record.wait(DOWN_SECONDS):
         _fail(f"the cluster at {address} (pid {record.pid}) is still there after {DOWN_SECONDS:g} s")
     output.print(f"The cluster at {address} is down.", highlight=False)
+
+
+@app.command()
+def opt(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A module in CIRH; - is standard input.")] = "-",
+    passes: Annotated[str, typer.Option("--pass", metavar="A,B", help="What to run, in this order; see --list.")] = "",
+    print_after_all: Annotated[
+        bool, typer.Option("--print-after-all", help="Print the module after each of them, to standard error.")
+    ] = False,
+    num_csx: Annotated[int, typer.Option(min=1, help="Wafers over which the work is divided.")] = 1,
+    out: Annotated[str, typer.Option("-o", metavar="OUT", help="Where the result goes; - is standard output.")] = "-",
+    list_passes: Annotated[bool, typer.Option("--list", help="List the passes in the order of a compile.")] = False,
+) -> None:
+    """Run passes of the compiler on text. Exits with 1 if the text or a pass is refused."""
+    # The compiler, and torch with it, are loaded for this command only.
+    from appliance.compiler.opt import OptError, descriptions
+    from waferbox.opt import optimise
+
+    if list_passes:
+        output.print(passes_table(descriptions()))
+        return
+    try:
+        optimise(file, [name.strip() for name in passes.split(",") if name.strip()], num_csx, print_after_all, out)
+    except OptError as error:
+        _fail(str(error))
 
 
 def _settings(

@@ -1,7 +1,7 @@
 """What the command shows, as tables."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.markup import escape
@@ -96,3 +96,11 @@ def _age(seconds: float) -> str:
 def _escaped(text: str) -> str:
     first = text.strip().splitlines()[0] if text.strip() else ""
     return escape(first)
+
+
+def passes_table(descriptions: Mapping[str, str]) -> Table:
+    """One line for each pass of the compiler."""
+    table = _table("pass", "what it does")
+    for name, description in descriptions.items():
+        table.add_row(name, escape(description))
+    return table

@@ -56,7 +56,7 @@ def segment_notes(cut: Cut) -> dict[Noted, str]:
     }
 
 
-def noted_text(module: ModuleOp, name: str, notes: Notes) -> str:
+def noted_text(module: ModuleOp, name: str, notes: Notes, *, locations: bool) -> str:
     """The module's text with notes of this name; the module itself stays as it is."""
     function = func_of(module)
     arguments = function.attributes["arg_attrs"]
@@ -69,7 +69,7 @@ def noted_text(module: ModuleOp, name: str, notes: Notes) -> str:
     try:
         for op in ops:
             op.attributes = {**op.attributes, name: StringAttr(notes[op])}
-        return print_module(module)
+        return print_module(module, locations=locations)
     finally:
         function.attributes["arg_attrs"] = arguments
         for op, attributes in zip(ops, before, strict=True):

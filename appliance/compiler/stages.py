@@ -14,6 +14,7 @@ from appliance.compiler.notes import (
     PLACEMENT,
     SEGMENT,
     SITE,
+    Notes,
     kernels_text,
     noted_text,
     placement_notes,
@@ -31,12 +32,13 @@ class Stages:
     """What becomes of a module that the passes are done with. Each stage is computed when it is first asked for.
 
     All of them raise CompileError: the step cannot run on the target. The module may change: operations that hide
-    something of the whole batch are taken apart.
+    something of the whole batch are taken apart. `locations`: whether texts have them.
     """
 
-    def __init__(self, module: ModuleOp, target: Target) -> None:
+    def __init__(self, module: ModuleOp, target: Target, *, locations: bool = True) -> None:
         self._module = module
         self._target = target
+        self._locations = locations
 
     @cached_property
     def sharding(self) -> Sharding:
@@ -57,19 +59,22 @@ class Stages:
 
     def sharding_text(self) -> str:
         """The module with the placement of every value."""
-        return noted_text(self._module, PLACEMENT, placement_notes(self._module, self.sharding))
+        return self._noted(PLACEMENT, placement_notes(self._module, self.sharding))
 
     def cut_text(self) -> str:
         """The module with who computes what."""
-        return noted_text(self._module, SITE, site_notes(self.cut))
+        return self._noted(SITE, site_notes(self.cut))
 
     def layers_text(self) -> str:
         """The module with the segment of each of the wafers' operations."""
-        return noted_text(self._module, SEGMENT, segment_notes(self.cut))
+        return self._noted(SEGMENT, segment_notes(self.cut))
 
     def kernels_text(self) -> str:
         """The modules that wafers and MemoryX run."""
         return kernels_text(self.plan)
+
+    def _noted(self, name: str, notes: Notes) -> str:
+        return noted_text(self._module, name, notes, locations=self._locations)
 
     @contextmanager
     def _dividing(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "memoryx": {"cirh", "interconnect", "lair", "wsc"},
     "swarmx": {"interconnect", "wsc"},
     "wafer": {"cirh", "interconnect", "wsc"},
-    "waferbox": {"interconnect", "wsc"},
+    "waferbox": {"appliance", "cirh", "interconnect", "wsc"},
     "workers": {"interconnect", "wsc"},
 }
 

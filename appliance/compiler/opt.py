@@ -1,0 +1,74 @@
+"""Passes on text: what `waferbox opt` runs."""
+
+from collections.abc import Callable, Sequence
+
+from appliance.compiler.errors import CompileError
+from appliance.compiler.pipeline import PASSES
+from appliance.compiler.stages import STAGES, Stages
+from appliance.compiler.target import Target
+from cirh.errors import CirhError
+from cirh.parser import parse_module
+from cirh.printer import print_module
+from cirh.verify import verify
+
+
+class OptError(ValueError):
+    """A pass is not known, the text is not valid, or a pass refuses it. The message says which, and the line."""
+
+
+def descriptions() -> dict[str, str]:
+    """What passes and stages do, by name, in the order in which a compile runs them."""
+    return {step.name: step.description for step in PASSES} | {
+        name: stage.description for name, stage in STAGES.items()
+    }
+
+
+def run_passes(
+    text: str, file: str, names: Sequence[str], num_csx: int, after: Callable[[str, str], None] | None = None
+) -> str:
+    """The text after these passes; the module is verified before them and after each.
+
+    Args:
+        text: one module in CIRH. Locations are printed if it has any.
+        file: its name, for messages.
+        names: of passes, in any order, and then of stages.
+        num_csx: the wafers that stages divide the work over.
+        after: gets the name and the text of each pass.
+
+    Raises:
+        OptError: see there.
+    """
+    _check(names)
+    try:
+        module = parse_module(text, file)
+        verify(module)
+    except CirhError as error:
+        raise OptError(f"{file}: {error}") from error
+    passes = {step.name: step for step in PASSES}
+    locations = "loc(" in text
+    stages = Stages(module, Target(num_csx=num_csx, num_shards=1), locations=locations)
+    made = print_module(module, locations=locations)
+    for name in names:
+        try:
+            if name in STAGES:
+                made = STAGES[name].text(stages)
+            else:
+                passes[name].run(module)
+                verify(module)
+                made = print_module(module, locations=locations)
+        except (CirhError, CompileError) as error:
+            raise OptError(f"{file}: {name}: {error}") from error
+        if after is not None:
+            after(name, made)
+    return made
+
+
+def _check(names: Sequence[str]) -> None:
+    known = descriptions()
+    stage = ""
+    for name in names:
+        if name not in known:
+            raise OptError(f"there is no pass {name!r}; known are {', '.join(known)}")
+        if stage and name not in STAGES:
+            raise OptError(f"the pass {name!r} cannot follow {stage!r}, which only shows what becomes of the module")
+        stage = name if name in STAGES else ""

@@ -1,0 +1,39 @@
+"""`waferbox opt`: passes of the compiler on text, as `mlir-opt` runs them."""
+
+import sys
+from pathlib import Path
+
+from appliance.compiler.opt import OptError, run_passes
+from cirh.scanner import MAXIMUM_TEXT
+
+
+def optimise(file: str, names: list[str], num_csx: int, print_after_all: bool, out: str) -> None:
+    """Reads a module, runs passes on it and writes it; "-" is standard input and output.
+
+    Raises:
+        OptError: the text or a pass is refused. The message can be shown on a terminal.
+    """
+    shown = "<stdin>" if file == "-" else file
+    try:
+        made = run_passes(_read(file), shown, names, num_csx, _show if print_after_all else None)
+        if out == "-":
+            sys.stdout.write(made)
+        else:
+            Path(out).write_text(made)
+    except UnicodeDecodeError as error:
+        raise OptError(f"{shown}: not a text: {error}") from error
+    except (OptError, OSError) as error:
+        # The text that is quoted may hold anything.
+        raise OptError("".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))) from error
+
+
+def _read(file: str) -> str:
+    limit = MAXIMUM_TEXT + 1
+    if file == "-":
+        return sys.stdin.buffer.read(limit).decode()
+    with open(file, "rb") as stream:
+        return stream.read(limit).decode()
+
+
+def _show(name: str, text: str) -> None:
+    sys.stderr.write(f"// -----// IR Dump After {name} //----- //\n{text}\n")
