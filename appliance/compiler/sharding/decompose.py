@@ -10,6 +10,7 @@ from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.errors import refuse
 from appliance.compiler.rewriter import Rewriter
+from appliance.compiler.sharding.layer_norm import layer_norm
 from appliance.compiler.sharding.rule import ONE_WAFER
 from appliance.compiler.sharding.rules_network import MEAN, TOTAL
 from cirh import types
@@ -155,6 +156,7 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
     "aten.huber_loss_backward": _loss_backward,
     "aten.binary_cross_entropy_backward": _loss_backward,
     "aten.addmm": _addmm,
+    "aten.native_layer_norm": layer_norm,
 }
 
 

@@ -190,7 +190,7 @@ def layer_norm(query: Query) -> Outcome:
     normalised: AttrValue = query.get("normalized_shape")
     assert isinstance(normalised, (list, tuple))
     if data.dim >= len(query.shape(0)) - len(normalised):
-        raise query.mixes("normalises over the samples")
+        raise Decompose
     return Outcome(wants=[data, *[R] * (len(query.operands) - 1)], results=[data, data, data])
 
 
