@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 
 from cirh.spec import Site
-from cirh.types import TensorInfo
+from cirh.types import TensorInfo, element_dtype
 
 Types: TypeAlias = tuple[TensorInfo, ...] | None
 Rule: TypeAlias = Callable[[Site], Types]
@@ -236,6 +236,15 @@ def _layer_norm_backward(site: Site) -> Types:
     return data, weight, bias
 
 
+def _arange(site: Site) -> Types:
+    start, end, step, dtype = (site.get(name) for name in ("start", "end", "step", "dtype"))
+    step = 1 if step is None else step
+    if any(type(number) is not int for number in (start, end, step)) or step == 0 or (end - start) * step < 0:
+        return None
+    kind = torch.int64 if dtype is None else element_dtype(dtype)
+    return (TensorInfo((-((start - end) // step),), kind),)
+
+
 ATEN: Mapping[str, Rule] = {
     "aten.mm": _mm,
     "aten.addmm": _addmm,
@@ -252,6 +261,7 @@ ATEN: Mapping[str, Rule] = {
     "aten.nll_loss_forward": _nll_forward,
     "aten.nll_loss_backward": _nll_backward,
     "aten.stack": _stack,
+    "aten.arange.start_step": _arange,
     "aten.embedding": _embedding,
     "aten.embedding_dense_backward": _embedding_backward,
     "aten.native_layer_norm": _layer_norm,

@@ -88,6 +88,45 @@ def cross_entropy(t: torch.Tensor, r: Chance, ids: torch.Tensor, weight: torch.T
     return F.cross_entropy(t, labels, kept, reduction=r.choice(["mean", "sum"]), label_smoothing=r.choice([0.0, 0.1]))
 
 
+def attention(t: torch.Tensor, r: Chance, m: Weights, ids: torch.Tensor) -> torch.Tensor | None:
+    if t.dim() != 3:
+        return None
+    query = t[:, None] if r.random() < 0.5 else t[None] if r.random() < 0.5 else t.transpose(0, 1)[:, None]
+    kind = r.choice(["all", "causal", "state", "samples"])
+    mask = None
+    if kind == "state":
+        mask = m.square[: query.shape[2], : query.shape[2]].detach()
+    elif kind == "samples" and query.shape[0] == BATCH:
+        mask = (ids[:, :1] % 2 == 0)[:, None, None]
+    return F.scaled_dot_product_attention(query, query * 0.5, query + 1, attn_mask=mask, is_causal=kind == "causal")
+
+
+def own_elements(t: torch.Tensor, r: Chance, ids: torch.Tensor) -> torch.Tensor | None:
+    if t.dim() < 2 or t.shape[0] != BATCH:
+        return None
+    counter = torch.arange(BATCH, device=ids.device)
+    which = (ids if r.random() < 0.5 else ids[:, 0]) % t.shape[1] - t.shape[1] * r.choice([0, 1])
+    return t[counter[:, None] if which.dim() == 2 else counter, which]
+
+
+def token_cross_entropy(t: torch.Tensor, r: Chance, ids: torch.Tensor) -> torch.Tensor | None:
+    if t.dim() != 3 or t.shape[0] != BATCH or not 1 < t.shape[1] <= 12 or t.shape[2] > 4:
+        return None
+    labels = torch.where(ids % 3 == 0, -100, ids % t.shape[1])[:, : t.shape[2]]
+    return F.cross_entropy(t, labels, reduction=r.choice(["mean", "sum"]), label_smoothing=r.choice([0.0, 0.1]))
+
+
+def padded(t: torch.Tensor, r: Chance) -> torch.Tensor:
+    before = t.dim() - 1 - dim(t, r)
+    return F.pad(t, [0, 0] * before + [1, 2], value=0.5)
+
+
+def repeated(t: torch.Tensor, r: Chance) -> torch.Tensor:
+    times = [1] * t.dim()
+    times[dim(t, r)] = 2
+    return t.repeat(*([3] if r.random() < 0.3 else []), *times)
+
+
 def two_dims(t: torch.Tensor, function: Any) -> torch.Tensor | None:
     return function(t) if t.dim() == 2 else None
 
@@ -151,6 +190,27 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "argmax": lambda t, r, live, m, ids: t * t.argmax(dim(t, r), keepdim=True),
     "tril": lambda t, r, live, m, ids: t.tril() if t.dim() >= 2 else None,
+    "attention": lambda t, r, live, m, ids: attention(t, r, m, ids),
+    "own-elements": lambda t, r, live, m, ids: own_elements(t, r, ids),
+    "token-cross-entropy": lambda t, r, live, m, ids: token_cross_entropy(t, r, ids),
+    "pad": lambda t, r, live, m, ids: padded(t, r),
+    "repeat": lambda t, r, live, m, ids: repeated(t, r),
+    "roll": lambda t, r, live, m, ids: t.roll(1, dim(t, r)),
+    "baddbmm": lambda t, r, live, m, ids: (
+        torch.baddbmm(m.v[:1], t, t.transpose(1, 2), beta=0.5) if t.dim() == 3 else None
+    ),
+    "matrix-vector": lambda t, r, live, m, ids: two_dims(t, lambda t: t @ t.sum(0)),
+    "largest": lambda t, r, live, m, ids: t.max(dim(t, r)).values,
+    "log-sum-exp": lambda t, r, live, m, ids: t.logsumexp(dim(t, r)),
+    "product": lambda t, r, live, m, ids: t.prod(dim(t, r)),
+    "log-sigmoid": lambda t, r, live, m, ids: F.logsigmoid(t),
+    "rms-norm": lambda t, r, live, m, ids: (
+        F.rms_norm(t, t.shape[-1:], m.v[: t.shape[-1]]) if t.shape[-1] < 13 else None
+    ),
+    "write-a-slice": lambda t, r, live, m, ids: torch.slice_scatter(
+        t, first_half(t, d := dim(t, r)) * 2, d, 0, max(1, t.shape[d] // 2)
+    ),
+    "write-a-row": lambda t, r, live, m, ids: torch.select_scatter(t, t.select(d := dim(t, r), 0) * 2, d, -1),
     "scaled-by-size": lambda t, r, live, m, ids: t * (1.0 / t.shape[0]),
 }
 

@@ -10,6 +10,7 @@ from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.errors import refuse
 from appliance.compiler.rewriter import Rewriter
+from appliance.compiler.sharding.decompose_index import index_own, index_put_own
 from appliance.compiler.sharding.layer_norm import layer_norm
 from appliance.compiler.sharding.rule import ONE_WAFER
 from appliance.compiler.sharding.rules_network import MEAN, TOTAL
@@ -146,6 +147,7 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
     "aten.std.correction": _variance,
     "aten.var_mean.correction": _variance,
     "aten.nll_loss_forward": _nll_loss,
+    "aten.nll_loss2d_forward": _nll_loss,
     "aten.mse_loss": _loss,
     "aten.smooth_l1_loss": _loss,
     "aten.huber_loss": _loss,
@@ -157,6 +159,8 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
     "aten.binary_cross_entropy_backward": _loss_backward,
     "aten.addmm": _addmm,
     "aten.native_layer_norm": layer_norm,
+    "aten.index.Tensor": index_own,
+    "aten.index_put": index_put_own,
 }
 
 

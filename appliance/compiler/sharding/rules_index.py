@@ -1,10 +1,14 @@
 """Sharding rules: operations that pick elements by number, or write to picked ones."""
 
+from collections.abc import Sequence
+
 from xdsl.ir import SSAValue
 
-from appliance.compiler.sharding.placement import SUM, R
-from appliance.compiler.sharding.rule import Outcome, Query, rule
+from appliance.compiler.sharding.decompose_index import picks_own
+from appliance.compiler.sharding.placement import SUM, Placement, R, Shape
+from appliance.compiler.sharding.rule import Decompose, Outcome, Query, rule
 from appliance.compiler.sharding.rules_reduction import along
+from cirh import types
 from cirh.attributes import SplatAttr
 from cirh.operations import Const
 
@@ -80,6 +84,8 @@ def index(query: Query) -> Outcome:
     if not query.sharded:
         return query.replicated()
     source, *indices = query.placements
+    if _picks_own(query, query.operands[1:], cut_indices=indices):
+        raise Decompose
     if source.is_sharded:
         return _picked_in_each_sample(query)
     cut = next(placement for placement in indices if placement.is_sharded)
@@ -97,12 +103,27 @@ def _picked_in_each_sample(query: Query) -> Outcome:
     return Outcome(wants=[source, *[R] * count], results=[source.at(source.dim - count + rank)])
 
 
+def _picks_own(query: Query, indices: Sequence[SSAValue], cut_indices: Sequence[Placement]) -> bool:
+    """Each sample picks among its own elements: the counter of the samples is whole, all else is cut at the samples."""
+    if query.num_csx == 1 or cut_indices[0].is_sharded or not query.shape(0):
+        return False
+    return query.sharded[0].dim == 0 and picks_own(query.shape(0)[0], indices)
+
+
+def _picked_shape(query: Query) -> Shape:
+    """Of index_put with two indices: the shape of what it writes, if it is not repeated."""
+    return (*query.shape(2), *query.shape(0)[2:])
+
+
 @rule("aten.index_put")
 def index_put(query: Query) -> Outcome:
     """self, indices, values. What samples add to zeros are partial sums."""
     if not query.sharded:
         return query.replicated()
     total, *indices, values = query.placements
+    own = query.get("accumulate", False) and types.shape(query.operands[-1]) == _picked_shape(query)
+    if own and _picks_own(query, query.operands[1:-1], cut_indices=indices):
+        raise Decompose
     last = len(query.operands) - 1
     cut = next((placement for placement in indices if placement.is_sharded), values)
     rank = len(query.shape(1))

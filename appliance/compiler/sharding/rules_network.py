@@ -55,6 +55,41 @@ def bmm(query: Query) -> Outcome:
     return product(query, left, right, (2, 1), 1)
 
 
+@rule("aten.baddbmm")
+def baddbmm(query: Query) -> Outcome:
+    """What is added is lined up at the right, and may be repeated."""
+    _, left, right = query.placements
+    inner = bmm(Query(query.op, [left, right], query.num_csx))
+    (result,) = inner.results
+    if not result.is_sharded:
+        if query.sharded:
+            raise query.mixes("adds to a product over the samples")
+        return query.replicated()
+    shape = query.shape(0)
+    dim = result.dim - (3 - len(shape))
+    cut = dim >= 0 and shape[dim] > 1
+    return Outcome(wants=[result.at(dim) if cut else R, *inner.wants], results=[result])
+
+
+@rule("aten.mv")
+def mv(query: Query) -> Outcome:
+    """matrix, vector."""
+    matrix, vector = query.placements
+    if matrix.is_sharded and matrix.dim == 0:
+        return Outcome(wants=[matrix, R], results=[matrix])
+    if query.sharded:
+        cut = matrix if matrix.is_sharded else vector
+        return Outcome(wants=[cut.at(1), cut.at(0)], results=[SUM])
+    return query.replicated()
+
+
+@rule("aten.dot")
+def dot(query: Query) -> Outcome:
+    if query.sharded:
+        return Outcome(wants=[query.sharded[0]] * 2, results=[SUM])
+    return query.replicated()
+
+
 @rule("aten.addmm")
 def addmm(query: Query) -> Outcome:
     bias, left, right = query.placements
@@ -73,7 +108,7 @@ def addmm(query: Query) -> Outcome:
 NONE, MEAN, TOTAL = 0, 1, 2  # ATen's numbers of reductions
 
 
-@rule("aten.nll_loss_forward")
+@rule("aten.nll_loss_forward", "aten.nll_loss2d_forward")
 def nll_loss(query: Query) -> Outcome:
     if not query.sharded:
         return query.replicated()
@@ -81,19 +116,19 @@ def nll_loss(query: Query) -> Outcome:
     if reduction == MEAN and query.num_csx > 1:
         raise Decompose
     cut = query.sharded[0]
-    if cut.dim != 0 or len(query.shape(0)) != 2:
+    if cut.dim != 0 or len(query.shape(0)) == 1:
         raise query.mixes("takes scores whose classes are cut")
     wants = [cut, cut, *[R] * (len(query.placements) - 2)]
     return Outcome(wants=wants, results=[cut if reduction == NONE else SUM, SUM])
 
 
-@rule("aten.nll_loss_backward")
+@rule("aten.nll_loss_backward", "aten.nll_loss2d_backward")
 def nll_loss_backward(query: Query) -> Outcome:
     """grad_output, scores, labels, [class weights], total_weight: the last is that of the whole batch."""
     cut = next((placement for placement in query.placements[1:3] if placement.is_sharded), None)
     if cut is None:
         return query.replicated()
-    if cut.dim != 0 or len(query.shape(1)) != 2:
+    if cut.dim != 0 or len(query.shape(1)) == 1:
         raise query.mixes("takes scores whose classes are cut")
     # Only a mean divides by the total weight: otherwise the wafers need not wait for it.
     total = R if query.get("reduction", MEAN) == MEAN else query.placements[-1]
@@ -202,4 +237,7 @@ def layer_norm_backward(query: Query) -> Outcome:
         return query.replicated()
     if cut.dim >= len(query.shape(1)) - len(query.get("normalized_shape")):
         raise query.mixes("normalises over the samples")
-    return Outcome(wants=[cut] * 4 + [R] * (len(query.operands) - 4), results=[cut, SUM, SUM])
+    # A gradient that nobody asked for is an empty tensor.
+    asked = query.get("output_mask")
+    results = [made if wanted else R for made, wanted in zip((cut, SUM, SUM), asked, strict=True)]
+    return Outcome(wants=[cut] * 4 + [R] * (len(query.operands) - 4), results=results)

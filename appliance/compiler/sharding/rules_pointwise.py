@@ -66,6 +66,8 @@ def _passes_sum(query: Query) -> bool:
     "aten.hardtanh_backward",
     "aten.leaky_relu_backward",
     "aten.softplus_backward",
+    "aten.log_sigmoid_forward",
+    "aten.log_sigmoid_backward",
 )
 def pointwise_of_one_shape(query: Query) -> Outcome:
     shapes = {query.shape(index) for index in range(len(query.operands))} - {()}

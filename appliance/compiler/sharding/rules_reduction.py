@@ -95,6 +95,18 @@ def norm(query: Query) -> Outcome:
     return Outcome(wants=[placement], results=[SUM] * len(query.op.results))
 
 
+@rule("aten.max.dim", "aten.min.dim", "aten.logsumexp", "aten.prod.dim_int", "aten.prod")
+def not_over_samples(query: Query) -> Outcome:
+    """Reductions that cannot be put together from those of parts."""
+    placement = query.placements[0]
+    if not placement.is_sharded:
+        return query.replicated()
+    kept = kept_dim(query, placement, _dims(query, "dim"), bool(query.get("keepdim", False)))
+    if kept is None:
+        raise query.mixes("goes over the samples")
+    return Outcome(wants=[placement], results=[kept] * len(query.op.results))
+
+
 def along(query: Query, axis: int) -> Outcome:
     """Acts along one dimension and keeps all: the cut must be of another. All operands are cut alike."""
     if not query.sharded:
@@ -117,6 +129,8 @@ def softmax(query: Query) -> Outcome:
     "aten._log_softmax_backward_data",
     "aten.cumsum",
     "aten.cumprod",
+    "aten.topk",
+    "aten.sort",
 )
 def log_softmax(query: Query) -> Outcome:
-    return along(query, query.axis(query.get("dim")))
+    return along(query, query.axis(query.get("dim", -1)))

@@ -172,3 +172,35 @@ def scatter_of_a_part(query: Query) -> Outcome:
     if cut.dim == axis:
         raise query.mixes(f"acts on the dimension of the samples ({cut})")
     return Outcome(wants=[cut, cut.at(cut.dim - (removed and cut.dim > axis))], results=[cut])
+
+
+@rule("aten.roll")
+def roll(query: Query) -> Outcome:
+    rolled = {query.axis(dim) for dim in query.get("dims") or range(len(query.shape(0)))}
+    return move(query, lambda dim: None if dim in rolled else dim)
+
+
+@rule("aten.repeat")
+def repeat(query: Query) -> Outcome:
+    """Dimensions are lined up at the right. A repeated cut dimension has as many times more blocks."""
+    repeats = query.get("repeats")
+    new = len(repeats) - len(query.shape(0))
+    moved = move(query, lambda dim: dim + new)
+    placement = moved.results[0]
+    if not placement.is_sharded:
+        return moved
+    blocks = placement.outer * int(repeats[placement.dim])
+    return Outcome(wants=moved.wants, results=[sharded(placement.dim, blocks)])
+
+
+@rule("aten.constant_pad_nd")
+def pad(query: Query) -> Outcome:
+    """Two numbers for each dimension, the last one first."""
+    placement = query.placements[0]
+    if not placement.is_sharded:
+        return query.replicated()
+    amounts = query.get("pad")
+    behind = 2 * (len(query.shape(0)) - 1 - placement.dim)
+    if any(amounts[behind : behind + 2]):
+        raise query.mixes("adds to the dimension of the samples")
+    return Outcome(wants=[placement], results=[placement])
