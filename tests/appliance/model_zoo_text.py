@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -16,11 +17,12 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class TextModel:
-    """`loss(model, batch)` gives the loss and the logits that it is made of."""
+    """`loss(model, batch)` gives the loss and the logits that it is made of; `labels(batch)` their labels."""
 
     make: Callable[[], nn.Module]
     loss: Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]]
     batch: Callable[[], Any]
+    labels: Callable[[Any], torch.Tensor] = itemgetter(1)
 
 
 def tokens(*shape: int) -> torch.Tensor:
@@ -291,7 +293,7 @@ def next_tokens() -> Any:
 
 MODELS = {
     "gpt2": TextModel(Gpt2, gpt2_loss, next_tokens),
-    "bert": TextModel(Bert, bert_loss, bert_batch),
+    "bert": TextModel(Bert, bert_loss, bert_batch, itemgetter(3)),
     "t5": TextModel(T5, t5_loss, next_tokens),
     "llama": TextModel(Llama, gpt2_loss, next_tokens),
     "llama-built-in": TextModel(lambda: Llama(neighbours=True, built_in=True), gpt2_loss, next_tokens),

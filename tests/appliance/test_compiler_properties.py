@@ -206,6 +206,17 @@ MUTATIONS: dict[str, tuple[str, Callable[[Any], Any], tuple[str, ...]]] = {
         lambda rule: lambda q: Outcome(wants=q.placements, results=[q.placements[0]]),
         ("cumsum", "tanh"),
     ),
+    "attention-over-tokens": (
+        "cirh.Attention",
+        lambda rule: lambda q: Outcome(wants=q.placements, results=[q.placements[0]] * 2),
+        ("attention", "transpose"),
+    ),
+    "attention-of-other-heads": ("cirh.AttentionGrad", mutate_results(first_dimension), ("attention", "tanh")),
+    "own-elements-of-others": (
+        "aten.gather",
+        mutate_results(uncounted),
+        ("own-elements", "tanh"),
+    ),
     "index-put-unreduced": ("aten.index_put", mutate_results(uncounted), ("rows", "tanh")),
 }
 

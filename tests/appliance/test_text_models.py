@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from compiled_steps import Getters, Step, Traced
-from model_zoo_text import MODELS, TextModel
+from model_zoo_text import IGNORED, MODELS, TextModel
 from torch import nn
 
-from cstorch.metrics import AccuracyMetric
+from cstorch.metrics import AccuracyMetric, PerplexityMetric
 from cstorch.optim import SGD, AdamW, Optimizer
 from cstorch.state import Registry, named_getters
 
@@ -47,14 +47,18 @@ def training(
 def evaluation(model_of: TextModel) -> Callable[[Any], tuple[Step, Getters]]:
     def build(model: Any) -> tuple[Step, Getters]:
         registry = Registry()
-        accuracy = AccuracyMetric("accuracy")
-        registry.register("metric", accuracy)
+        accuracy, perplexity = AccuracyMetric("accuracy"), PerplexityMetric("perplexity")
+        registry.register("accuracy", accuracy)
+        registry.register("perplexity", perplexity)
         model.eval()
 
         @torch.no_grad()
         def step(batch: Any) -> Any:
             loss, logits = model_of.loss(model, batch)
-            return [loss, loss.exp(), accuracy(batch[-1] if batch[-1].dim() == 2 else batch[-2], logits.argmax(-1))]
+            labels = model_of.labels(batch)
+            counts = (labels != IGNORED).to(loss.dtype)
+            total = perplexity(labels, loss * counts.sum(), weights=counts)
+            return [loss, total, accuracy(labels, logits.argmax(-1), weights=counts)]
 
         return step, dict(named_getters(registry))
 
