@@ -212,9 +212,9 @@ MUTATIONS: dict[str, tuple[str, Callable[[Any], Any], tuple[str, ...]]] = {
         ("attention", "transpose"),
     ),
     "attention-of-other-heads": ("cirh.AttentionGrad", mutate_results(first_dimension), ("attention", "tanh")),
-    "own-elements-of-others": (
-        "aten.gather",
-        mutate_results(uncounted),
+    "elements-of-the-first-samples": (
+        "aten.index.Tensor",
+        lambda rule: never_decomposed(rule, lambda query: list(query.placements), sharded(0)),
         ("own-elements", "tanh"),
     ),
     "index-put-unreduced": ("aten.index_put", mutate_results(uncounted), ("rows", "tanh")),

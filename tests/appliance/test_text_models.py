@@ -48,8 +48,8 @@ def evaluation(model_of: TextModel) -> Callable[[Any], tuple[Step, Getters]]:
     def build(model: Any) -> tuple[Step, Getters]:
         registry = Registry()
         accuracy, perplexity = AccuracyMetric("accuracy"), PerplexityMetric("perplexity")
-        registry.register("accuracy", accuracy)
-        registry.register("perplexity", perplexity)
+        registry.register("metric", accuracy)
+        registry.register("metric", perplexity)
         model.eval()
 
         @torch.no_grad()
