@@ -12,6 +12,7 @@ import torch
 
 from cirh import rules
 from cirh.errors import CirhError
+from cirh.float16_products import in_float32
 from cirh.spec import AttributeSpec, Call, Count, Format, Kind, OperandSpec, OpSpec, Site
 from cirh.types import TensorInfo, element_dtype
 
@@ -52,6 +53,7 @@ ALLOWED = frozenset(_ALLOWED.split())
 
 # Kept as one operation by name and executed element by element, but without torch's tag for it.
 _UNTAGGED_POINTWISE = frozenset({"masked_fill.Scalar", "masked_fill.Tensor"})
+_PRODUCTS = frozenset("addmm addmv baddbmm bmm mm mv dot convolution convolution_backward".split())
 _FACTORIES = frozenset({"arange.start_step", "eye"})
 _IGNORED_TYPES = ("Device", "Layout", "MemoryFormat")
 _IGNORED_NAMES = ("pin_memory",)
@@ -156,13 +158,14 @@ def row(name: str) -> OpSpec:
             attributes.append(AttributeSpec(argument.name, kind, not optional))
     pointwise = torch.Tag.pointwise in function.tags or base in _UNTAGGED_POINTWISE
     listed = any(str(r.type).startswith("List") for r in schema.returns)
+    prepare = partial(_prepare, function, _fast(base, arguments), _out_variant(packet, schema), tuple(arguments))
     return OpSpec(
         name=name,
         operands=tuple(operands),
         results=None if listed else len(schema.returns),
         format=Format.FUNCTIONAL,
         attributes=tuple(attributes),
-        prepare=partial(_prepare, function, _fast(base, arguments), _out_variant(packet, schema), tuple(arguments)),
+        prepare=in_float32(prepare) if base in _PRODUCTS else prepare,
         pointwise=pointwise and bool(operands),
         rule=rules.ATEN.get(name),
         factory=base in {_parse_name(f)[0] for f in _FACTORIES},

@@ -8,7 +8,9 @@ import torch
 
 from cirh import rules
 from cirh.attention import attention_types, prepare_attention, prepare_attention_grad
+from cirh.cbfloat16 import round_to_cbfloat16, round_to_cbfloat16_out
 from cirh.errors import CirhError
+from cirh.float16_products import in_float32
 from cirh.spec import AttributeSpec, Call, Count, Format, Kind, OperandSpec, OpSpec, Site, Typed
 from cirh.table_matrix import prepare_dot_general, prepare_matmul
 from cirh.table_network import (
@@ -140,6 +142,12 @@ def _cast(site: Site) -> Call:
     return Call(lambda x: x.to(dtype), _copy_out)
 
 
+def _round_cb16(site: Site) -> Call:
+    if site.operands[0].dtype is not torch.float32:
+        raise CirhError(f"{site.name}: rounds float32 tensors, not {site.operands[0].dtype}")
+    return Call(round_to_cbfloat16, round_to_cbfloat16_out)
+
+
 def _where_out(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     return torch.where(c, a, b, out=out)
 
@@ -192,15 +200,23 @@ _row("Gelu", "x", _gelu, attributes="approximation=STRING?", format=Format.SAME,
 _row("GeluGrad", "dx x", _gelu_grad, attributes="approximation=STRING?", format=Format.SAME, pointwise=True)
 _row("ReluGrad", "gradients features", _always(_relu_grad, _relu_grad_out), format=Format.SAME, pointwise=True)
 _row("Cast", "x", _cast, attributes="Truncate=BOOL?", format=Format.CAST, typed=Typed.REQUIRED, pointwise=True)
+# Not in the real dialect: see cirh.cbfloat16.
+_row("RoundCb16", "x", _round_cb16, format=Format.SAME, pointwise=True)
 _row("Compare", "x y", _compare, attributes="comparison_direction=STRING", format=Format.CAST, pointwise=True)
 _row("Select", "cond a b", _always(torch.where, _where_out), pointwise=True)
 _row("Clamp", "x min max", _always(torch.clamp), pointwise=True)
 _row("Softmax", "logits", prepare_softmax, rule=rules.softmax, attributes="axis=INT?", format=Format.SAME)
-_row("MatMul", "a b", prepare_matmul, rule=rules.matmul, attributes="transpose_a=BOOL? transpose_b=BOOL?")
+_row(
+    "MatMul",
+    "a b",
+    in_float32(prepare_matmul),
+    rule=rules.matmul,
+    attributes="transpose_a=BOOL? transpose_b=BOOL?",
+)
 _row(
     "DotGeneral",
     "lhs rhs",
-    prepare_dot_general,
+    in_float32(prepare_dot_general),
     attributes="lhs_batching_dimensions=INTS rhs_batching_dimensions=INTS"
     " lhs_contracting_dimensions=INTS rhs_contracting_dimensions=INTS",
 )

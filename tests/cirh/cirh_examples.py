@@ -141,7 +141,7 @@ def examples() -> Iterator[Example]:
     for name in ("And", "Or", "Xor"):
         yield Example(f"cirh.{name}", [yes, ~yes])
         yield Example(f"cirh.{name}", [ints, ints + 1])
-    unary = "Tanh Relu Sqrt Rsqrt Exp Log Sigmoid Abs Neg Cos Sin Floor Ceil Round Sign Erf Reciprocal Gelu"
+    unary = "Tanh Relu Sqrt Rsqrt Exp Log Sigmoid Abs Neg Cos Sin Floor Ceil Round Sign Erf Reciprocal Gelu RoundCb16"
     for name in unary.split():
         yield Example(f"cirh.{name}", [r(3, 4) + 0.1])
         yield Example(f"cirh.{name}", [r() + 0.1])
