@@ -53,7 +53,7 @@ ALLOWED = frozenset(_ALLOWED.split())
 
 # Kept as one operation by name and executed element by element, but without torch's tag for it.
 _UNTAGGED_POINTWISE = frozenset({"masked_fill.Scalar", "masked_fill.Tensor"})
-_PRODUCTS = frozenset("addmm addmv baddbmm bmm mm mv dot convolution convolution_backward".split())
+_PRODUCTS = frozenset(["addmm", "addmv", "baddbmm", "bmm", "mm", "mv", "dot", "convolution", "convolution_backward"])
 _FACTORIES = frozenset({"arange.start_step", "eye"})
 _IGNORED_TYPES = ("Device", "Layout", "MemoryFormat")
 _IGNORED_NAMES = ("pin_memory",)

@@ -24,7 +24,8 @@ MAX_PLAN_BYTES: Final = 1 << 30
 def artifact_key(text: str, target: Target) -> str:
     """The name of the plan for this module and target."""
     pinned = sorted(target.pinned_shards.items())
-    made_for = (target.num_csx, target.num_shards, target.wafer_memory_bytes, target.prefetch_layers, pinned)
+    precision = target.precision and (target.precision.half.value, target.precision.level)
+    made_for = (target.num_csx, target.num_shards, target.wafer_memory_bytes, target.prefetch_layers, pinned, precision)
     made_by = (PLAN_FORMAT, __version__, torch.__version__)
     return hashlib.sha256(f"{made_by}{made_for}\n{text}".encode()).hexdigest()
 

@@ -56,7 +56,7 @@ def make_cut(module: ModuleOp, sharding: Sharding) -> Cut:
         if state.result is not None and results[state.result] is not arguments[state.argument]
     }
     ops = [op for op in body_ops(module) if not isinstance(op, Const)]
-    by_nature = {op for op in ops if _touches_cut(op, sharding)}
+    by_nature = {op for op in ops if touches_cut(op, sharding)}
     on_wafers, in_memoryx = _sites(ops, by_nature, set(new_states.values()) | set(results), sharding)
     streamed = _streamed(module, ops, on_wafers, by_nature, sharding)
     return Cut(
@@ -72,16 +72,22 @@ def make_cut(module: ModuleOp, sharding: Sharding) -> Cut:
 
 
 def _sunk(ops: list[Operation], results: set[SSAValue], sharding: Sharding) -> frozenset[Operation]:
-    """Views and factories, unless their own results leave the wafer."""
+    """Views, factories, and copies of halves in float32, unless their own results leave the wafer."""
     leaving = results | sharding.reduced
     return frozenset(
         op
         for op in ops
-        if (op.name in VIEWS or not op.operands) and not any(result in leaving for result in op.results)
+        if (op.name in VIEWS or not op.operands or _widens(op)) and not any(result in leaving for result in op.results)
     )
 
 
-def _touches_cut(op: Operation, sharding: Sharding) -> bool:
+def _widens(op: Operation) -> bool:
+    """Whether an operation makes more bytes of what it reads, exactly: it is cheaper to repeat than to keep."""
+    return op.name == "cirh.Cast" and types.nbytes(op.operands[0]) < types.nbytes(op.results[0])
+
+
+def touches_cut(op: Operation, sharding: Sharding) -> bool:
+    """Whether an operation reads or makes part of the batch, or a partial value: wafer work by nature."""
     outcome = sharding.outcomes[op]
     return any(placement.kind != "R" for placement in (*outcome.wants, *outcome.results))
 

@@ -21,7 +21,10 @@ from appliance.compiler.notes import (
     segment_notes,
     site_notes,
 )
+from appliance.compiler.passes.canonicalise import canonicalise
+from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.plan import make_plan
+from appliance.compiler.precision import insert_casts
 from appliance.compiler.sharding.propagate import Sharding, propagate
 from appliance.compiler.target import Target
 from cirh.errors import CirhError
@@ -42,7 +45,15 @@ class Stages:
 
     @cached_property
     def sharding(self) -> Sharding:
+        """After casts were inserted, if the precision is mixed: what is cast depends on whose work it is."""
+        precision = self._target.precision
         with self._dividing():
+            sharding = propagate(self._module, self._target.num_csx)
+            if precision is None:
+                return sharding
+            insert_casts(make_cut(self._module, sharding), precision)
+            canonicalise(self._module)
+            eliminate_dead_code(self._module)
             return propagate(self._module, self._target.num_csx)
 
     @cached_property

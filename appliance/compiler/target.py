@@ -2,6 +2,29 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+
+from appliance.compiler.precision_table import DEFAULT_LEVEL, LEVELS
+
+
+class Half(Enum):
+    """Element types of half precision that wafers compute in; the values are the API's names of them."""
+
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    CBFLOAT16 = "cbfloat16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Mixed precision: what the wafers compute in, beside float32, and how much of it (`precision_table`)."""
+
+    half: Half
+    level: int = DEFAULT_LEVEL
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise ValueError(f"a precision optimisation level is one of 0, 1 and 2, not {self.level}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +38,8 @@ class Target:
     wafer_memory_bytes: int = 8 << 30
     # Weights stay on a wafer between two uses if so many segments, or fewer, lie between them.
     prefetch_layers: int = 4
+    # None: float32 throughout.
+    precision: Precision | None = None
 
     def __post_init__(self) -> None:
         if self.num_csx < 1 or self.num_shards < 1:

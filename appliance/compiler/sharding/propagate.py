@@ -143,7 +143,8 @@ class _Attempt:
         """Moves reductions up to the one value that became partial first; True if any moved.
 
         Two uses of a partial value, behind different linear operations, are then one reduction. Of a sum of several
-        partial values (tied weights) the sum is the first. Nothing moves if more bytes would travel.
+        partial values (tied weights) the sum is the first. Nothing moves if more bytes would travel, or if halves
+        would be added up, and their sum rounded, that are cast to float32 first.
         """
         before = set(self._reduced)
         sources: dict[SSAValue, SSAValue] = {}
@@ -153,7 +154,8 @@ class _Attempt:
                     continue
                 parents = [operand for operand in op.operands if self._used(operand).is_partial]
                 light = all(types.nbytes(parent) <= types.nbytes(value) for parent in parents)
-                found = {sources[parent] for parent in parents} if light else set()
+                exact = op.name != "cirh.Cast" or self._num_csx == 1
+                found = {sources[parent] for parent in parents} if light and exact else set()
                 sources[value] = found.pop() if len(found) == 1 else value
         for reduced in before:
             self._reduced.discard(reduced)
