@@ -72,18 +72,20 @@ def make_cut(module: ModuleOp, sharding: Sharding) -> Cut:
 
 
 def _sunk(ops: list[Operation], results: set[SSAValue], sharding: Sharding) -> frozenset[Operation]:
-    """Views, factories, and copies of halves in float32, unless their own results leave the wafer."""
+    """Views, factories, and activations cast to a wider type, unless their own results leave the wafer."""
     leaving = results | sharding.reduced
     return frozenset(
         op
         for op in ops
-        if (op.name in VIEWS or not op.operands or _widens(op)) and not any(result in leaving for result in op.results)
+        if (op.name in VIEWS or not op.operands or _widens(op, sharding))
+        and not any(result in leaving for result in op.results)
     )
 
 
-def _widens(op: Operation) -> bool:
-    """Whether an operation makes more bytes of what it reads, exactly: it is cheaper to repeat than to keep."""
-    return op.name == "cirh.Cast" and types.nbytes(op.operands[0]) < types.nbytes(op.results[0])
+def _widens(op: Operation, sharding: Sharding) -> bool:
+    """Whether an operation makes more bytes of part of the batch, exactly: it is cheaper to repeat than to keep."""
+    wider = op.name == "cirh.Cast" and types.nbytes(op.operands[0]) < types.nbytes(op.results[0])
+    return wider and sharding.placements[op.results[0]].is_sharded
 
 
 def touches_cut(op: Operation, sharding: Sharding) -> bool:

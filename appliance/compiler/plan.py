@@ -8,7 +8,7 @@ from appliance.compiler.groups import Bundle, Numbers
 from appliance.compiler.memoryx_schedule import ShardScheduler
 from appliance.compiler.report import check_memory, layer_reports
 from appliance.compiler.shards import divide
-from appliance.compiler.target import Target
+from appliance.compiler.target import HALF_TYPES, Target
 from appliance.compiler.wafer_schedule import WaferSchedule, schedule_wafer
 from cirh import types
 from wsc.v1 import plan_pb2
@@ -42,6 +42,9 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     plan.worker.global_rows, plan.worker.local_rows = rows, rows // target.num_csx
     _add_outputs(plan.coordinator, cut, numbers, wafer, output)
     plan.layers.extend(layer_reports(cut, wafer))
+    if target.precision is not None:
+        plan.precision.half = HALF_TYPES[target.precision.half]
+        plan.precision.optimization_level = target.precision.level
     return plan
 
 

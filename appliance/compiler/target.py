@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from appliance.compiler.precision_table import DEFAULT_LEVEL, LEVELS
+from wsc.v1 import plan_pb2
 
 
 class Half(Enum):
@@ -13,6 +15,14 @@ class Half(Enum):
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     CBFLOAT16 = "cbfloat16"
+
+
+# As plans name them.
+HALF_TYPES: Final = {
+    Half.FLOAT16: plan_pb2.HALF_TYPE_FLOAT16,
+    Half.BFLOAT16: plan_pb2.HALF_TYPE_BFLOAT16,
+    Half.CBFLOAT16: plan_pb2.HALF_TYPE_CBFLOAT16,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +35,14 @@ class Precision:
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise ValueError(f"a precision optimisation level is one of 0, 1 and 2, not {self.level}")
+
+    @classmethod
+    def from_proto(cls, message: plan_pb2.Precision) -> "Precision":
+        """What a message says. ValueError for a type or a level that does not exist."""
+        for half, code in HALF_TYPES.items():
+            if code == message.half:
+                return cls(half=half, level=message.optimization_level)
+        raise ValueError(f"there is no half precision {message.half}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,23 +15,33 @@ class Compile(Protocol):
     """Returns hash, plan, and whether it came from the cache. Raises CompileRefused."""
 
     def __call__(
-        self, cirh: str, num_csx: int, num_shards: int, placed: Mapping[str, int], /
+        self,
+        cirh: str,
+        num_csx: int,
+        num_shards: int,
+        placed: Mapping[str, int],
+        precision: plan_pb2.Precision | None,
+        /,
     ) -> tuple[str, plan_pb2.Plan, bool]:
-        """placed: the shard of each state that has its place in the job already."""
+        """placed: the shard of each state that has its place in the job already. precision: None for float32."""
 
 
 def cached_compiler(folder: Path) -> Compile:
     """The real one, with its artifacts in a folder."""
     from appliance.compiler.cache import ArtifactCache
-    from appliance.compiler.pipeline import CompileError, Target
+    from appliance.compiler.pipeline import CompileError, Precision, Target
     from cirh.errors import CirhError
 
     cache = ArtifactCache(folder)
 
     def compile_step(
-        cirh: str, num_csx: int, num_shards: int, placed: Mapping[str, int]
+        cirh: str, num_csx: int, num_shards: int, placed: Mapping[str, int], precision: plan_pb2.Precision | None
     ) -> tuple[str, plan_pb2.Plan, bool]:
-        target = Target(num_csx=num_csx, num_shards=num_shards, pinned_shards=placed)
+        try:
+            mixed = None if precision is None else Precision.from_proto(precision)
+        except ValueError as error:
+            raise CompileRefused(str(error)) from error
+        target = Target(num_csx=num_csx, num_shards=num_shards, pinned_shards=placed, precision=mixed)
         try:
             return cache.compile(cirh, target)
         except (CompileError, CirhError) as error:

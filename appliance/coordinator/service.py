@@ -63,7 +63,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._check(request.token, context)
         begin = time.monotonic()
         try:
-            artifact, plan, cached = self._job.compile(request.cirh)
+            precision = request.precision if request.HasField("precision") else None
+            artifact, plan, cached = self._job.compile(request.cirh, precision)
         except JobFailed as error:
             _abort(context, error.failure)
         except CompileRefused as error:
@@ -80,6 +81,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             layers=plan.layers,
             seconds=time.monotonic() - begin,
             wafer_kernels=len(plan.wafer.kernels),
+            precision=plan.precision if plan.HasField("precision") else None,
         )
 
     def Execute(

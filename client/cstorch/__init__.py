@@ -1,6 +1,6 @@
 """The Cerebras PyTorch API on a Waferbox cluster: `import cerebras.pytorch as cstorch`, or `import cstorch`."""
 
-from cstorch import distributed, errors, metrics, optim, storage, utils
+from cstorch import amp, backends, distributed, errors, metrics, optim, storage, utils
 from cstorch.backend import backend, close_backend, current_backend, current_torch_device, device, use_cs
 from cstorch.closures import checkpoint_closure, step_closure
 from cstorch.compile import compile
@@ -12,7 +12,9 @@ from interconnect.version import __version__
 
 __all__ = [
     "__version__",
+    "amp",
     "backend",
+    "backends",
     "checkpoint_closure",
     "close_backend",
     "compile",

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from cirh.printer import print_module
-from cstorch import state
+from cstorch import amp, backends, state
 from cstorch.batch import check_batch
 from cstorch.errors import ClusterError, UsageError
 from cstorch.execution import Closure, Execution
@@ -22,13 +22,19 @@ from cstorch.session.outputs import Outputs, unknown_tensor, unpack, weight_in_c
 from cstorch.session.session import outcome
 from cstorch.session.stream import ExecutionStream
 from cstorch.tracing import LazyTensor, Trace, is_tracing, trace_step
-from wsc.v1 import coordinator_pb2, node_pb2
+from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
 if TYPE_CHECKING:
     from cstorch.backend import CsxBackend
     from cstorch.utils.data.executor import DataExecutor
 
 logger = logging.getLogger("cstorch.execution")
+
+_HALF_TYPES = {
+    "float16": plan_pb2.HALF_TYPE_FLOAT16,
+    "bfloat16": plan_pb2.HALF_TYPE_BFLOAT16,
+    "cbfloat16": plan_pb2.HALF_TYPE_CBFLOAT16,
+}
 
 LEFT_EARLY = (
     "the loop of the execution that changed it was left before its last step, so the cluster was stopped somewhere "
@@ -103,7 +109,11 @@ class CsxExecution(Execution):
         logger.info("Compiling the model. This may take a few minutes.")
         job = self._backend.session.job()
         logger.info("Job id: %s", job.name)
-        self._compiled = job.compile(text)
+        precision = _precision()
+        if precision is not None:
+            level = precision.optimization_level
+            logger.info("Mixed precision: %s, optimization level %d", amp.get_half_dtype_str(), level)
+        self._compiled = job.compile(text, precision)
         where = "found in the cache" if self._compiled.cached else f"compiled in {self._compiled.seconds:.1f} s"
         logger.info("Compile artifact %s: %s", self._compiled.artifact, where)
         logger.info("Compile was successful!")
@@ -263,6 +273,15 @@ def _input_of(tensor: torch.Tensor, inputs: dict[int, torch.Tensor]) -> torch.Te
             "traced function"
         )
     return traced
+
+
+def _precision() -> plan_pb2.Precision | None:
+    """What the script has said; None: float32 throughout."""
+    if not amp.mixed_precision():
+        return None
+    return plan_pb2.Precision(
+        half=_HALF_TYPES[amp.get_half_dtype_str()], optimization_level=backends.csx.precision.optimization_level
+    )
 
 
 def loader_name(artifact_dir: Path) -> str:

@@ -12,7 +12,7 @@ from cstorch.errors import ClusterUnreachableError, CstorchError, NodeLostError
 from cstorch.session import failures
 from interconnect.server import make_channel
 from interconnect.version import __version__
-from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2
+from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
 logger = logging.getLogger("cstorch.job")
 
@@ -125,13 +125,13 @@ class Job:
         """Why the job ended, if the session said so: each time a new error, to be raised. Thread-safe."""
         return copy.copy(self._failure)
 
-    def compile(self, cirh: str) -> coordinator_pb2.CompileResponse:
-        """Compiles a step, or finds its artifact.
+    def compile(self, cirh: str, precision: plan_pb2.Precision | None) -> coordinator_pb2.CompileResponse:
+        """Compiles a step, or finds its artifact. precision: None for float32 throughout.
 
         Raises:
             CompileError: the step has no plan on this cluster.
         """
-        request = coordinator_pb2.CompileRequest(token=self._token, cirh=cirh)
+        request = coordinator_pb2.CompileRequest(token=self._token, cirh=cirh, precision=precision)
         call = self._coordinator.Compile.future(request, timeout=COMPILE_SECONDS)
         try:
             return call.result()

@@ -67,17 +67,23 @@ class CompileRequest(_message.Message):
 
     TOKEN_FIELD_NUMBER: _builtins.int
     CIRH_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     cirh: _builtins.str
+    @_builtins.property
+    def precision(self) -> _plan_pb2.Precision:
+        """absent: float32 throughout"""
+
     def __init__(
         self,
         *,
         token: _builtins.str = ...,
         cirh: _builtins.str = ...,
+        precision: _plan_pb2.Precision | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["precision", b"precision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cirh", b"cirh", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cirh", b"cirh", "precision", b"precision", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -120,6 +126,7 @@ class CompileResponse(_message.Message):
     LAYERS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     WAFER_KERNELS_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     artifact: _builtins.str
     """hash"""
     cached: _builtins.bool
@@ -131,6 +138,10 @@ class CompileResponse(_message.Message):
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_plan_pb2.Output]: ...
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[_plan_pb2.LayerReport]: ...
+    @_builtins.property
+    def precision(self) -> _plan_pb2.Precision:
+        """as in the request"""
+
     def __init__(
         self,
         *,
@@ -141,10 +152,11 @@ class CompileResponse(_message.Message):
         layers: _abc.Iterable[_plan_pb2.LayerReport] | None = ...,
         seconds: _builtins.float = ...,
         wafer_kernels: _builtins.int = ...,
+        precision: _plan_pb2.Precision | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["precision", b"precision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "cached", b"cached", "layers", b"layers", "outputs", b"outputs", "seconds", b"seconds", "states", b"states", "wafer_kernels", b"wafer_kernels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "cached", b"cached", "layers", b"layers", "outputs", b"outputs", "precision", b"precision", "seconds", b"seconds", "states", b"states", "wafer_kernels", b"wafer_kernels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

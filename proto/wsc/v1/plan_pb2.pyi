@@ -110,6 +110,28 @@ GROUP_KIND_EXCHANGE: GroupKind.ValueType  # 5
 """MemoryX shard -> other MemoryX shards"""
 Global___GroupKind: _TypeAlias = GroupKind  # noqa: Y015
 
+class _HalfType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HalfTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HalfType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HALF_TYPE_UNSPECIFIED: _HalfType.ValueType  # 0
+    HALF_TYPE_FLOAT16: _HalfType.ValueType  # 1
+    HALF_TYPE_BFLOAT16: _HalfType.ValueType  # 2
+    HALF_TYPE_CBFLOAT16: _HalfType.ValueType  # 3
+    """emulated: float32 tensors with rounded values"""
+
+class HalfType(_HalfType, metaclass=_HalfTypeEnumTypeWrapper):
+    """What wafers compute in beside float32."""
+
+HALF_TYPE_UNSPECIFIED: HalfType.ValueType  # 0
+HALF_TYPE_FLOAT16: HalfType.ValueType  # 1
+HALF_TYPE_BFLOAT16: HalfType.ValueType  # 2
+HALF_TYPE_CBFLOAT16: HalfType.ValueType  # 3
+"""emulated: float32 tensors with rounded values"""
+Global___HalfType: _TypeAlias = HalfType  # noqa: Y015
+
 @_typing.final
 class TensorType(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -626,6 +648,30 @@ class LayerReport(_message.Message):
 Global___LayerReport: _TypeAlias = LayerReport  # noqa: Y015
 
 @_typing.final
+class Precision(_message.Message):
+    """Mixed precision: weights and updates in float32, the wafers' work in half as far as the level (0, 1, 2) says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HALF_FIELD_NUMBER: _builtins.int
+    OPTIMIZATION_LEVEL_FIELD_NUMBER: _builtins.int
+    half: Global___HalfType.ValueType
+    optimization_level: _builtins.int
+    def __init__(
+        self,
+        *,
+        half: Global___HalfType.ValueType = ...,
+        optimization_level: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["half", b"half", "optimization_level", b"optimization_level"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Precision: _TypeAlias = Precision  # noqa: Y015
+
+@_typing.final
 class Plan(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -639,6 +685,7 @@ class Plan(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     format: _builtins.int
     num_csx: _builtins.int
     num_shards: _builtins.int
@@ -655,6 +702,10 @@ class Plan(_message.Message):
     def coordinator(self) -> Global___CoordinatorPlan: ...
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerReport]: ...
+    @_builtins.property
+    def precision(self) -> Global___Precision:
+        """absent: float32 throughout"""
+
     def __init__(
         self,
         *,
@@ -668,10 +719,11 @@ class Plan(_message.Message):
         worker: Global___WorkerPlan | None = ...,
         coordinator: Global___CoordinatorPlan | None = ...,
         layers: _abc.Iterable[Global___LayerReport] | None = ...,
+        precision: Global___Precision | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "precision", b"precision", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "coordinator", b"coordinator", "format", b"format", "layers", b"layers", "memoryx", b"memoryx", "num_csx", b"num_csx", "num_shards", b"num_shards", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "coordinator", b"coordinator", "format", b"format", "layers", b"layers", "memoryx", b"memoryx", "num_csx", b"num_csx", "num_shards", b"num_shards", "precision", b"precision", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,71 @@
+"""Whether steps are compiled for mixed precision, and in which half."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+
+from cstorch.errors import ConfigurationError, UsageError
+from cstorch.execution import current_execution
+
+HalfName = Literal["float16", "bfloat16", "cbfloat16"]
+
+# cbfloat16 exists on wafers only: tensors of the script's own are float16 instead.
+_DTYPES: Final = {"float16": torch.float16, "bfloat16": torch.bfloat16, "cbfloat16": torch.float16}
+
+
+@dataclass(slots=True)
+class _Settings:
+    half: str = "float16"
+    enabled: bool = False
+
+
+_settings = _Settings()
+
+
+def set_half_dtype(value: HalfName | torch.dtype) -> torch.dtype:
+    """Chooses the half of mixed precision, float16 at first, and returns its torch dtype (float16 for cbfloat16).
+
+    Raises:
+        ConfigurationError: it is none.
+        UsageError: inside the loop of an executor.
+    """
+    name = str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+    if name not in _DTYPES:
+        raise ConfigurationError(f"{value!r} is no half precision: use one of {', '.join(_DTYPES)}")
+    _check_outside_loop()
+    _settings.half = name
+    return _DTYPES[name]
+
+
+def get_half_dtype() -> torch.dtype:
+    """The torch dtype of the half; float16 for cbfloat16."""
+    return _DTYPES[_settings.half]
+
+
+def get_half_dtype_str() -> str:
+    """The name of the half."""
+    return _settings.half
+
+
+def enable_mixed_precision(enable: bool = True) -> bool:
+    """Steps that are compiled from now on compute in mixed precision, or in float32 throughout. Returns `enable`.
+
+    Raises:
+        UsageError: inside the loop of an executor.
+    """
+    _check_outside_loop()
+    _settings.enabled = enable
+    return enable
+
+
+def mixed_precision() -> bool:
+    """Whether steps are compiled for mixed precision."""
+    return _settings.enabled
+
+
+def _check_outside_loop() -> None:
+    if current_execution() is not None:
+        raise UsageError(
+            "the step is compiled once: choose its precision before the loop of an executor, not inside it"
+        )

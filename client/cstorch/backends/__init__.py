@@ -1,0 +1,12 @@
+"""Flags of the backends, as in `cstorch.backends.csx.precision.optimization_level = 2`. Unknown: an AttributeError."""
+
+from cstorch.backends.csx import Csx
+
+__all__ = ["csx", "reset"]
+
+csx = Csx()
+
+
+def reset() -> None:
+    """Gives all flags their defaults."""
+    csx.reset()
