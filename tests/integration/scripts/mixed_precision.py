@@ -1,0 +1,58 @@
+"""Trains a network on scikit-learn's digits in mixed precision, on a cluster."""
+
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, TensorDataset
+
+import cerebras.pytorch as cstorch
+
+BATCH = 128
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(64, 128), nn.Linear(128, 128), nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
+
+
+def input_fn() -> DataLoader:
+    digits = load_digits()
+    images = torch.tensor(digits.data / 16, dtype=torch.float32)
+    return DataLoader(TensorDataset(images, torch.tensor(digits.target)), batch_size=BATCH, drop_last=True)
+
+
+def train(artifact_dir: Path, model: Network, half: str, level: int, num_csx: int, num_steps: int) -> list[float]:
+    """The losses of all steps."""
+    cstorch.amp.set_half_dtype(half)
+    cstorch.amp.enable_mixed_precision()
+    cstorch.backends.csx.precision.optimization_level = level
+    config = cstorch.distributed.ClusterConfig(num_csx=num_csx, max_wgt_servers=2)
+    backend = cstorch.backend("CSX", artifact_dir=artifact_dir, cluster_config=config)
+    compiled = cstorch.compile(model, backend)
+    optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses: list[float] = []
+
+    @cstorch.trace
+    def step(batch: list[torch.Tensor]) -> torch.Tensor:
+        images, labels = batch
+        loss = F.cross_entropy(compiled(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    @cstorch.step_closure
+    def keep(loss: torch.Tensor) -> None:
+        losses.append(loss.item())
+
+    loader = cstorch.utils.data.DataLoader(input_fn)
+    for batch in cstorch.utils.data.DataExecutor(loader, num_steps=num_steps):
+        keep(step(batch))
+    return losses
