@@ -1,0 +1,102 @@
+"""How a script says in which precision its steps compute, and that the cluster hears of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fake_cluster import FakeCluster
+from test_session_executions import Setup, cluster, run  # noqa: F401  (cluster is a fixture)
+
+import cstorch
+from cstorch.errors import ConfigurationError, UsageError
+from wsc.v1 import plan_pb2
+
+
+@pytest.fixture(autouse=True)
+def defaults() -> Iterator[None]:
+    yield
+    cstorch.amp.enable_mixed_precision(False)
+    cstorch.amp.set_half_dtype("float16")
+    cstorch.backends.reset()
+
+
+def test_the_defaults() -> None:
+    assert not cstorch.amp.mixed_precision()
+    assert cstorch.amp.get_half_dtype() is torch.float16
+    assert cstorch.backends.csx.precision.optimization_level == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "dtype"),
+    [
+        ("float16", "float16", torch.float16),
+        ("bfloat16", "bfloat16", torch.bfloat16),
+        ("cbfloat16", "cbfloat16", torch.float16),
+        (torch.bfloat16, "bfloat16", torch.bfloat16),
+    ],
+)
+def test_the_half_is_set_by_name_or_type(value: str | torch.dtype, name: str, dtype: torch.dtype) -> None:
+    assert cstorch.amp.set_half_dtype(value) is dtype
+    assert cstorch.amp.get_half_dtype() is dtype
+    assert cstorch.amp.get_half_dtype_str() == name
+    assert not cstorch.amp.mixed_precision()
+
+
+@pytest.mark.parametrize("value", ["float32", torch.float32, "half"])
+def test_another_half_is_refused(value: str | torch.dtype) -> None:
+    with pytest.raises(ConfigurationError, match="use one of float16, bfloat16, cbfloat16"):
+        cstorch.amp.set_half_dtype(value)
+
+
+@pytest.mark.parametrize("level", [-1, 3, True, "1", 1.0])
+def test_another_level_is_refused(level: object) -> None:
+    with pytest.raises(ConfigurationError, match="one of 0, 1 and 2"):
+        cstorch.backends.csx.precision.optimization_level = level
+    assert cstorch.backends.csx.precision.optimization_level == 1
+
+
+def test_an_unknown_flag_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError):
+        cstorch.backends.csx.precision.optimisation_level = 2
+    with pytest.raises(AttributeError):
+        cstorch.backends.csx.precison = None
+
+
+def test_reset_gives_the_defaults() -> None:
+    cstorch.backends.csx.precision.optimization_level = 2
+    cstorch.backends.reset()
+    assert cstorch.backends.csx.precision.optimization_level == 1
+
+
+def test_the_compile_says_nothing_of_precision_unless_it_is_mixed(cluster: FakeCluster, tmp_path: Path) -> None:  # noqa: F811
+    cstorch.amp.set_half_dtype("bfloat16")
+    setup = Setup(cluster, tmp_path)
+    run(setup.executor(1), setup.step)
+    assert cluster.precisions == [None]
+
+
+def test_the_compile_says_what_precision_is_wanted(cluster: FakeCluster, tmp_path: Path) -> None:  # noqa: F811
+    cstorch.amp.set_half_dtype("cbfloat16")
+    assert cstorch.amp.enable_mixed_precision() is True
+    cstorch.backends.csx.precision.optimization_level = 2
+    setup = Setup(cluster, tmp_path)
+    run(setup.executor(1), setup.step)
+    wanted = plan_pb2.Precision(half=plan_pb2.HALF_TYPE_CBFLOAT16, optimization_level=2)
+    assert cluster.precisions == [wanted]
+
+
+def test_the_precision_of_a_loop_does_not_change_in_it(cluster: FakeCluster, tmp_path: Path) -> None:  # noqa: F811
+    setup = Setup(cluster, tmp_path)
+
+    def body(batch: torch.Tensor) -> None:
+        with pytest.raises(UsageError, match="before the loop"):
+            cstorch.amp.enable_mixed_precision()
+        with pytest.raises(UsageError, match="before the loop"):
+            cstorch.amp.set_half_dtype("bfloat16")
+        with pytest.raises(UsageError, match="before the loop"):
+            cstorch.backends.csx.precision.optimization_level = 2
+        setup.step(batch)
+
+    run(setup.executor(1), body)
+    assert cluster.precisions == [None]
