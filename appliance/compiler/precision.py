@@ -13,7 +13,7 @@ import torch
 from xdsl.ir import Block, Operation, SSAValue
 
 from appliance.compiler.cut import VIEWS, Cut, touches_cut
-from appliance.compiler.precision_table import EXACT, Compute, reduction, row_of
+from appliance.compiler.precision_table import EXACT, STATISTICS, Compute, reduction, row_of
 from appliance.compiler.rewriter import Rewriter
 from appliance.compiler.target import Half, Precision
 from cirh import cbfloat16, types
@@ -44,6 +44,7 @@ class _Caster:
         self._dtype = _DTYPES[precision.half]
         self._halves: dict[SSAValue, SSAValue] = {}  # float32 value -> the same in half
         self._computed: set[SSAValue] = set()  # of these, what was computed in half, not only cast for a reader
+        self._statistics: set[SSAValue] = set()  # have no half
 
     def visit(self, op: Operation) -> None:
         """Computes an operation in the precision that the table says."""
@@ -102,8 +103,8 @@ class _Caster:
         return (cbfloat16.round_to_cbfloat16(tensor) if self._dtype is FLOAT else tensor.to(self._dtype)).item()
 
     def _half(self, op: Operation, value: SSAValue) -> SSAValue:
-        """A value in half, made before `op` if it is not there yet. Values that are no float32 tensors stay."""
-        if not _is_float(value):
+        """A value in half, made before `op` if it is not there yet. Statistics and integers stay what they are."""
+        if not _is_float(value) or value in self._statistics:
             return value
         known = self._halves.get(value)
         if known is not None:
@@ -141,6 +142,9 @@ class _Caster:
         made = rewriter.emit(op.name, operands, attributes, types=given)
         copies = list(made)
         for index, (result, value) in enumerate(zip(op.results, made, strict=True)):
+            if STATISTICS.get(op.name) == index:
+                self._statistics.add(value)
+                continue
             # In cbfloat16 parts of a sum that were rounded would not add up to the rounded sum.
             if _is_float(result) and not (self._dtype is FLOAT and self._outcomes[op].results[index].is_partial):
                 half = self._rounded_value(rewriter, value) if op.name not in EXACT else value

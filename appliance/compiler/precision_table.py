@@ -39,8 +39,10 @@ class Compute(Enum):
 
 _PRODUCTS = """
     cirh.MatMul cirh.DotGeneral aten.mm aten.bmm aten.addmm aten.baddbmm aten.mv aten.addmv aten.dot
-    cirh.Convolution aten.convolution aten.convolution_backward
+    cirh.Convolution aten.convolution aten.convolution_backward cirh.Attention cirh.AttentionGrad
 """
+# Results of operations in half that are float32 all the same, and are read so by their gradients.
+STATISTICS: Final[Mapping[str, int]] = {"cirh.Attention": 1}
 _EMBEDDINGS = "aten.embedding"
 _NORMS = """
     aten.native_layer_norm aten.native_layer_norm_backward cirh.LayerNorm cirh.LayerNormGrad
