@@ -10,15 +10,19 @@ import mixed_precision
 import pytest
 import torch
 from cluster_rig import RunningCluster
+from xdsl.dialects.builtin import ModuleOp
 
 import cerebras.pytorch as cstorch
 from appliance.compiler.pipeline import Half, Precision, Target, compile_module
 from cirh.graph import func_of, signature
 from cirh.parser import parse_module
+from cirh.printer import print_module
 from cirh.types import info
+from interconnect.segment import Segment
+from memoryx.kernels import StateKernel, make_kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "appliance"))
-from plan_simulator import Simulation
+import plan_simulator
 
 STEPS = 40
 
@@ -40,10 +44,24 @@ def simulated(text: str, model: torch.nn.Module, precision: Precision, num_csx: 
     states |= {f"state.model.{name}": p.detach() for name, p in model.named_parameters()}
     plan = compile_module(text, Target(num_csx=num_csx, num_shards=2, precision=precision))
     batches = itertools.islice(itertools.cycle(mixed_precision.input_fn()), STEPS)
-    return [float(*step.values()) for step in Simulation(plan, states).run([list(batch) for batch in batches])]
+    return [
+        float(*step.values())
+        for step in plan_simulator.Simulation(plan, states).run([list(batch) for batch in batches])
+    ]
+
+
+@pytest.fixture
+def generated_updates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The simulation updates by the same generated loops as MemoryX: the last bits of a weight may decide a half."""
+
+    def make(module: ModuleOp, generated: None, states: Segment) -> StateKernel:
+        return make_kernels({1: print_module(module)}, states, tmp_path / "generated")[1]
+
+    monkeypatch.setattr(plan_simulator, "StateKernel", make)
 
 
 @pytest.mark.cluster
+@pytest.mark.usefixtures("generated_updates")
 @pytest.mark.parametrize(("half", "level", "num_csx"), [("bfloat16", 1, 1), ("bfloat16", 1, 2), ("cbfloat16", 2, 2)])
 def test_training_goes_as_in_the_simulation(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, half: str, level: int, num_csx: int
