@@ -156,7 +156,9 @@ def constant_of_bytes(type: AnyTensorType, content: bytes) -> ConstantAttr:
 
 def dense(tensor: torch.Tensor) -> ConstantAttr:
     """A constant from a CPU tensor; a splat if all its elements have the same bits."""
-    content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    # A copy: a tensor of one element counts as contiguous whatever its strides are, and has no view of bytes then.
+    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+    content = flat.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     return constant_of_bytes(tensor_type(tensor.shape, tensor.dtype), content)
 
 

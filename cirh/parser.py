@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from cirh.attributes import DenseAttr, SplatAttr
+from cirh.errors import CirhError, TextError
 from cirh.locations import UNKNOWN
 from cirh.operations import FUNC_STRUCTURE, Func, Return, func_of, make_module, operation_class
 from cirh.parser_attributes import AttributeParser
@@ -30,16 +31,27 @@ def parse_module(text: str, file: str = "") -> ModuleOp:
 
     Operations without a location are given the line on which they stand in `file`, if that has a name.
     """
-    return _ModuleParser(text, file).module()
+    parser = _ModuleParser(text, file)
+    try:
+        return parser.module()
+    except TextError:
+        raise
+    except CirhError as error:
+        raise parser.at_operation(error) from None
 
 
 class _ModuleParser(AttributeParser):
     def __init__(self, text: str, file: str) -> None:
         self._file = file
         self._lines = self._counted = 0
+        self._begin = 0
         self._values: dict[str, SSAValue] = {}
         self._unresolved: list[tuple[Operation | BlockArgument, str]] = []
         super().__init__(text)
+
+    def at_operation(self, error: CirhError) -> TextError:
+        """The error with the line where the operation begins that is read."""
+        return TextError(f"line {self._text.count(chr(10), 0, self._begin) + 1}: {error}")
 
     def module(self) -> ModuleOp:
         self._location_aliases()
@@ -139,6 +151,7 @@ class _ModuleParser(AttributeParser):
     def _body(self) -> list[Operation]:
         operations: list[Operation] = []
         while True:
+            self._begin = self._start
             line = self._line()
             operation = self._return() if self.token == "return" else self._operation()
             operation.location = line
@@ -186,7 +199,7 @@ class _ModuleParser(AttributeParser):
             t is o.type or t == o.type for t, o in zip(types, operands, strict=True)
         )
         if not same:
-            self.fail("the types of operands are not those of their definitions")
+            raise CirhError("the types of operands are not those of their definitions")
 
     def _return(self) -> Return:
         self.advance()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-from cirh.errors import CirhError
+from cirh.errors import CirhError, TextError
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Scanner:
     def fail(self, message: str) -> NoReturn:
         """Refuses the text at the current token."""
         line = self._text.count("\n", 0, self._start) + 1
-        raise CirhError(f"line {line}: {message} at {self.token[:60]!r}")
+        raise TextError(f"line {line}: {message} at {self.token[:60]!r}")
 
     def advance(self) -> None:
         match = _TOKEN.match(self._text, self._end)

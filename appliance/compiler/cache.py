@@ -43,8 +43,7 @@ class ArtifactCache:
         if plan is not None:
             return key, plan, True
         plan = compile_module(text, target, lambda name, ir: _write(self._folder / key / f"{name}.mlir", ir.encode()))
-        body = plan.SerializeToString(deterministic=True)
-        _write(self._path(key), _MAGIC + hashlib.sha256(body).digest() + body)
+        self._store(key, plan)
         return key, plan, False
 
     def _path(self, key: str) -> Path:
@@ -66,6 +65,10 @@ class ArtifactCache:
         except DecodeError:
             return None
         return plan if plan.format == PLAN_FORMAT else None
+
+    def _store(self, key: str, plan: plan_pb2.Plan) -> None:
+        body = plan.SerializeToString(deterministic=True)
+        _write(self._path(key), _MAGIC + hashlib.sha256(body).digest() + body)
 
 
 def _write(path: Path, content: bytes) -> None:

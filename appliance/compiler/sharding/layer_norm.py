@@ -9,7 +9,7 @@ from appliance.compiler.errors import refuse
 from appliance.compiler.rewriter import Rewriter
 from appliance.compiler.sharding.rule import ONE_WAFER
 from cirh import types
-from cirh.attributes import attrs
+from cirh.attributes import AttrValue, attrs
 from cirh.table import SEGMENTS
 
 
@@ -28,7 +28,7 @@ def layer_norm(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
         return rewriter.emit("cirh.BroadcastInDim", [value], {"broadcast_dimensions": list(onto)}, types=[whole])[0]
 
     def mean_of(value: SSAValue) -> SSAValue:
-        reduction = {"dimensions": dims, "keep_dims": dims, "reduce_kind": "ADD"}
+        reduction: dict[str, AttrValue] = {"dimensions": dims, "keep_dims": dims, "reduce_kind": "ADD"}
         (total,) = rewriter.emit("cirh.Reduce", [value], reduction)
         return rewriter.emit("cirh.Div", [total, rewriter.splat(count, types.shape(total), dtype)])[0]
 
@@ -38,8 +38,9 @@ def layer_norm(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     epsilon = rewriter.splat(float(attributes["eps"]), types.shape(variance), dtype)  # type: ignore[arg-type]
     (scale,) = rewriter.emit("cirh.Rsqrt", rewriter.emit("cirh.Add", [variance, epsilon]))
     (value,) = rewriter.emit("cirh.Mul", [distance, spread(scale, range(len(shape)))])
-    _, has_weight, _ = attributes.get(SEGMENTS, [1, 1, 1])  # type: ignore[misc]
-    for index, weight in enumerate(weights):
-        name = "cirh.Mul" if index == 0 and has_weight else "cirh.Add"
+    present = attributes.get(SEGMENTS, [1, 1, 1])
+    assert isinstance(present, list)
+    names = [name for name, count in zip(("cirh.Mul", "cirh.Add"), present[1:], strict=True) if count]
+    for name, weight in zip(names, weights, strict=True):
         (value,) = rewriter.emit(name, [value, spread(weight, dims)])
     return [value, mean, scale]
