@@ -1,11 +1,12 @@
-"""Tokens per second of GPT-2 small (124M, sequence 256, batch 4) in bfloat16: one run of eager PyTorch or of the cluster.
+"""Tokens per second of GPT-2 small (124M, sequence 256, batch 4) in bfloat16: one run of eager or of the cluster.
 
-Eager is autocast and fused AdamW; the cluster has one wafer. Run by `python -m benchmarks`, which alternates the two:
+Eager is PyTorch with autocast and fused AdamW; the cluster has one wafer. Run by `python -m benchmarks`, which alternates the two:
 
     python -m benchmarks.gpt2_training eager|cluster --num-steps N --threads T
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -88,7 +89,7 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def rate(times: list[float]) -> float:
     """Tokens per second by the median step, the first two left out."""
-    steps = [after - before for before, after in zip(times[2:], times[3:], strict=False)]
+    steps = [after - before for before, after in itertools.pairwise(times[2:])]
     return BATCH * SEQUENCE / statistics.median(steps)
 
 

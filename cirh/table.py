@@ -15,7 +15,7 @@ from cirh.spec import Call, Count, Kind, OpSpec, Site, Typed
 from cirh.types import AnyTensorType, TensorInfo, info, tensor_type, type_text
 
 # What torch raises for arguments that do not fit together, on meta tensors.
-TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError, OverflowError)
+TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError, ArithmeticError)
 SEGMENTS = "operand_segments"
 # The type of a result that a mask switched off (convolution_backward): no element, and nothing may read it.
 _ABSENT = TensorInfo((0,), torch.float32)

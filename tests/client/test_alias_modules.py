@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.cluster
+
 CHECKS = {
     "alias first": """
 import cerebras.pytorch as a
@@ -35,8 +37,6 @@ assert cerebras.pytorch.utils.tracker.RateTracker is cstorch.utils.tracker.RateT
 """,
     "no such submodule": """
 import cerebras.pytorch
-
-pytestmark = pytest.mark.cluster
 try:
     import cerebras.pytorch.no_such_thing
 except ModuleNotFoundError as error:

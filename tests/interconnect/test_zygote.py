@@ -16,10 +16,10 @@ import pytest
 from interconnect import zygote
 from interconnect.zygote import Child, SpawnError, Zygote, spawn
 
+pytestmark = pytest.mark.cluster
+
 PROBE = """
 import json, os, signal, sys, threading
-
-pytestmark = pytest.mark.cluster
 
 def main(argv):
     kind, fd = argv[0], 3

@@ -16,13 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.cluster
+
 COMMAND = [sys.executable, "-m", "waferbox"]
 EMBEDDED = [sys.executable, "-m", "waferbox.embedded"]
 
 SCRIPT = """
 import json, os, signal, sys, time
-
-pytestmark = pytest.mark.cluster
 try:
     print(json.dumps([sys.argv[1:], os.environ["WAFERBOX_MANAGEMENT"]]), flush=True)
     if "wait" in sys.argv:
