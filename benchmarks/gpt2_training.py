@@ -1,6 +1,7 @@
 """Tokens per second of GPT-2 small (124M, sequence 256, batch 4) in bfloat16: one run of eager or of the cluster.
 
-Eager is PyTorch with autocast and fused AdamW; the cluster has one wafer. Run by `python -m benchmarks`, which alternates the two:
+Eager is PyTorch with autocast and fused AdamW; the cluster has one wafer. Run by `python -m benchmarks`, which
+alternates the two:
 
     python -m benchmarks.gpt2_training eager|cluster --num-steps N --threads T
 """
