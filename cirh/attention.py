@@ -111,7 +111,7 @@ def prepare_attention(site: Site) -> Call:
     if choose(site).kernel == "products":
         return Call(partial(_forward, causal=causal, scale=scale))
     fused = aten._scaled_dot_product_flash_attention_for_cpu.default
-    return Call(lambda q, k, v, mask=None: fused(q, k, v, 0.0, causal, attn_mask=mask, scale=scale))
+    return Call(lambda q, k, v, mask=None: fused(*_by_rows(q, k, v), 0.0, causal, attn_mask=mask, scale=scale))
 
 
 def prepare_attention_grad(site: Site) -> Call:
@@ -123,9 +123,14 @@ def prepare_attention_grad(site: Site) -> Call:
     fused = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     return Call(
         lambda grad, q, k, v, out, logsumexp, mask=None: fused(
-            grad, q, k, v, out, logsumexp, 0.0, causal, attn_mask=mask, scale=scale
+            *_by_rows(grad, q, k, v, out), logsumexp, 0.0, causal, attn_mask=mask, scale=scale
         )
     )
+
+
+def _by_rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors with the features of a token side by side: the fused kernel takes that for granted."""
+    return [tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in tensors]
 
 
 def _scale(site: Site) -> float:

@@ -73,6 +73,24 @@ def test_a_query_without_keys_gives_zeros() -> None:
     assert gradients[0][:, :, 2].eq(0).all()
 
 
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("causal", [False, True])
+def test_operands_may_lie_in_memory_as_they_like(which: int, causal: bool) -> None:
+    """torch's kernel reads wrong memory where the features of a token do not lie side by side."""
+    operands = heads(F64)
+    strided = list(operands)
+    strided[which] = operands[which].mT.contiguous().mT
+    call = forward(operands, causal=causal)
+    output, logsumexp = call.function(*operands)
+    torch.testing.assert_close(call.function(*strided), (output, logsumexp), rtol=0, atol=0)
+    gradient = output.cos()
+    call = backward([gradient, *operands, output, logsumexp], causal=causal)
+    expected = call.function(gradient, *operands, output, logsumexp)
+    torch.testing.assert_close(
+        call.function(gradient.mT.contiguous().mT, *strided, output, logsumexp), expected, rtol=0, atol=0
+    )
+
+
 def kernel_of(dtype: torch.dtype, tokens: int = 256, mask: bool = False, products: bool = True) -> attention.Choice:
     shape = (4, 12, tokens, 64)
     operands = [torch.empty(shape, dtype=dtype, device="meta")] * 3
