@@ -15,6 +15,7 @@ from appliance.compiler.passes.canonicalise import canonicalise
 from appliance.compiler.passes.cse import join_common_subexpressions
 from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.passes.fold import fold_constants
+from appliance.compiler.passes.fuse_attention import fuse_attention
 from appliance.compiler.passes.fuse_bias import fuse_bias
 from appliance.compiler.passes.fuse_cross_entropy import fuse_cross_entropy
 from appliance.compiler.passes.fuse_layer_norm import fuse_layer_norm
@@ -53,6 +54,7 @@ PASSES: Final = tuple(
         ("fuse-bias", fuse_bias, "product + bias -> aten.addmm"),
         ("fuse-layer-norm", fuse_layer_norm, "layer norm that is written out -> aten.native_layer_norm"),
         ("fuse-cross-entropy", fuse_cross_entropy, "softmax cross entropy and its gradient -> one operation"),
+        ("fuse-attention", fuse_attention, "attention that is written out, forward only -> cirh.Attention"),
         ("dce", eliminate_dead_code, "drop what no result depends on"),
         ("pass-through", copy_what_passes_through, "give results that are arguments or constants a copy of their own"),
     )

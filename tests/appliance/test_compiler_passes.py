@@ -30,7 +30,7 @@ from cirh.verify import verify
 from cstorch.errors import CompileError as LoweringError
 
 # These may round differently; all others keep every bit.
-FUSIONS = {"fuse-bias", "fuse-layer-norm", "fuse-cross-entropy"}
+FUSIONS = {"fuse-bias", "fuse-layer-norm", "fuse-cross-entropy", "fuse-attention"}
 
 
 def module_of(arguments: str, body: str, results: str, kinds: str) -> ModuleOp:

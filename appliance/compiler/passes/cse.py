@@ -24,7 +24,7 @@ def join_common_subexpressions(module: ModuleOp) -> bool:
     changed = False
     first: dict[Key, Operation] = {}
     for op, place in _placed(module):
-        if _draws_random_numbers(op):
+        if draws_random_numbers(op):
             continue
         key = _key(op) if isinstance(op, Const) else (*_key(op), *place)
         known = first.setdefault(key, op)
@@ -55,7 +55,8 @@ def _key(op: Operation) -> Key:
     return op.name, operands, attributes, tuple(result.type for result in op.results)
 
 
-def _draws_random_numbers(op: Operation) -> bool:
+def draws_random_numbers(op: Operation) -> bool:
+    """Whether an operation makes other values each time."""
     return op.name.startswith("cirh.Random")
 
 

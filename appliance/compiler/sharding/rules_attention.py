@@ -8,12 +8,21 @@ _FIRST_TOKENS = 2  # query, key and value: (batch, heads, tokens, features)
 
 @rule("cirh.Attention")
 def attention(query: Query) -> Outcome:
+    cut, *others = query.placements[:3]
+    if cut.is_sharded and cut.dim == _FIRST_TOKENS and others == [R, R] and not query.get("is_causal"):
+        return _along_queries(query, cut)
     return _along_samples(query, 3, 2)
 
 
 @rule("cirh.AttentionGrad")
 def attention_grad(query: Query) -> Outcome:
     return _along_samples(query, 6, 3)
+
+
+def _along_queries(query: Query, cut: Placement) -> Outcome:
+    """Samples are the tokens that ask; keys and values are the same for all."""
+    masks = [cut.at(len(query.shape(3)) - 2) if query.shape(3)[-2] > 1 else R for _ in query.operands[3:]]
+    return Outcome(wants=[cut, R, R, *masks], results=[cut, cut])
 
 
 def _along_samples(query: Query, tensors: int, results: int) -> Outcome:
