@@ -34,9 +34,22 @@ _ALLOWED = """
     stack cat split.Tensor split_with_sizes unbind.int flip roll repeat
     arange.start_step eye tril triu constant_pad_nd masked_fill.Scalar masked_fill.Tensor diagonal
     native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
-    _native_batch_norm_legit_functional native_batch_norm_backward
-    convolution convolution_backward max_pool2d_with_indices max_pool2d_with_indices_backward
-    avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
+    _native_batch_norm_legit_functional _native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training
+    native_batch_norm_backward
+    convolution convolution_backward im2col col2im grid_sampler_2d grid_sampler_2d_backward
+    max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
+    avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward
+    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
+    adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d adaptive_max_pool3d_backward
+    upsample_nearest1d upsample_nearest1d_backward _upsample_nearest_exact1d _upsample_nearest_exact1d_backward
+    upsample_nearest2d upsample_nearest2d_backward _upsample_nearest_exact2d _upsample_nearest_exact2d_backward
+    upsample_nearest3d upsample_nearest3d_backward _upsample_nearest_exact3d _upsample_nearest_exact3d_backward
+    upsample_linear1d upsample_linear1d_backward upsample_trilinear3d upsample_trilinear3d_backward
+    upsample_bilinear2d upsample_bilinear2d_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
+    upsample_bicubic2d upsample_bicubic2d_backward _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward
+    reflection_pad1d reflection_pad1d_backward replication_pad1d replication_pad1d_backward
+    reflection_pad2d reflection_pad2d_backward replication_pad2d replication_pad2d_backward
+    reflection_pad3d reflection_pad3d_backward replication_pad3d replication_pad3d_backward
     embedding embedding_dense_backward
     silu silu_backward tanh_backward sigmoid_backward softplus softplus_backward elu elu_backward
     leaky_relu leaky_relu_backward hardtanh hardtanh_backward hardswish hardswish_backward
@@ -230,10 +243,25 @@ def _gather_arguments(
     return call
 
 
+_BATCH_NORMS = frozenset(
+    {
+        "aten._native_batch_norm_legit_functional",
+        "aten._native_batch_norm_legit.no_stats",
+        "aten._native_batch_norm_legit_no_training",
+    }
+)
+
+
 def corrected_results(site: Site, inferred: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
     """Result types where torch's meta implementation and its CPU kernel disagree: as the CPU kernel has them."""
-    if site.name == "aten.native_layer_norm" and site.operands[0].dtype.itemsize == 2:
-        mixed = any(operand.dtype is not site.operands[0].dtype for operand in site.operands)
-        statistics = torch.float32 if mixed else site.operands[0].dtype
-        return (inferred[0], *(TensorInfo(result.shape, statistics) for result in inferred[1:]))
+    is_batch_norm = site.name in _BATCH_NORMS
+    dtype = site.operands[0].dtype if site.operands else None
+    if dtype is not None and dtype.itemsize == 2 and (is_batch_norm or site.name == "aten.native_layer_norm"):
+        mixed = any(operand.dtype is not dtype for operand in site.operands)
+        statistics = torch.float32 if mixed else dtype
+        inferred = (inferred[0], *(TensorInfo(result.shape, statistics) for result in inferred[1:]))
+    if is_batch_norm and not site.get("training", False):
+        # In evaluation, nothing is saved.
+        saved = tuple(TensorInfo((0,), result.dtype) for result in inferred[1:3])
+        inferred = (inferred[0], *saved, *inferred[3:])
     return inferred

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from image_examples import image_examples
 from xdsl.dialects.builtin import ModuleOp
 
 from cirh.attributes import AttrValue
@@ -314,6 +315,7 @@ def _aten_examples() -> Iterator[Example]:
     yield e("masked_fill.Scalar", a, a > 0.5, value=-1.0)
     yield e("masked_fill.Tensor", a, a > 0.5, r())
     yield from _network_examples(e)
+    yield from image_examples(e)
     yield from _pointwise_examples(e)
 
 

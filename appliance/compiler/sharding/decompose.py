@@ -10,10 +10,12 @@ from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.errors import refuse
 from appliance.compiler.rewriter import Rewriter
+from appliance.compiler.sharding.batch_norm import batch_norm, batch_norm_backward
 from appliance.compiler.sharding.decompose_index import index_own, index_put_own
 from appliance.compiler.sharding.layer_norm import layer_norm
 from appliance.compiler.sharding.rule import ONE_WAFER
 from appliance.compiler.sharding.rules_network import MEAN, TOTAL
+from appliance.compiler.sharding.sums import divided, spread, sum_over
 from cirh import types
 from cirh.attributes import AttrValue, attrs
 
@@ -29,16 +31,6 @@ def _reduced_dims(op: Operation, name: str) -> list[int]:
     return sorted(int(dim) % rank for dim in listed)  # type: ignore[arg-type]
 
 
-def _sum(rewriter: Rewriter, value: SSAValue, dims: list[int], keepdim: bool) -> SSAValue:
-    attributes: dict[str, AttrValue] = {"dimensions": dims, "keep_dims": dims if keepdim else [], "reduce_kind": "ADD"}
-    return rewriter.emit("cirh.Reduce", [value], attributes)[0]
-
-
-def _divided(rewriter: Rewriter, value: SSAValue, divisor: float) -> SSAValue:
-    constant = rewriter.splat(divisor, types.shape(value), types.dtype(value))
-    return rewriter.emit("cirh.Div", [value, constant])[0]
-
-
 def _count(op: Operation, dims: list[int]) -> int:
     return math.prod(types.shape(op.operands[0])[dim] for dim in dims)
 
@@ -48,8 +40,8 @@ def _mean(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     value = op.operands[0]
     if types.dtype(value) != types.dtype(op.results[0]):
         (value,) = rewriter.emit("cirh.Cast", [value], types=[types.tensor_type(*_retyped(op))])
-    total = _sum(rewriter, value, dims, bool(attrs(op).get("keepdim", False)))
-    return [_divided(rewriter, total, _count(op, dims))]
+    total = sum_over(rewriter, value, dims, bool(attrs(op).get("keepdim", False)))
+    return [divided(rewriter, total, _count(op, dims))]
 
 
 def _retyped(op: Operation) -> types.TensorInfo:
@@ -61,25 +53,19 @@ def _vector_norm(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
         raise refuse(op, "is a norm over the samples of another order than 2", ONE_WAFER)
     dims = _reduced_dims(op, "dims" if op.name == "cirh.L2Norm" else "dim")
     (square,) = rewriter.emit("cirh.Mul", [op.operands[0], op.operands[0]])
-    return list(rewriter.emit("cirh.Sqrt", [_sum(rewriter, square, dims, bool(attrs(op).get("keepdim", False)))]))
+    return list(rewriter.emit("cirh.Sqrt", [sum_over(rewriter, square, dims, bool(attrs(op).get("keepdim", False)))]))
 
 
 def _variance(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     dims = _reduced_dims(op, "dim")
     value, count = op.operands[0], _count(op, dims)
     shape = types.shape(value)
-    mean = _divided(rewriter, _sum(rewriter, value, dims, True), count)
-    (spread,) = rewriter.emit(
-        "cirh.BroadcastInDim",
-        [mean],
-        {"broadcast_dimensions": list(range(len(shape)))},
-        types=[types.tensor_type(shape, types.dtype(value))],
-    )
-    (distance,) = rewriter.emit("cirh.Sub", [value, spread])
+    mean = divided(rewriter, sum_over(rewriter, value, dims, True), count)
+    (distance,) = rewriter.emit("cirh.Sub", [value, spread(rewriter, mean, shape, range(len(shape)))])
     (square,) = rewriter.emit("cirh.Mul", [distance, distance])
-    total = _sum(rewriter, square, dims, bool(attrs(op).get("keepdim", False)))
+    total = sum_over(rewriter, square, dims, bool(attrs(op).get("keepdim", False)))
     correction = attrs(op).get("correction")
-    variance = _divided(rewriter, total, count - (1 if correction is None else float(correction)))  # type: ignore[arg-type]
+    variance = divided(rewriter, total, count - (1 if correction is None else float(correction)))  # type: ignore[arg-type]
     if op.name.startswith("aten.std"):
         return list(rewriter.emit("cirh.Sqrt", [variance]))
     if op.name.startswith("aten.var_mean"):
@@ -106,18 +92,18 @@ def _label_count(op: Operation, rewriter: Rewriter, ignored: AttrValue) -> SSAVa
         {"comparison_direction": "NE"},
     )
     (numbers,) = rewriter.emit("cirh.Cast", [counts], types=[types.tensor_type(shape, types.dtype(op.results[1]))])
-    return _sum(rewriter, numbers, list(range(len(shape))), False)
+    return sum_over(rewriter, numbers, list(range(len(shape))), False)
 
 
 def _loss(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     (total,) = rewriter.emit(op.name, list(op.operands), {**attrs(op), "reduction": TOTAL})
-    return [_divided(rewriter, total, math.prod(types.shape(op.operands[0])))]
+    return [divided(rewriter, total, math.prod(types.shape(op.operands[0])))]
 
 
 def _loss_backward(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     attributes = attrs(op)
     assert attributes.get("reduction", MEAN) == MEAN
-    gradient = _divided(rewriter, op.operands[0], math.prod(types.shape(op.operands[1])))
+    gradient = divided(rewriter, op.operands[0], math.prod(types.shape(op.operands[1])))
     return list(rewriter.emit(op.name, [gradient, *op.operands[1:]], {**attributes, "reduction": TOTAL}))
 
 
@@ -128,14 +114,8 @@ def _addmm(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
         raise refuse(op, "has factors (alpha, beta) and sums over the samples", ONE_WAFER)
     (product,) = rewriter.emit("cirh.MatMul", [left, right], {"transpose_a": False, "transpose_b": False})
     shape = types.shape(product)
-    dims = list(range(len(shape) - len(types.shape(bias)), len(shape)))
-    (spread,) = rewriter.emit(
-        "cirh.BroadcastInDim",
-        [bias],
-        {"broadcast_dimensions": dims},
-        types=[types.tensor_type(shape, types.dtype(product))],
-    )
-    return list(rewriter.emit("cirh.Add", [product, spread]))
+    dims = range(len(shape) - len(types.shape(bias)), len(shape))
+    return list(rewriter.emit("cirh.Add", [product, spread(rewriter, bias, shape, dims)]))
 
 
 DECOMPOSITIONS: dict[str, Decomposition] = {
@@ -161,6 +141,9 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
     "aten.native_layer_norm": layer_norm,
     "aten.index.Tensor": index_own,
     "aten.index_put": index_put_own,
+    "aten._native_batch_norm_legit_functional": batch_norm,
+    "aten._native_batch_norm_legit.no_stats": batch_norm,
+    "aten.native_batch_norm_backward": batch_norm_backward,
 }
 
 

@@ -17,8 +17,10 @@ from appliance.compiler.passes.dce import eliminate_dead_code
 # The rules register themselves.
 from appliance.compiler.sharding import (
     rules_attention,  # noqa: F401
+    rules_image,  # noqa: F401
     rules_index,  # noqa: F401
     rules_network,  # noqa: F401
+    rules_norm,  # noqa: F401
     rules_reduction,  # noqa: F401
     rules_shape,  # noqa: F401
 )

@@ -126,13 +126,28 @@ def index_put(query: Query) -> Outcome:
         raise Decompose
     last = len(query.operands) - 1
     cut = next((placement for placement in indices if placement.is_sharded), values)
-    rank = len(query.shape(1))
+    rank = max(len(query.shape(operand)) for operand in range(1, last))
+    if not any(placement.is_sharded for placement in indices) and (total.is_sharded or cut.dim >= rank):
+        return _put_in_each_sample(query, rank)
     if total.is_sharded or not is_zero(query.operands[0]) or not query.get("accumulate", False) or cut.dim >= rank:
         raise query.mixes("writes samples to a tensor that all of them have")
     _check_same_shapes(query, range(1, last))
     if query.shape(last)[:rank] != query.shape(1):
         raise query.mixes("writes values that are repeated")
     return Outcome(wants=[R, *[cut] * len(indices), cut], results=[SUM])
+
+
+def _put_in_each_sample(query: Query, rank: int) -> Outcome:
+    """The cut dimension is not indexed: each sample's own elements go to the same places. `rank` is the indices'."""
+    total, *indices, values = query.placements
+    count = len(indices)
+    cut = total if total.is_sharded else values.at(values.dim - rank + count)
+    dim = cut.dim - count + rank
+    if cut.dim < count:
+        raise query.mixes("writes to the dimension of the samples")
+    if query.shape(len(query.operands) - 1)[dim:] != query.shape(0)[cut.dim :]:
+        raise query.mixes("writes values that are repeated")
+    return Outcome(wants=[cut, *[R] * count, cut.at(dim)], results=[cut])
 
 
 def _check_same_shapes(query: Query, operands: range) -> None:

@@ -81,29 +81,24 @@ def concat(lowering: Lowering, node: fx.Node) -> SSAValue:
     return lowering.emit("cirh.Concat", operands, {"axis": arguments["dim"] % len(shape_of(node))})
 
 
+def repeat(lowering: Lowering, node: fx.Node) -> SSAValue:
+    """Each dimension is read as (repeats, size), of which only the size is there."""
+    value = lowering.value(node.args[0])
+    repeats = arguments_of(node)["repeats"]
+    sizes = (1,) * (len(repeats) - len(types.shape(value))) + types.shape(value)
+    apart = [part for pair in zip(repeats, sizes, strict=True) for part in pair]
+    value = lowering.reshape(value, sizes)
+    dimensions = list(range(1, len(apart), 2))
+    spread = lowering.emit(
+        "cirh.BroadcastInDim", [value], {"broadcast_dimensions": dimensions}, (apart, dtype_of(node))
+    )
+    return lowering.reshape(spread, shape_of(node))
+
+
 def stack(lowering: Lowering, node: fx.Node) -> SSAValue:
     arguments = arguments_of(node)
     operands = [lowering.cast(lowering.value(part), dtype_of(node)) for part in arguments["tensors"]]
     return lowering.emit("aten.stack", operands, {"dim": arguments["dim"] % len(shape_of(node))})
-
-
-def index(lowering: Lowering, node: fx.Node) -> SSAValue:
-    """x[i]: one index of integers, at any dimension, or indices for the first dimensions."""
-    value = lowering.value(node.args[0])
-    indices = node.args[1]
-    assert isinstance(indices, (list, tuple))
-    given = [position for position, item in enumerate(indices) if item is not None]
-    if given == list(range(len(given))) and len(given) > 1:
-        return lowering.emit("aten.index.Tensor", [value, *(lowering.value(indices[i]) for i in given)])
-    if len(given) > 1:
-        raise lowering.unsupported(
-            "indexing with several tensors of which the first is not at the first dimension",
-            "Bring the indexed dimensions to the front with permute.",
-        )
-    flat = lowering.value(indices[given[0]])
-    flat = lowering.reshape(flat, [math.prod(types.shape(flat))])
-    taken = lowering.emit("aten.index_select", [value, flat], {"dim": given[0]})
-    return lowering.reshape(taken, shape_of(node))
 
 
 def as_strided(lowering: Lowering, node: fx.Node) -> SSAValue:

@@ -12,6 +12,8 @@ from torch._ops import OpOverload
 from cstorch.lowering.attention import attention, attention_backward, safe_softmax
 from cstorch.lowering.constants import arange, filled, filled_with
 from cstorch.lowering.context import Rule
+from cstorch.lowering.images import batch_norm_inference, channel_shuffle, pixel_shuffle, pixel_unshuffle
+from cstorch.lowering.indexing import index, index_put
 from cstorch.lowering.pointwise import (
     binary,
     clamp,
@@ -35,8 +37,8 @@ from cstorch.lowering.shapes import (
     copy,
     expand,
     identity,
-    index,
     permute,
+    repeat,
     reshape,
     slice_,
     split,
@@ -119,6 +121,12 @@ _NAMES: Mapping[str, Rule] = {
     "cat": concat,
     "stack": stack,
     "index": index,
+    "index_put": index_put,
+    "repeat": repeat,
+    "pixel_shuffle": pixel_shuffle,
+    "pixel_unshuffle": pixel_unshuffle,
+    "channel_shuffle": channel_shuffle,
+    "_native_batch_norm_legit_no_training": batch_norm_inference,
     "as_strided": as_strided,
     "as_strided_scatter": as_strided_scatter,
     # Reductions and products.

@@ -19,6 +19,8 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         return False
     if func is aten.native_batch_norm.default:
         func, args = _batch_norm(args)
+    if func is aten.native_batch_norm_backward.default:
+        args = _batch_norm_backward(args)
     recorder = context.recorder
     if recorder is None:
         return eager.run(func, args, kwargs)
@@ -30,12 +32,21 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def _batch_norm(args: tuple[Any, ...]) -> tuple[OpOverload, tuple[Any, ...]]:
-    """The form of native_batch_norm whose schema says that it writes to the running statistics."""
+    """The form of native_batch_norm whose schema says whether it writes to the running statistics."""
     tensor, weight, bias, mean, variance, training, momentum, epsilon = args
-    rest = (training, momentum, epsilon)
     if mean is None:
-        return aten._native_batch_norm_legit.no_stats, (tensor, weight, bias, *rest)
-    return aten._native_batch_norm_legit.default, (tensor, weight, bias, mean, variance, *rest)
+        return aten._native_batch_norm_legit.no_stats, (tensor, weight, bias, training, momentum, epsilon)
+    given = (tensor, weight, bias, mean, variance)
+    if not training:
+        return aten._native_batch_norm_legit_no_training.default, (*given, momentum, epsilon)
+    return aten._native_batch_norm_legit.default, (*given, training, momentum, epsilon)
+
+
+def _batch_norm_backward(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The gradient in training reads the saved statistics, in evaluation the running ones: the others are left out."""
+    gradient, tensor, weight, mean, variance, saved_mean, saved_deviation, training, epsilon, mask = args
+    statistics = (None, None, saved_mean, saved_deviation) if training else (mean, variance, None, None)
+    return (gradient, tensor, weight, *statistics, training, epsilon, mask)
 
 
 def _is_constant(tensor: LazyTensor, recorder: Recorder) -> bool:

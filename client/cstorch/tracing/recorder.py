@@ -26,7 +26,7 @@ CONSTANT_ELEMENTS = 1024
 # Operations that may be given a CPU tensor with dimensions beside device tensors.
 _TAKES_CPU_TENSORS = frozenset(
     {aten._to_copy.default, aten.copy_.default, aten.lift_fresh.default, aten.index.Tensor, aten.index_put_.default}
-    | {aten._index_put_impl_.default}
+    | {aten.index_put.default, aten._index_put_impl_.default}
 )
 
 _numbers = itertools.count(1)

@@ -1,0 +1,66 @@
+"""Rules for reading and writing elements by tensors of indices."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from xdsl.ir import SSAValue
+
+from cirh import types
+from cirh.attributes import AttrValue
+from cstorch.lowering.context import Lowering, arguments_of, shape_of
+
+
+def index(lowering: Lowering, node: fx.Node) -> SSAValue:
+    """x[i], x[:, i, j], ...: one index of integers, or several, at any dimensions."""
+    value = lowering.value(node.args[0])
+    places = _Places(lowering, node)
+    if len(places.given) > 1:
+        taken = lowering.emit("aten.index.Tensor", [lowering.transpose(value, places.to_front), *places.indices])
+        return lowering.transpose(taken, places.from_front)
+    (flat,) = places.indices
+    flat = lowering.reshape(flat, [math.prod(types.shape(flat))])
+    taken = lowering.emit("aten.index_select", [value, flat], {"dim": places.given[0]})
+    return lowering.reshape(taken, shape_of(node))
+
+
+def index_put(lowering: Lowering, node: fx.Node) -> SSAValue:
+    """x[:, i, j] = values, or += values."""
+    arguments = arguments_of(node)
+    places = _Places(lowering, node)
+    value = lowering.transpose(lowering.value(arguments["self"]), places.to_front)
+    picked = [*places.shape, *types.shape(value)[len(places.given) :]]
+    # Values are lined up with x[:, i, j], which has the indexed dimensions where they were.
+    new = lowering.broadcast(lowering.value(arguments["values"]), [picked[dim] for dim in places.from_front])
+    new = lowering.transpose(new, _inverse(places.from_front))
+    attributes: dict[str, AttrValue] = {
+        "accumulate": bool(arguments["accumulate"]),
+        "operand_segments": [1, len(places.indices), 1],
+    }
+    put = lowering.emit("aten.index_put", [value, *places.indices, new], attributes)
+    return lowering.transpose(put, _inverse(places.to_front))
+
+
+class _Places:
+    """Which dimensions are indexed. CIRH has the indexed ones in front: the permutations there and back."""
+
+    def __init__(self, lowering: Lowering, node: fx.Node) -> None:
+        listed: Any = arguments_of(node)["indices"]
+        rank = len(shape_of(node.args[0]))
+        self.given = [dim for dim, item in enumerate(listed) if item is not None]
+        self.indices = [lowering.value(listed[dim]) for dim in self.given]
+        self.shape = torch.broadcast_shapes(*(types.shape(item) for item in self.indices))
+        others = [dim for dim in range(rank) if dim not in self.given]
+        self.to_front = [*self.given, *others]
+        # Indices that stand side by side are replaced where they stand; of others the result comes first.
+        first, last = self.given[0], self.given[-1]
+        before = first if last - first < len(self.given) else 0
+        picked = len(self.shape)
+        front, rest = list(range(picked)), list(range(picked, picked + len(others)))
+        self.from_front = [*rest[:before], *front, *rest[before:]]
+
+
+def _inverse(permutation: Sequence[int]) -> list[int]:
+    return [permutation.index(dim) for dim in range(len(permutation))]
