@@ -67,6 +67,17 @@ ALLOWED = frozenset(_ALLOWED.split())
 # Kept as one operation by name and executed element by element, but without torch's tag for it.
 _UNTAGGED_POINTWISE = frozenset({"masked_fill.Scalar", "masked_fill.Tensor"})
 _PRODUCTS = frozenset(["addmm", "addmv", "baddbmm", "bmm", "mm", "mv", "dot", "convolution", "convolution_backward"])
+# Their kernels take it for granted that operands lie in memory in order, and go wrong, or refuse, if not: torch calls
+# them behind .contiguous(), which is no operation here.
+_ORDERED_IN_MEMORY = frozenset(
+    {
+        "native_layer_norm_backward",
+        "native_group_norm",
+        "native_group_norm_backward",
+        "nll_loss2d_backward",
+        "adaptive_max_pool3d_backward",
+    }
+)
 _FACTORIES = frozenset({"arange.start_step", "eye"})
 _IGNORED_TYPES = ("Device", "Layout", "MemoryFormat")
 _IGNORED_NAMES = ("pin_memory",)
@@ -148,6 +159,9 @@ def row(name: str) -> OpSpec:
     packet = getattr(torch.ops.aten, base)
     function = getattr(packet, overload)
     schema = function._schema
+    ordered = base in _ORDERED_IN_MEMORY
+    call = partial(_call_in_order, function) if ordered else function
+    out = None if ordered else _out_variant(packet, schema)
     assert not schema.is_mutable, f"{name} writes to its arguments"
     operands: list[OperandSpec] = []
     attributes: list[AttributeSpec] = []
@@ -171,7 +185,7 @@ def row(name: str) -> OpSpec:
             attributes.append(AttributeSpec(argument.name, kind, not optional))
     pointwise = torch.Tag.pointwise in function.tags or base in _UNTAGGED_POINTWISE
     listed = any(str(r.type).startswith("List") for r in schema.returns)
-    prepare = partial(_prepare, function, _fast(base, arguments), _out_variant(packet, schema), tuple(arguments))
+    prepare = partial(_prepare, call, _fast(base, arguments), out, tuple(arguments))
     return OpSpec(
         name=name,
         operands=tuple(operands),
@@ -188,6 +202,15 @@ def row(name: str) -> OpSpec:
 def _real_type(argument: Any) -> str:
     """ScalarType, Layout and MemoryFormat are all `int` by type."""
     return str(argument.real_type).removeprefix("Optional[").removesuffix("]")
+
+
+def _call_in_order(function: Callable[..., Any], *tensors: Any, **named: Any) -> Any:
+    ordered = {name: _in_order(value) for name, value in named.items()}
+    return function(*map(_in_order, tensors), **ordered)
+
+
+def _in_order(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
 def _prepare(

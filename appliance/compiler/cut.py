@@ -120,7 +120,8 @@ def _light_ops(ops: list[Operation], by_nature: set[Operation], sharding: Shardi
             return True
         small = _elements(value) <= SMALL_ELEMENTS
         if isinstance(value.owner, Block):
-            return _elements(value) == 1
+            # Small state that the wafers read anyhow is there; single numbers cost nothing to send.
+            return _elements(value) == 1 or (small and any(use.operation in by_nature for use in value.uses))
         return small and value in sharding.reduced
 
     light = set()

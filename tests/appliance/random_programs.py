@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from compiled_steps import BATCH, Traced
+from random_images import IMAGE_OPERATIONS
 from torch import nn
 from torch.nn import functional as F
 
@@ -212,6 +213,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "write-a-row": lambda t, r, live, m, ids: torch.select_scatter(t, t.select(d := dim(t, r), 0) * 2, d, -1),
     "scaled-by-size": lambda t, r, live, m, ids: t * (1.0 / t.shape[0]),
+    **IMAGE_OPERATIONS,
 }
 
 

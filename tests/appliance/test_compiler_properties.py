@@ -1,7 +1,5 @@
 """The sharding rules: random programs are right or refused, and a rule that is broken is noticed."""
 
-import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +10,16 @@ import torch
 from compiled_steps import Traced
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from mutations import (
+    all_cut,
+    as_sum,
+    first_dimension,
+    mutate_results,
+    never_decomposed,
+    noticed,
+    one_block,
+    uncounted,
+)
 from plan_simulator import Deadlock, Hazard
 from random_programs import traced_program
 from torch import nn
@@ -19,8 +27,8 @@ from torch import nn
 from appliance.compiler import waits
 from appliance.compiler.errors import CompileError
 from appliance.compiler.sharding import rules_pointwise
-from appliance.compiler.sharding.placement import SUM, Placement, R, sharded
-from appliance.compiler.sharding.rule import RULES, Decompose, Outcome, Query
+from appliance.compiler.sharding.placement import SUM, R, sharded
+from appliance.compiler.sharding.rule import RULES, Outcome, Query
 from cirh.table import names, spec
 from cstorch.errors import CompileError as LoweringError
 
@@ -51,8 +59,6 @@ WITHOUT_A_RULE = {
     "aten.split.Tensor",
     "aten.split_with_sizes",
 }
-
-cached_program = functools.lru_cache(maxsize=None)(traced_program)
 
 
 def test_every_operation_has_a_rule_or_is_known_to_have_none() -> None:
@@ -86,61 +92,6 @@ def test_random_programs_are_right_or_refused() -> None:
 
 
 # -- mutations
-
-
-def noticed(operations: tuple[str, ...], programs: range = range(40)) -> bool:
-    """Whether one of some programs of these operations goes wrong."""
-    for number in programs:
-        try:
-            traced, batch = cached_program(number, operations)
-            traced.check([batch], [(2, 1)], seeds=[0])
-        except LoweringError:
-            continue
-        except CompileError as error:
-            # The compiler itself found that the parts do not fit together.
-            if "on one wafer instead of" in str(error) or "cannot be divided over" in str(error):
-                return True
-        except (AssertionError, LookupError, RuntimeError, ValueError):
-            return True
-    return False
-
-
-def replaced(outcome: Outcome, results: list[Placement]) -> Outcome:
-    return dataclasses.replace(outcome, results=results)
-
-
-def never_decomposed(rule: Callable[[Query], Outcome], wants: Callable[[Query], list[Placement]], *results: Placement):
-    def mutant(query: Query) -> Outcome:
-        try:
-            return rule(query)
-        except Decompose:
-            return Outcome(wants=wants(query), results=list(results))
-
-    return mutant
-
-
-def all_cut(query: Query) -> list[Placement]:
-    return [query.sharded[0] if shape else R for shape in (query.shape(i) for i in range(len(query.operands)))]
-
-
-def mutate_results(change: Callable[[Query, Outcome], list[Placement]]) -> Callable[[Any], Any]:
-    return lambda rule: lambda query: replaced(outcome := rule(query), change(query, outcome))
-
-
-def uncounted(query: Query, outcome: Outcome) -> list[Placement]:
-    return [R if result == SUM else result for result in outcome.results]
-
-
-def one_block(query: Query, outcome: Outcome) -> list[Placement]:
-    return [sharded(result.dim) if result.is_sharded else result for result in outcome.results]
-
-
-def first_dimension(query: Query, outcome: Outcome) -> list[Placement]:
-    return [sharded(0) if result.is_sharded else result for result in outcome.results]
-
-
-def as_sum(query: Query, outcome: Outcome) -> list[Placement]:
-    return [SUM if result.is_partial else result for result in outcome.results]
 
 
 # operation, what is done to its rule, the operations of the programs that should notice

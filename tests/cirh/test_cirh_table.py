@@ -68,6 +68,29 @@ def test_inputs_are_not_written(example: Example) -> None:
         torch.testing.assert_close(tensor, copy, rtol=0, atol=0, equal_nan=True)
 
 
+def turned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, the last dimension first in memory."""
+    order = list(range(tensor.dim()))[::-1]
+    return tensor.permute(order).contiguous().permute(order)
+
+
+def with_gaps(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.stack([tensor, tensor], -1)[..., 0]
+
+
+# In a narrow element type, kernels for other strides round elsewhere.
+WIDE = [e for e in EXAMPLES if all(operand.dtype is not torch.bfloat16 for operand in e.operands)]
+
+
+@pytest.mark.parametrize("example", WIDE, ids=lambda e: e.name)
+def test_results_do_not_depend_on_how_operands_lie_in_memory(example: Example) -> None:
+    kernel = Kernel.build(example.module())
+    expected = kernel(example.inputs())
+    for change in (turned, with_gaps):
+        results = kernel([change(tensor) for tensor in example.inputs()])
+        torch.testing.assert_close(results, expected, equal_nan=True)
+
+
 @pytest.mark.parametrize("example", [e for e in EXAMPLES if e.name.startswith("aten.")], ids=lambda e: e.name)
 def test_aten_calls_are_those_of_their_overload(example: Example) -> None:
     """The prepared call, which may be a builtin function, gives the bits of the overload called by name."""

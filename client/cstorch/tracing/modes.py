@@ -8,6 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cstorch.tracing.composites import recorded_function
 from cstorch.tracing.context import context
 from cstorch.tracing.dispatch import dispatch
 from cstorch.tracing.tensor import DEVICE, LazyTensor, is_device
@@ -44,7 +45,8 @@ class FunctionMode(TorchFunctionMode):
     ) -> Any:
         context.functions.append(func)
         try:
-            return func(*args, **(kwargs or {}))
+            kwargs = kwargs or {}
+            return recorded_function(func, [*args, *kwargs.values()])(*args, **kwargs)
         finally:
             context.functions.pop()
 
