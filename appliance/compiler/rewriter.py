@@ -22,6 +22,7 @@ class Rewriter:
 
     def __init__(self, op: Operation) -> None:
         self._op = op
+        self.made: list[Operation] = []
 
     def emit(
         self,
@@ -62,3 +63,4 @@ class Rewriter:
         block = self._op.parent_block()
         assert block is not None
         block.insert_op_before(created, self._op)
+        self.made.append(created)

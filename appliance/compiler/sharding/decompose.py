@@ -9,7 +9,7 @@ from collections.abc import Callable
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.errors import refuse
-from appliance.compiler.rewriter import Rewriter
+from appliance.compiler.rewriter import Rewriter, erase
 from appliance.compiler.sharding.batch_norm import batch_norm, batch_norm_backward
 from appliance.compiler.sharding.decompose_index import index_own, index_put_own
 from appliance.compiler.sharding.layer_norm import layer_norm
@@ -147,7 +147,11 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
 }
 
 
-def decompose(op: Operation) -> None:
-    """Puts the parts of an operation in its place."""
+def decompose(op: Operation) -> list[Operation]:
+    """Puts the parts of an operation in its place, and returns them in order. Parts that nothing reads are left out."""
     rewriter = Rewriter(op)
     rewriter.replace(DECOMPOSITIONS[op.name](op, rewriter))
+    for part in reversed(rewriter.made):
+        if not any(result.uses for result in part.results):
+            erase(part)
+    return [part for part in rewriter.made if part.parent_block() is not None]

@@ -116,24 +116,25 @@ class _Attempt:
         for index, argument in enumerate(func_of(self._module).block.args):
             self.placements[argument] = sharded(0) if index in inputs else R
         whole = True
-        for op in body_ops(self._module):
+        waiting = body_ops(self._module)[::-1]
+        while waiting:
+            op = waiting.pop()
             if isinstance(op, Const):
                 self.placements[op.results[0]] = R
                 continue
             try:
                 outcome = self._outcome(op)
             except Decompose:
-                decompose(op)
-                eliminate_dead_code(self._module)
-                # Values of the erased operation must not stay in the set: it is small, and cheap to find anew.
-                self._reduced.clear()
-                return False
+                waiting += decompose(op)[::-1]
+                whole = False
+                continue
             for index, want in enumerate(outcome.wants):
                 whole = self._need(op, index, want) and whole
             self.outcomes[op] = outcome
             self.placements.update(zip(op.results, outcome.results, strict=True))
         if not whole:
-            # Values that are now read in parts may not be read whole any more.
+            # Values that are now read in parts may not be read whole any more, and those of an operation that was
+            # decomposed are gone. The set is small, and cheap to find anew.
             eliminate_dead_code(self._module)
             self._reduced.clear()
             return False
