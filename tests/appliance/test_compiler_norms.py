@@ -73,7 +73,7 @@ def test_norms(name: str, training: bool) -> None:
     make, shape = CASES[name]
     model = make().train(training)
     running = {key: value for key, value in model.norm.named_buffers() if key.startswith("running")}
-    for value in running.values():
+    for value in (*running.values(), *model.norm.parameters()):
         nn.init.uniform_(value, 0.5, 2)
     batches = [torch.randn(BATCH, *shape, dtype=torch.float64) * 3 + 1 for _ in range(2)]
     traced = Traced(trained, model, batches[0])

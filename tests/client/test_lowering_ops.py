@@ -256,6 +256,28 @@ CASES = {
         x.gather(1, n % 6),
         x.index_select(1, n[0] % 6),
     ),
+    "several indices": lambda x, y, row, column, n, mask, wide, labels: (
+        x.view(4, 2, 3)[:, n[0] % 2, n[1] % 3],
+        x.view(4, 2, 3)[n[:, 0] % 4, :, n[:, 1] % 3],
+        x.view(4, 2, 3)[:, n % 2, n % 3],
+        x.view(4, 2, 3).index_put((n[:, 0] % 4, n[:, 1] % 2), row[:3]),
+        torch.ops.aten.index_put(x, [None, n[0, :2] % 3], x[:, :2], True),
+        torch.ops.aten.index_put(x.view(4, 2, 3), [None, n[0] % 2, n[1] % 3], row, True),
+        torch.ops.aten.index_put(x.view(4, 2, 3), [n[:, 0] % 4, None, n[:, 1] % 3], y[:, :2], True),
+    ),
+    "repeats": lambda x, y, row, column, n, mask, wide, labels: (
+        row.repeat(3),
+        row.repeat(2, 1, 2),
+        x.repeat(1, 3),
+        x.repeat(2, 2, 3),
+        torch.tile(column, (2, 2)),
+    ),
+    "shuffles": lambda x, y, row, column, n, mask, wide, labels: (
+        F.pixel_shuffle(x.view(1, 4, 2, 3), 2),
+        F.pixel_unshuffle(x.view(2, 3, 2, 2), 2),
+        F.channel_shuffle(x.view(1, 4, 2, 3), 2),
+        torch.roll(x, (1, 2), (0, 1)),
+    ),
     "products": lambda x, y, row, column, n, mask, wide, labels: (
         x @ y.t(),
         x @ row,
