@@ -15,6 +15,8 @@ from cirh.types import AnyTensorType, tensor_type
 
 # The attribute dictionaries of arguments and results.
 STATE_NAME, ALIAS, INPUT_NAME, OUTPUT_NAME = "tf.resource_name", "tf.aliasing_output", "cs.input_name", "cs.output_name"
+# Of the argument that holds the numbers of the wafers: how many there are.
+WAFERS = "cs.wafers"
 Location = LocationAttr | Source | None
 
 

@@ -3,18 +3,21 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr
+import torch
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FunctionType, IntegerAttr, ModuleOp, StringAttr, i64
 from xdsl.ir import Operation, SSAValue
 
-from cirh.builder import ALIAS, INPUT_NAME, OUTPUT_NAME, STATE_NAME, GraphBuilder
+from cirh.builder import ALIAS, INPUT_NAME, OUTPUT_NAME, STATE_NAME, WAFERS, GraphBuilder
 from cirh.operations import Const, body_ops, func_of, operation_class, return_of
 from cirh.printer import print_module
+from cirh.types import tensor_type
 
 __all__ = [
     "InputArg",
     "OutputResult",
     "Signature",
     "StateArg",
+    "add_wafers",
     "body_ops",
     "canonical_text",
     "extract",
@@ -50,28 +53,45 @@ class OutputResult:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What arguments and results of a module are, in their order."""
+    """What arguments and results of a module are, in their order.
+
+    `wafers` is the argument that holds the numbers of all wafers, from 0; None where nothing reads them.
+    """
 
     states: tuple[StateArg, ...]
     inputs: tuple[InputArg, ...]
     outputs: tuple[OutputResult, ...]
+    wafers: int | None = None
 
 
 def signature(module: ModuleOp) -> Signature:
     """The signature of a (verified) module."""
     function = func_of(module)
-    states, inputs, outputs = [], [], []
+    states, inputs, outputs, wafers = [], [], [], None
     for index, attributes in enumerate(function.argument_attributes):
         state, name, alias = (attributes.data.get(key) for key in (STATE_NAME, INPUT_NAME, ALIAS))
         if isinstance(state, StringAttr):
             states.append(StateArg(state.data, index, alias.value.data if isinstance(alias, IntegerAttr) else None))
         elif isinstance(name, StringAttr):
             inputs.append(InputArg(name.data, index))
+        elif WAFERS in attributes.data:
+            wafers = index
     for index, attributes in enumerate(function.result_attributes):
         output = attributes.data.get(OUTPUT_NAME)
         if isinstance(output, StringAttr):
             outputs.append(OutputResult(output.data, index))
-    return Signature(tuple(states), tuple(inputs), tuple(outputs))
+    return Signature(tuple(states), tuple(inputs), tuple(outputs), wafers)
+
+
+def add_wafers(module: ModuleOp, count: int) -> SSAValue:
+    """A new last argument: the numbers of `count` wafers, int64 [count]."""
+    function = func_of(module)
+    argument = function.block.insert_arg(tensor_type((count,), torch.int64), len(function.block.args))
+    named = [*function.argument_attributes, DictionaryAttr({WAFERS: IntegerAttr(count, i64)})]
+    function.attributes["arg_attrs"] = ArrayAttr(named)
+    types = [value.type for value in function.block.args], [value.type for value in return_of(module).operands]
+    function.attributes["function_type"] = FunctionType.from_lists(*types)
+    return argument
 
 
 def extract(

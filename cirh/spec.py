@@ -116,5 +116,6 @@ class OpSpec:
     typed: Typed = Typed.NEVER
     pointwise: bool = False  # element by element; operands of rank 0 may stand for whole ones
     factory: bool = False  # no tensor operands: `function` also takes device=
+    random: bool = False  # draws random numbers: two such operations are never one
     rule: Callable[[Site], tuple[TensorInfo, ...] | None] | None = None  # its result types; see cirh.rules
     result_names: tuple[str, ...] = ()  # of several results, as the real client's text calls them

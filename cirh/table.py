@@ -77,6 +77,9 @@ def _segments(row: OpSpec, operands: int, attributes: Mapping[str, AttrValue]) -
         lists = [s for s in row.operands if s.count is Count.LIST]
         extra = operands - len(row.operands) + 1
         segments = tuple(extra if s.count is Count.LIST and len(lists) == 1 else 1 for s in row.operands)
+        if not lists:
+            # Optional ones at the end may be left out.
+            segments = tuple(int(position < operands) for position in range(len(row.operands)))
     elif isinstance(given, (list, tuple)):
         segments = tuple(int(item) for item in given)
     else:
@@ -136,7 +139,8 @@ def runtime_operands(op: Operation) -> list[SSAValue]:
     row = spec(op.name)
     if not any(operand.static for operand in row.operands):
         return list(op.operands)
-    return [v for s, v in zip(row.operands, op.operands, strict=True) if not s.static]
+    # Static operands stand before optional ones.
+    return [v for s, v in zip(row.operands, op.operands, strict=False) if not s.static]
 
 
 def build(op: Operation) -> Call:

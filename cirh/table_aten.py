@@ -33,6 +33,7 @@ _ALLOWED = """
     index_select index_add gather gather_backward scatter.value scatter.src scatter_add index.Tensor index_put
     stack cat split.Tensor split_with_sizes unbind.int flip roll repeat
     arange.start_step eye tril triu constant_pad_nd masked_fill.Scalar masked_fill.Tensor diagonal
+    native_dropout_backward
     native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
     _native_batch_norm_legit_functional _native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training
     native_batch_norm_backward

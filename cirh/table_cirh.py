@@ -20,6 +20,7 @@ from cirh.table_network import (
     prepare_layer_norm_grad,
     prepare_softmax,
 )
+from cirh.table_random import prepare_bernoulli, prepare_integer, prepare_normal, prepare_uniform
 from cirh.table_shape import (
     prepare_arange,
     prepare_broadcast,
@@ -59,6 +60,7 @@ def _row(
     typed: Typed = Typed.NEVER,
     pointwise: bool = False,
     factory: bool = False,
+    random: bool = False,
     rule: rules.Rule | None = None,
     result_names: str = "",
 ) -> None:
@@ -73,6 +75,7 @@ def _row(
         typed=typed,
         pointwise=pointwise,
         factory=factory,
+        random=random,
         rule=rule,
         result_names=tuple(result_names.split()),
     )
@@ -150,10 +153,6 @@ def _round_cb16(site: Site) -> Call:
 
 def _where_out(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     return torch.where(c, a, b, out=out)
-
-
-def _random(site: Site) -> Call:
-    raise CirhError(f"{site.name}: random operations are not supported yet")
 
 
 def _not_yet(site: Site) -> Call:
@@ -281,13 +280,21 @@ _row(
     result_names="query_grad key_grad value_grad",
 )
 _row("L2Norm", "input", prepare_l2_norm, attributes="dims=INTS keepdim=BOOL?")
-_row(
-    "RandomUniform",
-    "minval maxval shape!",
-    _random,
-    attributes="global_seed=INT? operational_seed=INT?",
-    typed=Typed.REQUIRED,
-)
+for _name, _taken, _prepare, _more in (
+    ("RandomUniform", "minval maxval shape! key?", prepare_uniform, "global_seed=INT? operational_seed=INT?"),
+    ("RandomNormal", "mean std key?", prepare_normal, "seed=INT?"),
+    ("RandomBernoulli", "key", prepare_bernoulli, "probability=FLOAT"),
+    ("RandomInteger", "key", prepare_integer, "low=INT high=INT"),
+):
+    _row(
+        _name,
+        f"{_taken} wafers?",
+        _prepare,
+        attributes=f"{_more} part=INTS?",
+        typed=Typed.REQUIRED,
+        random=True,
+        rule=rules.given,
+    )
 _CONVOLUTION = "conv_pass_direction=STRING data_format=STRING groups=INT dilation=INTS padding=INTS stride=INTS"
 _row("Convolution", "input kernel", _not_yet, attributes=f"{_CONVOLUTION} transposed=BOOL?", typed=Typed.REQUIRED)
 _row("BiasAdd", "value bias", _not_yet, attributes="dim=INT", typed=Typed.REQUIRED)

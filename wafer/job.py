@@ -14,4 +14,4 @@ class WaferJob(RoleJob):
     """Keeps nothing between executions."""
 
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> WaferProgram:
-        return WaferProgram(request.wafer, hub, links)
+        return WaferProgram(request.wafer, request.wafer_number, hub, links)

@@ -8,6 +8,8 @@ alone travel as bytes.
 
 from collections.abc import Iterable, Mapping
 
+import torch
+
 from cirh.kernel import Kernel
 from interconnect.groups import SendBuffers
 from interconnect.hub import Hub
@@ -26,10 +28,16 @@ from wsc.v1 import node_pb2, plan_pb2
 
 
 class WaferProgram:
-    """One execution's program; owns the buffers that are sent."""
+    """One execution's program; owns the buffers that are sent.
 
-    def __init__(self, plan: plan_pb2.WaferPlan, hub: Hub, links: Mapping[LinkKey, Link]) -> None:
+    number: of this wafer, among all.
+    """
+
+    def __init__(self, plan: plan_pb2.WaferPlan, number: int, hub: Hub, links: Mapping[LinkKey, Link]) -> None:
         self._program = Program(hub)
+        if plan.number_value:
+            values = self._program.values
+            values.tensors[values.index(plan.number_value)] = torch.tensor([number])
         self._parent = links[node_pb2.LINK_PURPOSE_PARENT, 0]
         workers = sorted(index for purpose, index in links if purpose == node_pb2.LINK_PURPOSE_WORKER)
         self._workers = [links[node_pb2.LINK_PURPOSE_WORKER, index] for index in workers]

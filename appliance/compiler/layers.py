@@ -8,16 +8,18 @@ valid order; a run is joined to an earlier one of the same layer if nothing that
 import re
 from dataclasses import dataclass, field
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue, Use
 
 from appliance.compiler.cut import Cut
 from appliance.compiler.waits import Waits, closure, inputs_of
 from cirh.locations import source_of
+from cirh.operations import Const
+from cirh.table import spec
 
 _UP_TO_INDEX = re.compile(r"(.*?(?:^|\.)\d+)(?:\.|$)")
 # Without a list in the path: as deep as this.
 _DEPTH = 2
-# The layer of what is made of the batch alone, before all others.
+# The layer of what is made of the batch alone, and of keys of random numbers: before all others.
 INPUT = "input"
 
 
@@ -42,7 +44,7 @@ def layer_of(module_path: str) -> str:
 
 def partition(cut: Cut, waits: Waits) -> list[Segment]:
     """The wafer's segments in order of execution. Views are left out: they are made where they are read."""
-    early = _early_ops(cut, waits)
+    early = _early_ops(cut, waits) | _random_keys(cut)
     runs: list[Segment] = []
     if early:
         runs.append(Segment(INPUT, False, [op for op in cut.wafer_ops if op in early]))
@@ -93,6 +95,22 @@ def _early_ops(cut: Cut, waits: Waits) -> set[Operation]:
         if not any(operand in streamed or operand in cut.sharding.reduced for op in cone for operand in op.operands):
             early |= cone
     return early
+
+
+def _random_keys(cut: Cut) -> set[Operation]:
+    """What makes the keys of random operations, which differ in each layer: equal layers then are one kernel."""
+    wafer_ops = set(cut.wafer_ops)
+    return {
+        op
+        for op in wafer_ops
+        if all(isinstance(operand.owner, Block | Const) for operand in op.operands)
+        and any(use.operation in wafer_ops and _is_key(use) for result in op.results for use in result.uses)
+    }
+
+
+def _is_key(use: Use) -> bool:
+    row = spec(use.operation.name)
+    return row.random and row.operands[use.index].name == "key"
 
 
 def _cone(value: SSAValue, within: set[Operation]) -> set[Operation]:

@@ -14,7 +14,7 @@ from cirh import types
 from wsc.v1 import plan_pb2
 
 # Of the messages in plan.proto, and of what roles may rely on. A cached plan of another format is compiled again.
-PLAN_FORMAT = 1
+PLAN_FORMAT = 2
 
 
 def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:

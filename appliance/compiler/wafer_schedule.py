@@ -30,6 +30,7 @@ from appliance.compiler.streams import (
 )
 from appliance.compiler.target import Target
 from appliance.compiler.waits import Waits, closure, inputs_of
+from cirh.graph import func_of
 from cirh.printer import print_module
 from wsc.v1 import plan_pb2
 
@@ -59,7 +60,7 @@ def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers)
     release(cut, sharing, loads, departures, last_read)
     first = [Load(-1, tokens[shard]) for shard in unheard_shards(loads, departures)]
     loads = [*first, *loads]
-    assembler = _Assembler(numbers, localiser, waits)
+    assembler = _Assembler(cut, numbers, localiser, waits)
     assembler.assemble(batch, work, loads, departures)
     return WaferSchedule(
         plan=assembler.plan,
@@ -88,7 +89,8 @@ def _make_work(cut: Cut, waits: Waits) -> list[Work]:
 class _Assembler:
     """Puts the instructions in order."""
 
-    def __init__(self, numbers: Numbers, localiser: Localiser, waits: Waits) -> None:
+    def __init__(self, cut: Cut, numbers: Numbers, localiser: Localiser, waits: Waits) -> None:
+        self._cut = cut
         self._numbers = numbers
         self._localiser = localiser
         self._waits = waits
@@ -120,6 +122,9 @@ class _Assembler:
         self.plan.groups.extend(self._groups.values())
         self.plan.kernels.extend(self._kernels.messages())
         kept = {self._numbers.value(value) for departure in departures for value in departure.bundle.values}
+        if self._cut.names.wafers is not None:
+            self.plan.number_value = self._numbers.value(func_of(self._cut.module).block.args[self._cut.names.wafers])
+            kept.add(self.plan.number_value)
         loaded = {load.bundle.id: self._numbers.values(load.bundle.values) for load in loads}
         add_drops(self.plan.instructions, kept, loaded)
 

@@ -234,6 +234,7 @@ class Execution:
         match member.role:
             case node_pb2.ROLE_WAFER:
                 load.wafer.CopyFrom(self._plan.wafer)
+                load.wafer_number = member.index
             case node_pb2.ROLE_MEMORYX:
                 load.memoryx.CopyFrom(self._plan.memoryx[member.index])
             case node_pb2.ROLE_SWARMX:

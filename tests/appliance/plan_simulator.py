@@ -156,11 +156,13 @@ class Wafer(Role):
     def __init__(self, index: int, plan: plan_pb2.WaferPlan, wires: Wires, batches: Sequence[list[torch.Tensor]]):
         super().__init__(f"wafer{index}", plan, wires)
         self.batches = batches
+        self.number = torch.tensor([index])
         self.kernels = {kernel.id: Kernel.build(kernel.cirh) for kernel in plan.kernels}
 
     def run(self) -> Iterator[None]:
         for step, batch in enumerate(self.batches, 1):
             self.values.clear()
+            self.values[self.plan.number_value] = Held(self.number)
             for instruction in self.plan.instructions:
                 match instruction.WhichOneof("kind"):
                     case "receive":

@@ -69,7 +69,7 @@ def test_value_that_several_groups_send_and_outputs_of_some_steps(ends: tuple[So
     hub, far_hub = Hub(), Hub()
     hub.add(parent)
     far_hub.add(far)
-    program = WaferProgram(plan, hub, {(node_pb2.LINK_PURPOSE_PARENT, 0): parent})
+    program = WaferProgram(plan, 0, hub, {(node_pb2.LINK_PURPOSE_PARENT, 0): parent})
     seconds: list[float] = []
     thread = threading.Thread(target=lambda: seconds.extend(program.run(STEPS).values()))
     thread.start()
@@ -104,4 +104,4 @@ def test_member_outside_its_group_is_refused(ends: tuple[SocketLink, SocketLink]
     bad.nbytes = 64
     plan = plan_pb2.WaferPlan(groups=[bad], instructions=[plan_pb2.Instruction(receive=plan_pb2.Receive(group=1))])
     with pytest.raises(ValueError, match="which has 64 bytes"):
-        WaferProgram(plan, Hub(), {(node_pb2.LINK_PURPOSE_PARENT, 0): ends[0]})
+        WaferProgram(plan, 0, Hub(), {(node_pb2.LINK_PURPOSE_PARENT, 0): ends[0]})

@@ -2,21 +2,26 @@
 
 A number that is broadcast to the batch, and what is computed from such, has the same elements for every sample, so that
 a wafer can make its part without knowing which one it is. The rules say of which parts of its operands an operation
-makes the part that is wanted.
+makes the part that is wanted. Random numbers differ: a wafer draws those at the places of its samples, for which it
+must know its number. So it must to cut its part out of a value of which nothing but the whole can be made.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from xdsl.ir import Block, Operation, OpResult, SSAValue
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
 
 from appliance.compiler.errors import CompileError
-from appliance.compiler.sharding.placement import Placement, R
+from appliance.compiler.rewriter import Rewriter
+from appliance.compiler.sharding.placement import Placement, R, sharded
 from appliance.compiler.sharding.rule import Decompose, Outcome, Query
 from appliance.compiler.sharding.rules_shape import reshaped_dim
 from cirh import types
-from cirh.attributes import SplatAttr, attrs
+from cirh.attributes import SplatAttr, attribute, attrs
+from cirh.graph import add_wafers, func_of, signature
 from cirh.operations import Const
+from cirh.table import SEGMENTS, site_of, spec
 
 # How many operations may be made anew for one part.
 _DEEPEST: Final = 32
@@ -25,7 +30,8 @@ _DEEPEST: Final = 32
 class Parts:
     """Operations that make parts, each behind the one that makes the whole."""
 
-    def __init__(self, num_csx: int, by_rule: Callable[[Query], Outcome]) -> None:
+    def __init__(self, module: ModuleOp, num_csx: int, by_rule: Callable[[Query], Outcome]) -> None:
+        self._module = module
         self._num_csx = num_csx
         self._by_rule = by_rule
         self._made: dict[tuple[SSAValue, Placement], SSAValue] = {}
@@ -48,6 +54,9 @@ class Parts:
         # What nothing reads any more was dropped.
         if made is None or made.owner.parent_block() is None:
             self._made.pop((value, want), None)
+            if spec(owner.name).random:
+                self._made[value, want] = self._drawn(owner, want)
+                return self._made[value, want]
             for outcome in self._ways(owner, _index(value), want):
                 operands = []
                 for operand, wanted in zip(owner.operands, outcome.wants, strict=True):
@@ -64,11 +73,34 @@ class Parts:
                     break
         return self._made.get((value, want))
 
-    def _copy(self, op: Operation, operands: list[SSAValue], outcome: Outcome) -> Operation:
+    def cut(self, op: Operation, index: int, want: Placement) -> None:
+        """Makes an operand that is whole to be the wanted part: every wafer cuts it out of the whole value."""
+        value, rewriter = op.operands[index], Rewriter(op)
+        shape, dtype = types.info(value)
+        block = shape[want.dim] // (want.outer * self._num_csx)
+        split = (*shape[: want.dim], want.outer, self._num_csx, block, *shape[want.dim + 1 :])
+        (blocks,) = rewriter.emit("cirh.Reshape", [value], types=[types.tensor_type(split, dtype)])
+        (picked,) = rewriter.emit("aten.index_select", [blocks, self._wafers()], {"dim": want.dim + 1})
+        (op.operands[index],) = rewriter.emit("cirh.Reshape", [picked], types=[types.tensor_type(shape, dtype)])
+
+    def _drawn(self, op: Operation, want: Placement) -> SSAValue:
+        """The same random numbers, of which each wafer draws its own."""
+        *segments, _ = site_of(op).segments
+        outcome = Outcome(wants=[*[R] * len(op.operands), sharded(0)], results=[want])
+        more = {"part": attribute([want.dim, want.outer, self._num_csx]), SEGMENTS: attribute([*segments, 1])}
+        return self._copy(op, [*op.operands, self._wafers()], outcome, more).results[0]
+
+    def _wafers(self) -> SSAValue:
+        known = signature(self._module).wafers
+        return add_wafers(self._module, self._num_csx) if known is None else func_of(self._module).block.args[known]
+
+    def _copy(
+        self, op: Operation, operands: list[SSAValue], outcome: Outcome, more: Mapping[str, Attribute] | None = None
+    ) -> Operation:
         copy = type(op).create(
             operands=operands,
             result_types=[result.type for result in op.results],
-            attributes=op.attributes,
+            attributes={**op.attributes, **(more or {})},
             location=op.location,
         )
         block = op.parent_block()

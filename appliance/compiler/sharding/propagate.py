@@ -8,6 +8,7 @@ else (who does what work, what travels) follows from the result.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -58,17 +59,16 @@ def propagate(module: ModuleOp, num_csx: int) -> Sharding:
     """
     rows = _batch_rows(module, num_csx)
     reduced: set[SSAValue] = set()
-    parts = Parts(num_csx, by_rule)
+    _check_wafers(module, num_csx)
+    parts = Parts(module, num_csx, by_rule)
     while True:
         attempt = _Attempt(module, num_csx, reduced, parts)
         if attempt.run() and not attempt.hoist():
-            if attempt.uncut:
-                raise refuse(
-                    attempt.uncut[0],
-                    "takes a tensor that is not part of the batch but has an element for each sample",
-                    "make that tensor an input of the step, or use num_csx=1",
-                )
-            return Sharding(num_csx, rows, attempt.placements, attempt.outcomes, frozenset(reduced))
+            if not attempt.uncut:
+                return Sharding(num_csx, rows, attempt.placements, attempt.outcomes, frozenset(reduced))
+            for op, index, want in attempt.uncut:
+                parts.cut(op, index, want)
+            reduced.clear()
 
 
 def _batch_rows(module: ModuleOp, num_csx: int) -> int:
@@ -95,6 +95,14 @@ def _batch_rows(module: ModuleOp, num_csx: int) -> int:
     return rows
 
 
+def _check_wafers(module: ModuleOp, num_csx: int) -> None:
+    """An argument of wafer numbers, which a module has that was propagated before, is for as many wafers."""
+    number = signature(module).wafers
+    wanted = types.tensor_type((num_csx,), torch.int64)
+    if number is not None and func_of(module).block.args[number].type != wanted:
+        raise CompileError(f"the module's wafer numbers are not {types.type_text(wanted)}")
+
+
 class _Attempt:
     """One pass over the operations, with what is known to be reduced from the passes before."""
 
@@ -104,7 +112,7 @@ class _Attempt:
         self._reduced = reduced
         self._parts = parts
         self._needed: set[SSAValue] = set()  # of the reduced values, those that something reads whole
-        self.uncut: list[Operation] = []  # they take a part of a value that is whole
+        self.uncut: list[tuple[Operation, int, Placement]] = []  # operands of which a part is wanted, and are whole
         self.placements: dict[SSAValue, Placement] = {}
         self.outcomes: dict[Operation, Outcome] = {}
 
@@ -112,7 +120,7 @@ class _Attempt:
         """Whether nothing new had to be reduced, decomposed, or made for a part of the batch."""
         before = set(self._reduced)
         named = signature(self._module)
-        inputs = {argument.argument for argument in named.inputs}
+        inputs = {argument.argument for argument in named.inputs} | {named.wafers}
         for index, argument in enumerate(func_of(self._module).block.args):
             self.placements[argument] = sharded(0) if index in inputs else R
         whole = True
@@ -197,8 +205,8 @@ class _Attempt:
             if part is not None:
                 op.operands[index] = part
                 return part is value
-            # It may be made of parts yet, when a reduction has moved up; otherwise it is an error in the end.
-            self.uncut.append(op)
+            # It may be made of parts yet, when a reduction has moved up; otherwise it is cut in the end.
+            self.uncut.append((op, index, want))
             if value in self._reduced:
                 self._needed.add(value)
             return True

@@ -25,6 +25,7 @@ class Lowering:
         self.builder = GraphBuilder()
         self.source = Source()
         self.values: dict[fx.Node, Result] = {}
+        self.counter: SSAValue | None = None  # of the step's random numbers
 
     # Operands.
 

@@ -17,7 +17,7 @@ from cstorch.errors import CompileError
 from cstorch.lowering.context import Lowering, Result
 from cstorch.lowering.table import rule_for
 from cstorch.lowering.verbatim import verbatim
-from cstorch.tracing import Trace
+from cstorch.tracing import COUNTER, Trace
 
 
 def lower(trace: Trace) -> ModuleOp:
@@ -32,7 +32,9 @@ def lower(trace: Trace) -> ModuleOp:
     placeholders = iter(node for node in trace.graph.nodes if node.op == "placeholder")
     for state in trace.states:
         kind = types.tensor_type(state.cell.shape, state.cell.dtype)
-        lowering.values[next(placeholders)] = lowering.builder.argument(kind, state=state.name)
+        argument = lowering.values[next(placeholders)] = lowering.builder.argument(kind, state=state.name)
+        if state.name == COUNTER:
+            lowering.counter = argument
     for item in trace.inputs:
         kind = types.tensor_type(item.shape, item.dtype)
         lowering.values[next(placeholders)] = lowering.builder.argument(kind, input=item.name)
@@ -87,9 +89,9 @@ def _no_lowering(lowering: Lowering, func: OpOverload) -> CompileError:
     name = f"`{func._schema.name}`"
     if torch.Tag.nondeterministic_seeded in func.tags:
         return lowering.unsupported(
-            f"{name} yet",
-            "Dropout and other random operations come with a later release: use model.eval() or p=0 for now, and "
-            "draw random inputs in the input_fn.",
+            name,
+            "Of random operations there are dropout, bernoulli, rand, randn, randint, randperm, uniform_, normal_ and "
+            "exponential_: write it with these, or draw its numbers in the input_fn.",
         )
     return lowering.unsupported(
         f"{name} ({func})",

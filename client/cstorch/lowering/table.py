@@ -28,6 +28,15 @@ from cstorch.lowering.pointwise import (
     select,
     unary,
 )
+from cstorch.lowering.random_numbers import (
+    bernoulli,
+    dropout,
+    exponential,
+    integers,
+    normal,
+    permutation,
+    uniform,
+)
 from cstorch.lowering.reductions import matmul, norm, position, reduce, softmax
 from cstorch.lowering.shapes import (
     as_strided,
@@ -160,6 +169,21 @@ _NAMES: Mapping[str, Rule] = {
     "fill": filled_with("value"),
     "scalar_tensor": filled_with("s"),
     "arange": arange,
+    # Random numbers.
+    "native_dropout": dropout,
+    "bernoulli": bernoulli,
+    "rand": uniform,
+    "rand_like": uniform,
+    "uniform": uniform,
+    "randn": normal,
+    "randn_like": normal,
+    "normal": normal,
+    "normal_functional": normal,
+    "randint": integers,
+    "randint_like": integers,
+    "random": integers,
+    "randperm": permutation,
+    "exponential": exponential,
 }
 
 # Overloads of one name that differ.

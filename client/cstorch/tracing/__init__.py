@@ -10,10 +10,12 @@ from cstorch.tracing.context import is_tracing
 from cstorch.tracing.device import register
 from cstorch.tracing.modes import device_scope
 from cstorch.tracing.move import move_module
+from cstorch.tracing.random_counter import COUNTER, random_counter
 from cstorch.tracing.step import InputInfo, OutputInfo, StateInfo, Trace, trace_step
 from cstorch.tracing.tensor import DEVICE, LazyTensor, cell_of, from_cpu, new_tensor
 
 __all__ = [
+    "COUNTER",
     "DEVICE",
     "Cell",
     "InputInfo",
@@ -27,6 +29,7 @@ __all__ = [
     "is_tracing",
     "move_module",
     "new_tensor",
+    "random_counter",
     "trace_step",
 ]
 

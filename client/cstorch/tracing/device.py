@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from cstorch.tracing.attention import attention
+from cstorch.tracing.context import context
 from cstorch.tracing.dispatch import dispatch
 from cstorch.tracing.operators import aten
 from cstorch.tracing.tensor import DEVICE
@@ -34,8 +35,21 @@ def _copy_from(source: torch.Tensor, destination: torch.Tensor, non_blocking: bo
     return dispatch(aten.copy_.default, (destination, source), {})
 
 
+def _place_in_step(device: Any = None) -> torch.Tensor:
+    """Which random operation of the traced step comes next; nothing outside of one."""
+    recorder = context.recorder
+    return torch.tensor([] if recorder is None else [recorder.draws], dtype=torch.int64, device="cpu")
+
+
+def _go_to_place(state: torch.Tensor, device: Any = None) -> None:
+    """What is computed again draws the same numbers again."""
+    recorder = context.recorder
+    if recorder is not None and state.numel():
+        recorder.draws = int(state[0])
+
+
 def _module() -> types.ModuleType:
-    """What torch expects to find as `torch.lazy`: torch.utils.checkpoint asks for its random state."""
+    """What torch expects to find as `torch.lazy`: torch.utils.checkpoint goes back in its random state."""
     module = types.ModuleType("torch.lazy")
     module.__dict__.update(
         is_available=lambda: True,
@@ -47,8 +61,8 @@ def _module() -> types.ModuleType:
         synchronize=lambda device=None: None,
         manual_seed=lambda seed: None,
         manual_seed_all=lambda seed: None,
-        get_rng_state=lambda device=None: torch.zeros(0, dtype=torch.uint8, device="cpu"),
-        set_rng_state=lambda state, device=None: None,
+        get_rng_state=_place_in_step,
+        set_rng_state=_go_to_place,
     )
     return module
 

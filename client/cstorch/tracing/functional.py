@@ -25,7 +25,8 @@ def functionalize(arguments: Sequence[Argument], calls: Sequence[Call], outputs:
 
     State and inputs become placeholders in the given order; small constants are `get_attr` nodes with the CPU tensor in
     meta["constant"]. Each node has its meta tensor in meta["val"] and, if it is an operation, its Source in
-    meta["source"]. Nothing else refers to the user's objects, and no name in the graph comes from the user.
+    meta["source"]; a random operation has its place among the step's in meta["draw"]. Nothing else refers to the user's
+    objects, and no name in the graph comes from the user.
     """
     writer = _Writer()
     env: dict[int, Any] = {}
@@ -59,7 +60,7 @@ def functionalize(arguments: Sequence[Argument], calls: Sequence[Call], outputs:
 
 
 def _replay(call: Call, env: dict[int, Any], writer: "_Writer") -> None:
-    writer.source = call.source
+    writer.source, writer.draw = call.source, call.draw
     args = [_resolve(argument, env) for argument in call.args]
     out = call.func(*args, **{name: _resolve(argument, env) for name, argument in call.kwargs.items()})
     items = out if isinstance(out, (list, tuple)) else (out,)
@@ -83,6 +84,7 @@ class _Writer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.source = Source()
+        self.draw: int | None = None
         self._nodes: dict[int, fx.Node] = {}
         self._kept: list[torch.Tensor] = []
 
@@ -106,6 +108,8 @@ class _Writer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             {name: self._recorded(argument) for name, argument in kwargs.items() if name not in _PLACEMENT},
         )
         node.meta["source"] = self.source
+        if self.draw is not None:
+            node.meta["draw"] = self.draw
         out = func(*args, **kwargs)
         if isinstance(out, torch.Tensor):
             self.bind(out, node)

@@ -52,6 +52,13 @@ def unsupported(func: OpOverload, reason: str) -> TraceError:
     return TraceError(f"The Cerebras backend does not yet support `{func._schema}`: {reason} (At {user_line()}.)")
 
 
+def own_generator(func: OpOverload) -> TraceError:
+    return TraceError(
+        f"At {user_line()} `{func._schema.name}` is given a generator. In a traced step random numbers come from the "
+        f"seed, the step and the operation: leave `generator` out, and set the seed with torch.manual_seed before."
+    )
+
+
 def created_in_step(tensor: Any, where: str, holder: str) -> TraceError:
     return TraceError(
         f"{tensor!r}, created at {where}, is kept {holder} after the step. It would be created anew in every step, so "

@@ -16,7 +16,8 @@ _DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """`name` is like "aten::addmm". `written` holds the schema positions of the arguments that it writes to; `views`
-    says that results alias an argument; `reshapes` that it changes an argument's shape in place (t_, unsqueeze_)."""
+    says that results alias an argument; `reshapes` that it changes an argument's shape in place (t_, unsqueeze_);
+    `random` that it may draw random numbers."""
 
     name: str
     reads_values: bool
@@ -24,6 +25,7 @@ class Operator:
     written_names: tuple[str, ...]
     views: bool
     reshapes: bool
+    random: bool
 
 
 @functools.cache
@@ -43,4 +45,5 @@ def operator(func: OpOverload) -> Operator:
         written_names=tuple(schema.arguments[position].name for position in written),
         views=any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns),
         reshapes=torch.Tag.inplace_view in tags,
+        random=torch.Tag.nondeterministic_seeded in tags,
     )

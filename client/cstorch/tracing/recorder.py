@@ -17,8 +17,9 @@ from cstorch.tracing import messages
 from cstorch.tracing.cell import Cell
 from cstorch.tracing.operators import aten, operator
 from cstorch.tracing.provenance import Scopes, user_line
+from cstorch.tracing.random_counter import COUNTER, random_counter
 from cstorch.tracing.recording import Argument, Call, Made, Met, Ref
-from cstorch.tracing.tensor import DEVICE, META, Base, Handle, LazyTensor, follow_meta
+from cstorch.tracing.tensor import DEVICE, META, Base, Handle, LazyTensor, cell_of, follow_meta
 
 CONSTANT_ELEMENTS = 1024
 """A larger CPU tensor that the step moves to the device travels as state that never changes, not within the module."""
@@ -40,6 +41,8 @@ class Recorder:
         self.met: list[Met] = []
         self.made: list[Made] = []
         self.scopes = scopes
+        self.draws = 0  # the place of the next random operation; goes back where something is computed again
+        self.counter: LazyTensor | None = None  # of random numbers, if the step draws any
         self._values = 0
         self._states: dict[int, Argument] = {}
         self._named: dict[str, Argument] = {}
@@ -109,6 +112,7 @@ class Recorder:
     def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Record one call on device tensors and return what it returns."""
         op = operator(func)
+        draw = self._next_draw(func, args, kwargs) if op.random else None
         tensors: list[LazyTensor] = []
         recorded = tuple(self._recorded(func, argument, tensors) for argument in args)
         recorded_kwargs = {name: self._recorded(func, argument, tensors) for name, argument in kwargs.items()}
@@ -133,10 +137,25 @@ class Recorder:
         base = tensors[0]._handle.base if op.views and tensors else None
         results: list[int | None] = []
         wrapped = [self._wrap(meta, tensors, base, results, source) for meta in _results(out)]
-        self.calls.append(Call(func, recorded, recorded_kwargs, tuple(results), source))
+        self.calls.append(Call(func, recorded, recorded_kwargs, tuple(results), source, draw))
         if isinstance(out, (list, tuple)):
             return type(out)(wrapped) if type(out) in (list, tuple) else tuple(wrapped)
         return wrapped[0] if wrapped else out
+
+    def _next_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+        """The place of a random operation; None for one that is told to draw nothing."""
+        given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | {
+            **kwargs
+        }
+        if given.get("generator") is not None:
+            raise messages.own_generator(func)
+        if given.get("train", True) is False or given.get("dropout_p", 1.0) == 0:
+            return None
+        if self.counter is None:
+            self.counter = random_counter.tensor()
+            self.add_state(COUNTER, cell_of(self.counter))
+        self.draws += 1
+        return self.draws - 1
 
     def _new_value(self) -> int:
         self._values += 1

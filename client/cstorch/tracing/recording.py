@@ -22,13 +22,14 @@ class Ref:
 @dataclass(frozen=True, slots=True)
 class Call:
     """`results` numbers the tensors returned, in order; None stands for a result that is an argument written in place
-    or is no tensor."""
+    or is no tensor. `draw`: its place among the random operations of the step."""
 
     func: OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: tuple[int | None, ...]
     source: Source
+    draw: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,8 @@ def trace_step(
         with recorder.scopes, device_modes():
             result = function(placed)
             outputs = list(collect_outputs(result))
+            if recorder.counter is not None:
+                recorder.counter.add_(1)
         context.recorder = None
         trace = _finish(recorder, states, before, inputs, outputs, result)
         known = [*inputs, *(tensor for _, tensor in outputs), *before.values(), *(get() for get in states.values())]

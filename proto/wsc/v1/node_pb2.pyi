@@ -266,9 +266,12 @@ class Load(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     LOADER_FIELD_NUMBER: _builtins.int
+    WAFER_NUMBER_FIELD_NUMBER: _builtins.int
     execution: _builtins.int
     loader: _builtins.str
     """workers: which prepared input"""
+    wafer_number: _builtins.int
+    """wafers: from 0; wafer i has the i-th part of the batch"""
     @_builtins.property
     def wafer(self) -> _plan_pb2.WaferPlan: ...
     @_builtins.property
@@ -289,10 +292,11 @@ class Load(_message.Message):
         worker: _plan_pb2.WorkerPlan | None = ...,
         links: _abc.Iterable[Global___LinkSpec] | None = ...,
         loader: _builtins.str = ...,
+        wafer_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memoryx", b"memoryx", "plan", b"plan", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "plan", b"plan", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "plan", b"plan", "swarmx", b"swarmx", "wafer", b"wafer", "wafer_number", b"wafer_number", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_plan: _TypeAlias = _typing.Literal["wafer", "memoryx", "swarmx", "worker"]  # noqa: Y015
     _WhichOneofArgType_plan: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015

@@ -413,8 +413,11 @@ class WaferPlan(_message.Message):
     KERNELS_FIELD_NUMBER: _builtins.int
     INSTRUCTIONS_FIELD_NUMBER: _builtins.int
     ACTIVATION_BYTES_FIELD_NUMBER: _builtins.int
+    NUMBER_VALUE_FIELD_NUMBER: _builtins.int
     activation_bytes: _builtins.int
     """peak, of one step"""
+    number_value: _builtins.int
+    """int64 [1], the number of the wafer that runs the plan; 0: nothing reads it"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
@@ -428,10 +431,11 @@ class WaferPlan(_message.Message):
         kernels: _abc.Iterable[Global___Kernel] | None = ...,
         instructions: _abc.Iterable[Global___Instruction] | None = ...,
         activation_bytes: _builtins.int = ...,
+        number_value: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "groups", b"groups", "instructions", b"instructions", "kernels", b"kernels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "groups", b"groups", "instructions", b"instructions", "kernels", b"kernels", "number_value", b"number_value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
