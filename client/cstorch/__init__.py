@@ -5,6 +5,7 @@ from cstorch.backend import backend, close_backend, current_backend, current_tor
 from cstorch.closures import checkpoint_closure, step_closure
 from cstorch.compile import compile
 from cstorch.execution import current_executor
+from cstorch.random import get_rng_state, set_rng_state
 from cstorch.storage import load, save
 from cstorch.tensors import full, full_like, ones, ones_like, tensor, zeros, zeros_like
 from cstorch.trace import trace
@@ -26,12 +27,14 @@ __all__ = [
     "errors",
     "full",
     "full_like",
+    "get_rng_state",
     "load",
     "metrics",
     "ones",
     "ones_like",
     "optim",
     "save",
+    "set_rng_state",
     "step_closure",
     "storage",
     "tensor",

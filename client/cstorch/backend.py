@@ -17,7 +17,7 @@ from cstorch.cluster_config import ClusterConfig
 from cstorch.distributed import is_streamer
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import CpuExecution, Execution, current_execution
-from cstorch.tracing import DEVICE, device_scope, is_tracing
+from cstorch.tracing import DEVICE, device_scope, is_tracing, random_counter
 
 if TYPE_CHECKING:
     from cstorch.session.session import Session
@@ -126,7 +126,8 @@ class Backend(ABC):
 
 
 class CpuBackend(Backend):
-    """Runs steps eagerly on the CPU, without any cluster."""
+    """Runs steps eagerly on the CPU, without any cluster. Dropout and the like draw from torch's own generator: other
+    numbers than the cluster's, which come from a counter."""
 
     backend_type = BackendType.CPU
 
@@ -265,6 +266,7 @@ def close_backend() -> None:
     if closing is not None:
         state.clear()
         closing.close()
+        random_counter.clear()
 
 
 def device(backend_type: str, *args: Any, **settings: Any) -> Device:

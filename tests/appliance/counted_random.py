@@ -13,8 +13,8 @@ aten = torch.ops.aten
 
 
 class CountedRandom(TorchDispatchMode):
-    """Within it, random operations on the CPU draw what those of a traced step draw, in its first step and in those after
-    each call of `next_step`."""
+    """Within it, random operations on the CPU draw what those of a traced step draw: in its first step, and after each
+    call of `next_step` in the one that follows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class CountedRandom(TorchDispatchMode):
         dtype = kwargs.get("dtype") or torch.get_default_dtype()
         match func:
             case aten.bernoulli_.float:
-                return args[0].copy_(self._draw(bernoulli(args[1]), args[0].shape))
+                return args[0].copy_(self._draw(bernoulli(*(args[1:] or (0.5,))), args[0].shape))
             case aten.bernoulli.default:
                 return (self._draw(uniform(args[0].dtype, 0, 1), args[0].shape) < args[0]).to(args[0].dtype)
             case aten.rand.default:

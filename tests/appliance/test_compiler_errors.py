@@ -57,7 +57,6 @@ def test_an_operation_on_weights_alone_needs_no_rule() -> None:
         (lambda m, x: F.softmax(m(x), 0), ["cirh.Softmax", "along the samples"]),
         (lambda m, x: m(x)[:5], ["aten.slice.Tensor", "dimension of the samples"]),
         (lambda m, x: m(x)[0], ["aten.select.int", "dimension of the samples"]),
-        (lambda m, x: m(x) + m.kept, ["cirh.Add", "has an element for each sample"]),
         (lambda m, x: x[torch.tensor([1, 0] * 6, device=x.device)], ["dimension of the samples"]),
         (lambda m, x: m(x).reshape(-1)[:7], ["dimension of the samples"]),
         (lambda m, x: m(x).reshape(6, 12), ["cirh.Reshape", "cuts through the samples"]),

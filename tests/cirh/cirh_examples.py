@@ -193,6 +193,7 @@ def examples() -> Iterator[Example]:
     yield Example("cirh.LayerNorm", [r(3, 4), r(4), r(4)], {"epsilon": 1e-5})
     yield from _attention_examples()
     yield Example("cirh.LayerNormGrad", [r(3, 4), r(3, 4) ** 2, r(4), r(4)], {"epsilon": 1e-5})
+    yield from _random_examples()
     yield Example("cirh.L2Norm", [r(3, 4)], {"dims": [0, 1], "keepdim": False})
     yield from _aten_examples()
 
@@ -319,9 +320,27 @@ def _aten_examples() -> Iterator[Example]:
     yield from _pointwise_examples(e)
 
 
+def _random_examples() -> Iterator[Example]:
+    key, wafer, whole = torch.tensor(-5), torch.tensor([1]), torch.tensor([4, 6])
+    for dtype in (F32, F64, torch.bfloat16, torch.float16):
+        low, high = torch.tensor(-1.0, dtype=dtype), torch.tensor(2.0, dtype=dtype)
+        seeds = {"global_seed": 7, "operational_seed": -3}
+        yield Example("cirh.RandomUniform", [low, high, whole], seeds, ((4, 6), dtype), constants=[2])
+        yield Example("cirh.RandomUniform", [low, high, whole, key], {}, ((4, 6), dtype), constants=[2])
+        yield Example("cirh.RandomNormal", [low, high], {"seed": 7}, ((5,), dtype))
+        yield Example("cirh.RandomNormal", [low, high, key], {}, ((5,), dtype))
+        part = {"part": [1, 2, 3]}
+        yield Example("cirh.RandomUniform", [low, high, whole, key, wafer], part, ((4, 2), dtype), constants=[2])
+    yield Example("cirh.RandomBernoulli", [key], {"probability": 0.25}, ((4, 6), BOOL))
+    yield Example("cirh.RandomBernoulli", [key, wafer], {"probability": 0.25, "part": [0, 1, 2]}, ((2, 6), BOOL))
+    yield Example("cirh.RandomInteger", [key], {"low": -4, "high": 9}, ((4, 6), I64))
+    yield Example("cirh.RandomInteger", [key], {"low": 0, "high": 1 << 40}, ((4, 6), F64))
+
+
 def _network_examples(e: Any) -> Iterator[Example]:
     r = _random
     x = r(3, 4)
+    yield e("native_dropout_backward", x, x > 0.5, scale=1.25)
     for dtype in (F32, torch.bfloat16):
         y = r(3, 4, dtype=dtype)
         norm = [y, r(4, dtype=dtype), r(4, dtype=dtype)]

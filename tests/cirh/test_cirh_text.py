@@ -18,7 +18,7 @@ from cirh.printer import print_module
 from cirh.types import shape
 from cirh.verify import verify
 
-TEXT_ONLY = {"conv": "known in text only", "tfm": "random operations"}
+TEXT_ONLY = {"conv": "known in text only"}
 
 
 def assert_same(a: ModuleOp, b: ModuleOp) -> None:

@@ -15,6 +15,7 @@ from cirh.attributes import is_annotation
 from cirh.graph import body_ops
 from cirh.locations import source_of
 from cirh.operations import Const, Return
+from cirh.table import spec
 
 Key = tuple[object, ...]
 
@@ -24,7 +25,7 @@ def join_common_subexpressions(module: ModuleOp) -> bool:
     changed = False
     first: dict[Key, Operation] = {}
     for op, place in _placed(module):
-        if draws_random_numbers(op):
+        if not isinstance(op, Const) and spec(op.name).random:
             continue
         key = _key(op) if isinstance(op, Const) else (*_key(op), *place)
         known = first.setdefault(key, op)
@@ -53,11 +54,6 @@ def _key(op: Operation) -> Key:
         (name, value) for name, value in op.attributes.items() if not is_annotation(name)
     )
     return op.name, operands, attributes, tuple(result.type for result in op.results)
-
-
-def draws_random_numbers(op: Operation) -> bool:
-    """Whether an operation makes other values each time."""
-    return op.name.startswith("cirh.Random")
 
 
 def _is_result(op: Operation) -> bool:

@@ -11,6 +11,7 @@ from cstorch.cluster_config import ClusterConfig
 from cstorch.session.cluster_state import ClusterState
 from cstorch.session.embedded import EmbeddedCluster
 from cstorch.session.job import Job
+from cstorch.tracing import random_counter
 from wsc.v1 import node_pb2
 
 logger = logging.getLogger("cstorch.session")
@@ -131,14 +132,19 @@ class Session:
             reason: what reading the lost state is answered with.
         """
         if self._state is not None:
-            self._state.lose(reason)
+            self._lose_state(reason)
         if self._job is not None:
             self._job.cancel()
             self._job = None
 
+    def _lose_state(self, reason: str) -> None:
+        self.state.lose(reason)
+        # Unlike weights, which the script must load again, random numbers can go on from anywhere.
+        random_counter.forget()
+
     def _drop_job(self) -> None:
         if self._state is not None:
-            self._state.lose("the job that held it has ended")
+            self._lose_state("the job that held it has ended")
             self._state = None
         if self._job is not None:
             self._job.close()

@@ -54,6 +54,7 @@ def _module() -> types.ModuleType:
     module.__dict__.update(
         is_available=lambda: True,
         is_initialized=lambda: True,
+        _initialized=True,
         _is_in_bad_fork=lambda: False,
         device_count=lambda: 1,
         current_device=lambda: 0,

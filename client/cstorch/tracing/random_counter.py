@@ -52,9 +52,9 @@ class RandomCounter:
 
     def _begin(self, cell: Cell) -> None:
         self._seed = torch.initial_seed()
-        # Far from that of any other seed, so that counters never meet.
+        # Far from that of any other seed, so that counters never meet; 62 bits leave room for keys above it.
         digest = hashlib.blake2b(f"{self._seed} {self._restarts}".encode(), digest_size=8).digest()
-        cell.write(torch.tensor(int.from_bytes(digest, "little", signed=True), device="cpu"))
+        cell.write(torch.tensor(int.from_bytes(digest, "little") >> 2, device="cpu"))
 
 
 random_counter = RandomCounter()

@@ -144,12 +144,12 @@ class Recorder:
 
     def _next_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """The place of a random operation; None for one that is told to draw nothing."""
-        given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | {
-            **kwargs
-        }
+        names = [argument.name for argument in func._schema.arguments]
+        given = {argument.name: argument.default_value for argument in func._schema.arguments}
+        given |= {**dict(zip(names, args, strict=False)), **kwargs}
         if given.get("generator") is not None:
             raise messages.own_generator(func)
-        if given.get("train", True) is False or given.get("dropout_p", 1.0) == 0:
+        if given.get("train") is False or given.get("dropout_p") == 0:
             return None
         if self.counter is None:
             self.counter = random_counter.tensor()
