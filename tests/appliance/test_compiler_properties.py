@@ -34,11 +34,6 @@ from cstorch.errors import CompileError as LoweringError
 
 # On more than one wafer, a step in which one of these takes part of the batch is refused.
 WITHOUT_A_RULE = {
-    # Random numbers become part of the batch where they meet it (sharding/parts.py).
-    "cirh.RandomBernoulli",
-    "cirh.RandomInteger",
-    "cirh.RandomNormal",
-    "cirh.RandomUniform",
     "cirh.DotGeneral",
     "cirh.Gather",
     "cirh.ScatterNd",

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from appliance.compiler.errors import CompileError
 from appliance.compiler.pipeline import Target, compile_module
+from appliance.compiler.target import Half, Precision
 from cirh.builder import WAFERS
 from cstorch.tracing import COUNTER, random_counter
 
@@ -142,6 +143,19 @@ def test_masks_are_equal_to_the_bit_and_of_their_step_operation_and_seed() -> No
     torch.manual_seed(12)
     traced = Traced(lambda m: step, nn.Identity(), X)
     assert all(not a.equal(b) for a, b in zip(masks(2), expected, strict=True))
+
+
+def test_mixed_precision_drops_the_same() -> None:
+    def step(x: Any) -> Any:
+        return F.dropout(torch.relu(x @ x.new_ones(6, 6)) + 1, 0.5)
+
+    traced = Traced(lambda m: step, nn.Identity(), X.float(), double=False)
+    precision = Precision(half=Half.BFLOAT16)
+    exact = Simulation(traced.plan(1), traced.initial).run([[X.float()]])[0]["output_0"]
+    for wafers in (1, 3):
+        half = Simulation(traced.plan(wafers, precision=precision), traced.initial).run([[X.float()]])[0]["output_0"]
+        assert (half > 0).equal(exact > 0)
+        torch.testing.assert_close(half, exact, rtol=2e-2, atol=0)
 
 
 def test_steps_go_on_where_the_last_ones_stopped() -> None:

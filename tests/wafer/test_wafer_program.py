@@ -99,6 +99,41 @@ def test_value_that_several_groups_send_and_outputs_of_some_steps(ends: tuple[So
         each.close()
 
 
+def test_a_kernel_may_read_the_number_of_its_wafer(ends: tuple[SocketLink, SocketLink]) -> None:
+    builder = GraphBuilder()
+    number = builder.argument(tensor_type((1,), torch.int64))
+    kernel = print_module(builder.finish([(builder.op("cirh.Add", [number, number])[0], None)]))
+    type = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_INT64, shape=[1])
+    sent = plan_pb2.Group(
+        id=1,
+        kind=plan_pb2.GROUP_KIND_REDUCTION,
+        members=[plan_pb2.GroupMember(value=2, type=type)],
+        nbytes=8,
+        reduction=plan_pb2.REDUCTION_SUM,
+        shards=[0],
+    )
+    plan = plan_pb2.WaferPlan(
+        groups=[sent],
+        kernels=[plan_pb2.Kernel(id=1, cirh=kernel)],
+        instructions=[
+            plan_pb2.Instruction(run=plan_pb2.Run(kernel=1, inputs=[9], outputs=[2])),
+            plan_pb2.Instruction(send=plan_pb2.Send(group=1)),
+        ],
+        number_value=9,
+    )
+    parent, far = ends
+    hub, far_hub = Hub(), Hub()
+    hub.add(parent)
+    far_hub.add(far)
+    program = WaferProgram(plan, 3, hub, {(node_pb2.LINK_PURPOSE_PARENT, 0): parent})
+    program.run(StepSchedule(num_steps=2, activation_steps=1, checkpoint_steps=frozenset(), run_ahead_steps=8))
+    for step in (1, 2):
+        assert far_hub.receive(far, 1, step).tensor(torch.int64, (1,), 0).tolist() == [6]
+    program.close()
+    for each in (hub, far_hub):
+        each.close()
+
+
 def test_member_outside_its_group_is_refused(ends: tuple[SocketLink, SocketLink]) -> None:
     bad = group(1, plan_pb2.GROUP_KIND_WEIGHTS, 1)
     bad.nbytes = 64

@@ -14,7 +14,7 @@ from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
 
 from appliance.compiler.errors import CompileError
 from appliance.compiler.rewriter import Rewriter
-from appliance.compiler.sharding.placement import Placement, R, sharded
+from appliance.compiler.sharding.placement import Placement, R
 from appliance.compiler.sharding.rule import Decompose, Outcome, Query
 from appliance.compiler.sharding.rules_shape import reshaped_dim
 from cirh import types
@@ -65,7 +65,8 @@ class Parts:
                         break
                     operands.append(part)
                 else:
-                    copy = self._copy(owner, operands, outcome)
+                    copy = self._copy(owner, operands)
+                    self.outcomes[copy] = outcome
                     self._made.update(
                         ((whole, placement), made)
                         for whole, placement, made in zip(owner.results, outcome.results, copy.results, strict=True)
@@ -86,17 +87,14 @@ class Parts:
     def _drawn(self, op: Operation, want: Placement) -> SSAValue:
         """The same random numbers, of which each wafer draws its own."""
         *segments, _ = site_of(op).segments
-        outcome = Outcome(wants=[*[R] * len(op.operands), sharded(0)], results=[want])
         more = {"part": attribute([want.dim, want.outer, self._num_csx]), SEGMENTS: attribute([*segments, 1])}
-        return self._copy(op, [*op.operands, self._wafers()], outcome, more).results[0]
+        return self._copy(op, [*op.operands, self._wafers()], more).results[0]
 
     def _wafers(self) -> SSAValue:
         known = signature(self._module).wafers
         return add_wafers(self._module, self._num_csx) if known is None else func_of(self._module).block.args[known]
 
-    def _copy(
-        self, op: Operation, operands: list[SSAValue], outcome: Outcome, more: Mapping[str, Attribute] | None = None
-    ) -> Operation:
+    def _copy(self, op: Operation, operands: list[SSAValue], more: Mapping[str, Attribute] | None = None) -> Operation:
         copy = type(op).create(
             operands=operands,
             result_types=[result.type for result in op.results],
@@ -106,7 +104,6 @@ class Parts:
         block = op.parent_block()
         assert block is not None
         block.insert_op_after(copy, op)
-        self.outcomes[copy] = outcome
         return copy
 
     def _ways(self, op: Operation, result: int, want: Placement) -> Iterator[Outcome]:

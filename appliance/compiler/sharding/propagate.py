@@ -22,6 +22,7 @@ from appliance.compiler.sharding import (
     rules_index,  # noqa: F401
     rules_network,  # noqa: F401
     rules_norm,  # noqa: F401
+    rules_random,  # noqa: F401
     rules_reduction,  # noqa: F401
     rules_shape,  # noqa: F401
 )
