@@ -6,11 +6,11 @@ from typing import Final
 import torch
 from xdsl.ir import Block, Operation, SSAValue
 
-from appliance.compiler.passes.cse import draws_random_numbers
 from cirh import types
 from cirh.graph import extract
 from cirh.kernel import Kernel
-from cirh.table import TORCH_ERRORS
+from cirh.operations import Const
+from cirh.table import TORCH_ERRORS, spec
 
 _MOST_OPERATIONS: Final = 32
 # Of all results that are computed for one module: sixteen masks of two thousand tokens.
@@ -35,7 +35,9 @@ class KnownValues:
         stack = [value]
         while stack:
             owner = stack.pop().owner
-            if isinstance(owner, Block) or draws_random_numbers(owner) or len(needed) > _MOST_OPERATIONS:
+            if isinstance(owner, Block) or len(needed) > _MOST_OPERATIONS:
+                return None
+            if not isinstance(owner, Const) and spec(owner.name).random:
                 return None
             if owner not in needed:
                 needed.add(owner)

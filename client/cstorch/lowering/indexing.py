@@ -51,7 +51,7 @@ class _Places:
         rank = len(shape_of(node.args[0]))
         self.given = [dim for dim, item in enumerate(listed) if item is not None]
         self.indices = [lowering.value(listed[dim]) for dim in self.given]
-        self.shape = torch.broadcast_shapes(*(types.shape(item) for item in self.indices))
+        self.shape = torch.broadcast_shapes(*(types.shape(item) for item in self.indices))  # type: ignore[no-untyped-call]
         others = [dim for dim in range(rank) if dim not in self.given]
         self.to_front = [*self.given, *others]
         # Indices that stand side by side are replaced where they stand; of others the result comes first.
