@@ -46,7 +46,8 @@ STATISTICS: Final[Mapping[str, int]] = {"cirh.Attention": 1}
 _EMBEDDINGS = "aten.embedding"
 _NORMS = """
     aten.native_layer_norm aten.native_layer_norm_backward cirh.LayerNorm cirh.LayerNormGrad
-    aten._native_batch_norm_legit_functional aten.native_batch_norm_backward
+    aten._native_batch_norm_legit_functional aten._native_batch_norm_legit.no_stats
+    aten._native_batch_norm_legit_no_training aten.native_batch_norm_backward
     aten.native_group_norm aten.native_group_norm_backward
 """
 _SOFTMAXES = "cirh.Softmax aten._softmax aten._softmax_backward_data"
@@ -68,7 +69,9 @@ _SHAPES = """
     aten.index_select aten.gather aten.index.Tensor aten.split.Tensor aten.split_with_sizes aten.unbind.int
     aten.flip aten.roll aten.repeat aten.tril aten.triu aten.constant_pad_nd aten.diagonal aten.amax aten.amin
     aten.masked_fill.Scalar aten.masked_fill.Tensor aten.where.ScalarSelf aten.where.ScalarOther aten.where.Scalar
-    aten.max_pool2d_with_indices
+    aten.max_pool2d_with_indices aten.max_pool3d_with_indices aten.adaptive_max_pool2d aten.adaptive_max_pool3d
+    aten.im2col aten.reflection_pad1d aten.reflection_pad2d aten.replication_pad1d aten.replication_pad2d
+    aten.upsample_nearest1d aten.upsample_nearest2d aten.upsample_nearest3d
 """
 _POOLS = """
     aten.max_pool2d_with_indices_backward aten.avg_pool2d aten.avg_pool2d_backward
