@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 
-from benchmarks import start_up, streams
+from benchmarks import random_numbers, start_up, streams
 
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 
@@ -59,18 +59,29 @@ def bench_start_up(repeats: int) -> None:
         show(kind, seconds, "s")
 
 
+def bench_random_numbers(repeats: int) -> None:
+    print("random numbers on one thread: the cluster's and torch's own")
+    for label, ours, theirs in random_numbers.measure(repeats * 5):
+        show(label, ours, "ns")
+        show("  time of torch's own", [a / b for a, b in zip(ours, theirs, strict=True)], "x")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="*", choices=["training", "start-up", "streams", []], help="default: all")
+    parser.add_argument(
+        "part", nargs="*", choices=["training", "start-up", "streams", "random", []], help="default: all"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    parts = options.part or ["training", "start-up", "streams"]
+    parts = options.part or parts
     if "training" in parts:
         bench_training(options.repeats)
     if "start-up" in parts:
         bench_start_up(options.repeats)
     if "streams" in parts:
         streams.main()
+    if "random" in parts:
+        bench_random_numbers(options.repeats)
 
 
 if __name__ == "__main__":
