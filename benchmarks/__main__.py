@@ -68,12 +68,11 @@ def bench_random_numbers(repeats: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "part", nargs="*", choices=["training", "start-up", "streams", "random", []], help="default: all"
-    )
+    known = ["training", "start-up", "streams", "random"]
+    parser.add_argument("part", nargs="*", choices=[*known, []], help="default: all")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    parts = options.part or parts
+    parts = options.part or known
     if "training" in parts:
         bench_training(options.repeats)
     if "start-up" in parts:
