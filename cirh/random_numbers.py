@@ -19,8 +19,8 @@ Words: TypeAlias = NDArray[np.uint64]
 _COUNT_WORDS: Final = 4
 # Words at a time: they and what is made of them stay in the cache.
 _LOT_WORDS: Final = 1 << 13
-# Elements in a row below which going to their place costs more than drawing those of the other parts too.
-_SHORT_RUN: Final = 1 << 10
+# Elements of other parts that cost less to draw as well than to pass over.
+_DRAWN_TOO: Final = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +181,11 @@ def _fill_part(rows: torch.Tensor, numbers: Numbers, key: int, count: int, index
     """Writes block `index` of the `count` blocks in each row of the whole tensor."""
     num_rows, run = rows.shape
     whole = run * count
-    if run >= _SHORT_RUN or whole > _LOT_WORDS:
+    if whole - run > _DRAWN_TOO:
         for row in range(num_rows):
             _fill(rows[row], numbers, key, row * whole + index * run)
         return
-    at_once = _LOT_WORDS // whole
+    at_once = max(1, 8 * _LOT_WORDS // whole)
     buffer = torch.empty(at_once * whole, dtype=numbers.dtype)
     for first in range(0, num_rows, at_once):
         lot = rows[first : first + at_once]
