@@ -104,6 +104,11 @@ def _argmax(site: Site) -> Types:
     return (TensorInfo(_reduced(shape, dims, keep), torch.int64),)
 
 
+def _triangle(site: Site) -> Types:
+    """Part of a matrix, or of each of a batch of them."""
+    return (site.operands[0],) if len(site.operands[0].shape) >= 2 else None
+
+
 def _first_operand(site: Site) -> Types:
     """A float operation along one dimension that keeps shape and element type."""
     shape, dtype = site.operands[0]
@@ -254,6 +259,8 @@ ATEN: Mapping[str, Rule] = {
     "aten.linalg_vector_norm": _float_reduction,
     "aten.argmax": _argmax,
     "aten.argmin": _argmax,
+    "aten.tril": _triangle,
+    "aten.triu": _triangle,
     "aten._softmax": _first_operand,
     "aten._log_softmax": _first_operand,
     "aten._softmax_backward_data": _first_operand,

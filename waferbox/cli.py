@@ -205,6 +205,35 @@ def opt(
         _fail(str(error))
 
 
+@app.command("compile-report")
+def compile_report(
+    artifact: Annotated[
+        Path, typer.Argument(metavar="ARTIFACT", help="A .plan file, or a folder of them: the newest.", exists=True)
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Write it as a page of HTML.", dir_okay=False)
+    ] = None,
+) -> None:
+    """Show what a compile told: layers, memory, the predicted step."""
+    # The compiler, and torch with it, are loaded for this command only.
+    from appliance.compiler.report_page import report_page
+    from waferbox.compile_report import NoArtifact, read_report, report_tables
+
+    try:
+        report = read_report(artifact)
+        if html is not None:
+            html.write_text(report_page(report))
+    except (NoArtifact, OSError) as error:
+        _fail(str(error))
+    if as_json:
+        typer.echo(report.to_json())
+    elif html is None:
+        output.print(report_tables(report), highlight=False)
+    else:
+        output.print(f"The report is in {escape(str(html))}", highlight=False, soft_wrap=True)
+
+
 def _settings(
     wafers: int,
     memoryx: int,

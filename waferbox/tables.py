@@ -27,7 +27,8 @@ PHASES = {
 }
 
 
-def _table(*columns: str, right: Sequence[str] = ()) -> Table:
+def empty_table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """A table in the command's style. right: the columns with numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
@@ -41,7 +42,7 @@ def _sorted(nodes: Iterable[management_pb2.NodeInfo]) -> list[management_pb2.Nod
 
 def cluster_table(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
     """One line for each role: what `up` shows."""
-    table = _table("role", "nodes", "processes", right=["nodes"])
+    table = empty_table("role", "nodes", "processes", right=["nodes"])
     counts = Counter(node.role for node in nodes)
     for role, name in ROLES.items():
         pids = ", ".join(str(node.process_id) for node in _sorted(nodes) if node.role == role)
@@ -51,7 +52,7 @@ def cluster_table(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
 
 def nodes_table(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
     """One line for each node, with its lease."""
-    table = _table("node", "role", "address", "pid", "version", "job", "lease", right=["pid", "lease"])
+    table = empty_table("node", "role", "address", "pid", "version", "job", "lease", right=["pid", "lease"])
     for node in _sorted(nodes):
         table.add_row(
             node.node_id,
@@ -69,7 +70,7 @@ def nodes_table(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
 
 def jobs_table(jobs: Sequence[management_pb2.JobInfo]) -> Table:
     """One line for each job, newest first."""
-    table = _table("job", "phase", "step", "age", "labels", "message", right=["step", "age"])
+    table = empty_table("job", "phase", "step", "age", "labels", "message", right=["step", "age"])
     for job in jobs:
         step = f"{job.step}/{job.num_steps}" if job.num_steps else ""
         table.add_row(
@@ -100,7 +101,7 @@ def _escaped(text: str) -> str:
 
 def passes_table(descriptions: Mapping[str, str]) -> Table:
     """One line for each pass of the compiler."""
-    table = _table("pass", "what it does")
+    table = empty_table("pass", "what it does")
     for name, description in descriptions.items():
         table.add_row(name, escape(description))
     return table

@@ -1,4 +1,7 @@
-"""Compiled plans on disk, by the hash of what they are made from. What comes from disk is checked like other input."""
+"""Compiled plans on disk, by the hash of what they are made from. What comes from disk is checked like other input.
+
+Beside a plan, in a folder of its key: the report, and what the passes and stages made of the module.
+"""
 
 import contextlib
 import hashlib
@@ -10,15 +13,22 @@ from typing import Final
 import torch
 from google.protobuf.message import DecodeError
 
+from appliance.compiler.machine_model import machine_model
 from appliance.compiler.pipeline import compile_module
 from appliance.compiler.plan import PLAN_FORMAT
+from appliance.compiler.plan_check.check import PlanError, check_plan
+from appliance.compiler.report_builder import make_report
+from appliance.compiler.report_page import report_page
 from appliance.compiler.target import Target
+from interconnect.folders import cache_root
 from interconnect.version import __version__
 from wsc.v1 import plan_pb2
 
 _MAGIC: Final = b"WSCPLAN1"
 _SUM_BYTES: Final = 32
 MAX_PLAN_BYTES: Final = 1 << 30
+REPORT_DATA: Final = "report.json"
+REPORT_PAGE: Final = "report.html"
 
 
 def artifact_key(text: str, target: Target) -> str:
@@ -31,7 +41,7 @@ def artifact_key(text: str, target: Target) -> str:
 
 
 class ArtifactCache:
-    """Plans in one folder, and beside each, in a folder of its key, what the passes and stages made of the module."""
+    """Plans in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -39,36 +49,39 @@ class ArtifactCache:
     def compile(self, text: str, target: Target) -> tuple[str, plan_pb2.Plan, bool]:
         """The plan with its key, and whether it came from the cache. Raises as `compile_module`."""
         key = artifact_key(text, target)
-        plan = self._load(key)
+        path = self._folder / f"{key}.plan"
+        plan = load_plan(path)
         if plan is not None:
             return key, plan, True
-        plan = compile_module(text, target, lambda name, ir: _write(self._folder / key / f"{name}.mlir", ir.encode()))
-        self._store(key, plan)
+        beside = self._folder / key
+        plan = compile_module(text, target, lambda name, ir: _write(beside / f"{name}.mlir", ir.encode()))
+        body = plan.SerializeToString(deterministic=True)
+        _write(path, _MAGIC + hashlib.sha256(body).digest() + body)
+        report = make_report(plan, key, machine_model(cache_root()))
+        _write(beside / REPORT_DATA, report.to_json().encode())
+        _write(beside / REPORT_PAGE, report_page(report).encode())
         return key, plan, False
 
-    def _path(self, key: str) -> Path:
-        return self._folder / f"{key}.plan"
 
-    def _load(self, key: str) -> plan_pb2.Plan | None:
-        """The plan, or None: not there, or damaged, and then it is made again."""
-        try:
-            with self._path(key).open("rb") as file:
-                data = file.read(MAX_PLAN_BYTES + 1)
-        except OSError:
+def load_plan(path: Path) -> plan_pb2.Plan | None:
+    """The plan in a file, or None: there is none, it is damaged, or it does not hold together."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_PLAN_BYTES + 1)
+    except OSError:
+        return None
+    head = len(_MAGIC) + _SUM_BYTES
+    body = data[head:]
+    if len(data) > MAX_PLAN_BYTES or data[:head] != _MAGIC + hashlib.sha256(body).digest():
+        return None
+    try:
+        plan = plan_pb2.Plan.FromString(body)
+        if plan.format != PLAN_FORMAT:
             return None
-        head = len(_MAGIC) + _SUM_BYTES
-        body = data[head:]
-        if len(data) > MAX_PLAN_BYTES or data[:head] != _MAGIC + hashlib.sha256(body).digest():
-            return None
-        try:
-            plan = plan_pb2.Plan.FromString(body)
-        except DecodeError:
-            return None
-        return plan if plan.format == PLAN_FORMAT else None
-
-    def _store(self, key: str, plan: plan_pb2.Plan) -> None:
-        body = plan.SerializeToString(deterministic=True)
-        _write(self._path(key), _MAGIC + hashlib.sha256(body).digest() + body)
+        check_plan(plan)
+    except (DecodeError, PlanError):
+        return None
+    return plan
 
 
 def _write(path: Path, content: bytes) -> None:

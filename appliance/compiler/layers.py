@@ -21,6 +21,8 @@ _UP_TO_INDEX = re.compile(r"(.*?(?:^|\.)\d+)(?:\.|$)")
 _DEPTH = 2
 # The layer of what is made of the batch alone, and of keys of random numbers: before all others.
 INPUT = "input"
+# The end of the label of a segment of the backward pass.
+BACKWARD = " backward"
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +35,7 @@ class Segment:
 
     @property
     def label(self) -> str:
-        return f"{self.layer or 'model'}{' backward' if self.backward else ''}"
+        return f"{self.layer or 'model'}{BACKWARD if self.backward else ''}"
 
 
 def layer_of(module_path: str) -> str:

@@ -5,8 +5,9 @@ from xdsl.ir import SSAValue
 from appliance.compiler.cut import Cut
 from appliance.compiler.exchanges import find_exchanges, find_output
 from appliance.compiler.groups import Bundle, Numbers
+from appliance.compiler.memory_plan import check_memory, plan_memory
 from appliance.compiler.memoryx_schedule import ShardScheduler
-from appliance.compiler.report import check_memory, layer_reports
+from appliance.compiler.report_builder import profile_kernels
 from appliance.compiler.shards import divide
 from appliance.compiler.target import HALF_TYPES, Target
 from appliance.compiler.wafer_schedule import WaferSchedule, schedule_wafer
@@ -26,7 +27,9 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     numbers = Numbers()
     sharing = divide(cut, target)
     wafer = schedule_wafer(cut, sharing, target, numbers)
-    wafer.plan.activation_bytes = check_memory(wafer, target)
+    wafer.plan.memory_bytes = target.wafer_memory_bytes
+    memory = plan_memory(wafer.plan, profile_kernels(wafer.plan.kernels), target.wafer_memory_bytes)
+    check_memory(memory, target.num_csx, cut.sharding.batch_rows)
     exchanges, output = find_exchanges(cut, sharing, numbers), find_output(cut, numbers)
     rows = cut.sharding.batch_rows
     plan = plan_pb2.Plan(format=PLAN_FORMAT, num_csx=target.num_csx, num_shards=target.num_shards, batch_rows=rows)
@@ -41,7 +44,6 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     plan.worker.batch.CopyFrom(wafer.batch)
     plan.worker.global_rows, plan.worker.local_rows = rows, rows // target.num_csx
     _add_outputs(plan.coordinator, cut, numbers, wafer, output)
-    plan.layers.extend(layer_reports(cut, wafer))
     if target.precision is not None:
         plan.precision.half = HALF_TYPES[target.precision.half]
         plan.precision.optimization_level = target.precision.level

@@ -1,93 +1,103 @@
-"""What a compile tells of each layer, and whether the step fits a wafer's memory."""
+"""What a compile tells: each layer's size, work and predicted time, the wafer's memory, MemoryX's, the schedule.
 
-import math
+All of it is read from the plan, so that a report can be made again from an artifact. Times are predictions: they rest
+on the rates of `MachineModel`, and are good for comparing layers, not for promising a rate.
+"""
 
-from xdsl.ir import Operation, SSAValue
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Final
 
-from appliance.compiler.cut import Cut
-from appliance.compiler.errors import CompileError
-from appliance.compiler.target import Target
-from appliance.compiler.wafer_schedule import WaferSchedule
-from cirh import types
-from cirh.attributes import attrs
-from cirh.graph import func_of
-from wsc.v1 import plan_pb2
+from appliance.compiler.floor_plan import Region
+from appliance.compiler.machine_model import MachineModel
+from appliance.compiler.memory_plan import MemoryPlan
+from appliance.compiler.timeline import Timeline
 
-_PRODUCTS = {"cirh.MatMul": (0, 1), "aten.mm": (0, 1), "aten.bmm": (0, 1), "aten.addmm": (1, 2), "aten.baddbmm": (1, 2)}
-
-
-def flops(op: Operation) -> int:
-    """Floating point operations: 2mnk for a product, one for each element of a result otherwise."""
-    product = _PRODUCTS.get(op.name)
-    if product is None:
-        return sum(math.prod(types.shape(result)) for result in op.results)
-    left = types.shape(op.operands[product[0]])
-    inner = left[-2] if op.name == "cirh.MatMul" and attrs(op).get("transpose_a") else left[-1]
-    return 2 * math.prod(types.shape(op.results[0])) * inner
+# Of the JSON form.
+REPORT_FORMAT: Final = 1
 
 
-def layer_reports(cut: Cut, schedule: WaferSchedule) -> list[plan_pb2.LayerReport]:
-    """One line per layer, forward and backward together, for the global batch."""
-    arguments = func_of(cut.module).block.args
-    states = {arguments[state.argument] for state in cut.names.states}
-    reports: dict[str, plan_pb2.LayerReport] = {}
-    counted: set[SSAValue] = set()
-    for position, item in enumerate(schedule.work):
-        layer = item.segment.layer or "model"
-        report = reports.setdefault(layer, plan_pb2.LayerReport(layer=layer))
-        report.flops += sum(flops(op) for op in item.segment.ops)
-        report.activation_bytes += sum(types.nbytes(schedule.localiser.type_of(value)) for value in item.outputs)
-        report.streamed_bytes += sum(load.bundle.nbytes for load in schedule.loads if load.position == position)
-        for value in item.inputs:
-            if value in states and value not in counted:
-                counted.add(value)
-                report.parameters += math.prod(types.shape(value))
-    return list(reports.values())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerReport:
+    """A layer, forward and backward together. Bytes and seconds are of one wafer; all wafers do the same at once."""
+
+    layer: str
+    parameters: int  # of weights that no layer before it reads
+    flops: int  # of the whole batch
+    streamed_bytes: int  # weights to a wafer; what is streamed again for the backward pass counts twice
+    gradient_bytes: int  # from a wafer
+    activation_bytes: int  # what its segments make for others
+    kernels: int  # different ones
+    library: str
+    reason: str  # why that library
+    forward_seconds: float
+    backward_seconds: float
 
 
-def peak_bytes(schedule: WaferSchedule) -> int:
-    """The most that a wafer holds at one moment: the batch, what was made and is still read, and weights at hand.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """A kernel of a MemoryX shard, with all that it is run on in a step."""
 
-    Weights are at hand from the segment before which they are received, less those that are fetched ahead, to their
-    last read before they are received again.
-    """
-    held = [0] * (len(schedule.work) + 1)
-
-    def hold(value: SSAValue, begin: int, end: int) -> None:
-        for position in range(max(begin, 0), end + 1):
-            held[position] += types.nbytes(schedule.localiser.type_of(value))
-
-    reads: dict[SSAValue, list[int]] = {}
-    for position, item in enumerate(schedule.work):
-        for value in item.inputs:
-            reads.setdefault(value, []).append(position)
-    loads: dict[SSAValue, list[int]] = {}
-    for load in schedule.loads:
-        for value in load.bundle.values:
-            loads.setdefault(value, []).append(load.position)
-    for value, positions in loads.items():
-        for begin, end in zip(positions, [*positions[1:], len(schedule.work)], strict=True):
-            hold(value, begin, max((read for read in reads[value] if begin <= read < end), default=begin))
-    sent_at = {value: d.position for d in schedule.departures for value in d.bundle.values}
-    made: set[SSAValue] = set()
-    for position, item in enumerate(schedule.work):
-        for op in item.segment.ops:
-            for value in op.results:
-                made.add(value)
-                hold(value, position, max(reads.get(value, [position])[-1], sent_at.get(value, position)))
-    for value, positions in reads.items():
-        if value not in made and value not in loads:
-            hold(value, 0, positions[-1])
-    return max(held)
+    kernel: int
+    runs: int
+    elements: int  # of the states that it replaces
+    library: str
+    reason: str
+    seconds: float
 
 
-def check_memory(schedule: WaferSchedule, target: Target) -> int:
-    """The peak of a wafer's memory in bytes. CompileError if a wafer has less."""
-    peak = peak_bytes(schedule)
-    if peak > target.wafer_memory_bytes:
-        over = (peak - target.wafer_memory_bytes) / 2**20
-        raise CompileError(
-            f"the step needs {peak / 2**20:.3g} MiB of a wafer's memory, {over:.3g} MiB more than it has; "
-            "use a smaller batch or more wafers (num_csx)"
-        )
-    return peak
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardReport:
+    """A MemoryX shard: what it holds, and what it does in a step."""
+
+    shard: int
+    weight_bytes: int  # states that the wafers read
+    other_bytes: int  # all other state: the optimizer's, metrics'
+    states: int
+    updates: tuple[UpdateReport, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Over all layers."""
+
+    parameters: int
+    flops: int
+    streamed_bytes: int
+    gradient_bytes: int
+    wafer_kernels: int
+    segments: int
+    step_seconds: float  # predicted
+    rows_per_second: float  # predicted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FloorPlan:
+    """The layers on one wafer, in layer-pipelined form."""
+
+    width: int
+    height: int
+    regions: tuple[Region, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The whole report."""
+
+    format: int
+    artifact: str
+    num_csx: int
+    num_shards: int
+    batch_rows: int
+    machine: MachineModel
+    totals: Totals
+    layers: tuple[LayerReport, ...]
+    memory: MemoryPlan
+    shards: tuple[ShardReport, ...]
+    floor_plan: FloorPlan
+    timeline: Timeline
+
+    def to_json(self) -> str:
+        """The report as JSON: the fields of these classes by their names, in their units (bytes, seconds)."""
+        return json.dumps(dataclasses.asdict(self), indent=1)

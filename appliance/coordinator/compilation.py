@@ -48,3 +48,11 @@ def cached_compiler(folder: Path) -> Compile:
             raise CompileRefused(str(error)) from error
 
     return compile_step
+
+
+def report_of(folder: Path, artifact: str) -> str:
+    """The page of an artifact's report; empty where there is none."""
+    from appliance.compiler.cache import REPORT_PAGE
+
+    page = folder / artifact / REPORT_PAGE
+    return str(page) if page.is_file() else ""

@@ -5,7 +5,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from appliance.coordinator.compilation import Compile
+from appliance.coordinator.compilation import Compile, report_of
 from appliance.coordinator.crew import Crew, NodesRefused
 from appliance.coordinator.execution import Execution
 from appliance.coordinator.failures import JobFailed, Verdict
@@ -35,6 +35,7 @@ class Job:
         self._on_over = on_over
         self.name = settings.job
         self.token = settings.token
+        self._cache = settings.cache
         self.request = request
         self._management = management
         self._listener = listener
@@ -140,6 +141,10 @@ class Job:
                     if not slot.replicated:
                         self._placed[slot.name] = shard.shard
         return artifact, plan, cached
+
+    def report(self, artifact: str) -> str:
+        """The file of an artifact's report; empty where there is none."""
+        return report_of(self._cache, artifact)
 
     def begin(self, begin: coordinator_pb2.Begin) -> Execution | None:
         """A new execution, or None while there is another. Raises JobFailed; KeyError for an unknown artifact."""

@@ -78,7 +78,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             cached=cached,
             states=placements(plan),
             outputs=plan.coordinator.outputs,
-            layers=plan.layers,
+            report=self._job.report(artifact),
             seconds=time.monotonic() - begin,
             wafer_kernels=len(plan.wafer.kernels),
             precision=plan.precision if plan.HasField("precision") else None,

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from cirh.printer import print_module
+from cirh.verify import verify
 from cstorch import amp, backends, state
 from cstorch.batch import check_batch
 from cstorch.errors import ClusterError, UsageError
@@ -100,11 +101,12 @@ class CsxExecution(Execution):
         assert self._trace is not None
         for call in self._calls:
             self._outputs.rename_by_arguments(call)
-        text = print_module(lower(self._outputs.named(self._trace)))
+        module = lower(self._outputs.named(self._trace))
         path = self.executor.artifact_dir / "cirh.mlir"
-        path.write_text(text)
+        path.write_text(text := print_module(module))
         if self._backend.validate_only:
-            logger.info("Validated the step: %s", path)
+            verify(module)
+            logger.info("The step is valid. With validate_only nothing is compiled or run. CIRH: %s", path)
             return
         logger.info("Compiling the model. This may take a few minutes.")
         job = self._backend.session.job()
@@ -114,9 +116,13 @@ class CsxExecution(Execution):
             level = precision.optimization_level
             logger.info("Mixed precision: %s, optimization level %d", amp.get_half_dtype_str(), level)
         self._compiled = job.compile(text, precision)
-        where = "found in the cache" if self._compiled.cached else f"compiled in {self._compiled.seconds:.1f} s"
-        logger.info("Compile artifact %s: %s", self._compiled.artifact, where)
+        found = "found in the cache and verified" if self._compiled.cached else "compiled"
+        logger.info("Compile artifact %s: %s in %.1f s", self._compiled.artifact, found, self._compiled.seconds)
+        if self._compiled.report:
+            logger.info("Compile report: %s", self._compiled.report)
         logger.info("Compile was successful!")
+        if self._backend.compile_only:
+            logger.info("With compile_only nothing is run, and no weights were sent")
         if self._input is not None:
             outcome(self._input)
             self._start(job, self._compiled)

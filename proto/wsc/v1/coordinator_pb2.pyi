@@ -123,21 +123,21 @@ class CompileResponse(_message.Message):
     CACHED_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
-    LAYERS_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     WAFER_KERNELS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     artifact: _builtins.str
     """hash"""
     cached: _builtins.bool
+    report: _builtins.str
+    """the page, a file on the coordinator's host; empty where it could not be written"""
     seconds: _builtins.float
     wafer_kernels: _builtins.int
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatePlacement]: ...
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_plan_pb2.Output]: ...
-    @_builtins.property
-    def layers(self) -> _containers.RepeatedCompositeFieldContainer[_plan_pb2.LayerReport]: ...
     @_builtins.property
     def precision(self) -> _plan_pb2.Precision:
         """as in the request"""
@@ -149,14 +149,14 @@ class CompileResponse(_message.Message):
         cached: _builtins.bool = ...,
         states: _abc.Iterable[Global___StatePlacement] | None = ...,
         outputs: _abc.Iterable[_plan_pb2.Output] | None = ...,
-        layers: _abc.Iterable[_plan_pb2.LayerReport] | None = ...,
+        report: _builtins.str = ...,
         seconds: _builtins.float = ...,
         wafer_kernels: _builtins.int = ...,
         precision: _plan_pb2.Precision | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["precision", b"precision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "cached", b"cached", "layers", b"layers", "outputs", b"outputs", "precision", b"precision", "seconds", b"seconds", "states", b"states", "wafer_kernels", b"wafer_kernels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "cached", b"cached", "outputs", b"outputs", "precision", b"precision", "report", b"report", "seconds", b"seconds", "states", b"states", "wafer_kernels", b"wafer_kernels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

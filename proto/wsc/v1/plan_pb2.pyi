@@ -412,10 +412,10 @@ class WaferPlan(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
     INSTRUCTIONS_FIELD_NUMBER: _builtins.int
-    ACTIVATION_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     NUMBER_VALUE_FIELD_NUMBER: _builtins.int
-    activation_bytes: _builtins.int
-    """peak, of one step"""
+    memory_bytes: _builtins.int
+    """of the wafer that this was made for; what it holds never exceeds it"""
     number_value: _builtins.int
     """int64 [1], the number of the wafer that runs the plan; 0: nothing reads it"""
     @_builtins.property
@@ -430,12 +430,12 @@ class WaferPlan(_message.Message):
         groups: _abc.Iterable[Global___Group] | None = ...,
         kernels: _abc.Iterable[Global___Kernel] | None = ...,
         instructions: _abc.Iterable[Global___Instruction] | None = ...,
-        activation_bytes: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
         number_value: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "groups", b"groups", "instructions", b"instructions", "kernels", b"kernels", "number_value", b"number_value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "instructions", b"instructions", "kernels", b"kernels", "memory_bytes", b"memory_bytes", "number_value", b"number_value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -621,37 +621,6 @@ class CoordinatorPlan(_message.Message):
 Global___CoordinatorPlan: _TypeAlias = CoordinatorPlan  # noqa: Y015
 
 @_typing.final
-class LayerReport(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LAYER_FIELD_NUMBER: _builtins.int
-    PARAMETERS_FIELD_NUMBER: _builtins.int
-    FLOPS_FIELD_NUMBER: _builtins.int
-    STREAMED_BYTES_FIELD_NUMBER: _builtins.int
-    ACTIVATION_BYTES_FIELD_NUMBER: _builtins.int
-    layer: _builtins.str
-    parameters: _builtins.int
-    flops: _builtins.int
-    streamed_bytes: _builtins.int
-    activation_bytes: _builtins.int
-    def __init__(
-        self,
-        *,
-        layer: _builtins.str = ...,
-        parameters: _builtins.int = ...,
-        flops: _builtins.int = ...,
-        streamed_bytes: _builtins.int = ...,
-        activation_bytes: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "flops", b"flops", "layer", b"layer", "parameters", b"parameters", "streamed_bytes", b"streamed_bytes"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___LayerReport: _TypeAlias = LayerReport  # noqa: Y015
-
-@_typing.final
 class Precision(_message.Message):
     """Mixed precision: weights and updates in float32, the wafers' work in half as far as the level (0, 1, 2) says."""
 
@@ -688,7 +657,6 @@ class Plan(_message.Message):
     SWARMX_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
-    LAYERS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     format: _builtins.int
     num_csx: _builtins.int
@@ -705,8 +673,6 @@ class Plan(_message.Message):
     @_builtins.property
     def coordinator(self) -> Global___CoordinatorPlan: ...
     @_builtins.property
-    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerReport]: ...
-    @_builtins.property
     def precision(self) -> Global___Precision:
         """absent: float32 throughout"""
 
@@ -722,12 +688,11 @@ class Plan(_message.Message):
         swarmx: Global___SwarmXPlan | None = ...,
         worker: Global___WorkerPlan | None = ...,
         coordinator: Global___CoordinatorPlan | None = ...,
-        layers: _abc.Iterable[Global___LayerReport] | None = ...,
         precision: Global___Precision | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "precision", b"precision", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "coordinator", b"coordinator", "format", b"format", "layers", b"layers", "memoryx", b"memoryx", "num_csx", b"num_csx", "num_shards", b"num_shards", "precision", b"precision", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "coordinator", b"coordinator", "format", b"format", "memoryx", b"memoryx", "num_csx", b"num_csx", "num_shards", b"num_shards", "precision", b"precision", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,92 @@
+"""A wafer divided into regions, one for each layer, as in layer-pipelined execution.
+
+Layers lie in rows, from left to right and in the next row back again, so that what follows in the network lies beside
+it on the wafer. Where rows end is chosen so that regions are as square as they can be. A region's area is proportional
+to its layer's work: then all layers take equally long, and none waits for another.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Final
+
+# A grid of cores: about the 850,000 of a WSE-2, on a square.
+WIDTH: Final = 922
+HEIGHT: Final = 922
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A rectangle of cores, from (x, y), for one layer."""
+
+    layer: str
+    x: int
+    y: int
+    width: int
+    height: int
+
+    @property
+    def area(self) -> int:
+        return self.width * self.height
+
+
+def plan_floor(work: Sequence[tuple[str, float]], width: int = WIDTH, height: int = HEIGHT) -> tuple[Region, ...]:
+    """Divides the whole wafer.
+
+    Args:
+        work: layers in the order of the network, each with its work in any unit.
+        width, height: of the wafer, in cores.
+
+    Raises:
+        ValueError: a layer's work is not a positive number, or there are more layers than rows of cores.
+    """
+    if any(not 0 < amount < float("inf") for _, amount in work):
+        raise ValueError("every layer has some work to do, and a finite amount of it")
+    if len(work) > min(width, height):
+        raise ValueError(f"{len(work)} layers do not fit a wafer of {width} x {height} cores")
+    if not work:
+        return ()
+    amounts = [amount for _, amount in work]
+    rows = _rows(amounts, width, height)
+    heights = _cut(height, [sum(amounts[begin:end]) for begin, end in rows])
+    regions = []
+    for number, ((begin, end), (top, bottom)) in enumerate(zip(rows, pairwise(heights), strict=True)):
+        for (layer, _), (left, right) in zip(work[begin:end], pairwise(_cut(width, amounts[begin:end])), strict=True):
+            x = width - right if number % 2 else left
+            regions.append(Region(layer=layer, x=x, y=top, width=right - left, height=bottom - top))
+    return tuple(regions)
+
+
+def _rows(amounts: Sequence[float], width: int, height: int) -> list[tuple[int, int]]:
+    """Where rows begin and end: of all ways, one with the least sum of area * (width/height + height/width).
+
+    In a row with the sum s, a region of amount a is width * a / s wide and height * s / total high.
+    """
+    before = [0.0, *accumulate(amounts)]
+    squares = [0.0, *accumulate(amount**2 for amount in amounts)]
+    square = width * before[-1] / height
+    best = [0.0] + [float("inf")] * len(amounts)
+    begins = [0] * (len(amounts) + 1)
+    for end in range(1, len(amounts) + 1):
+        for begin in range(end):
+            row = before[end] - before[begin]
+            flat, upright = square * (squares[end] - squares[begin]) / row**2, (end - begin) * row**2 / square
+            cost = best[begin] + flat + upright
+            if cost < best[end]:
+                best[end], begins[end] = cost, begin
+    rows = []
+    end = len(amounts)
+    while end:
+        rows.append((begins[end], end))
+        end = begins[end]
+    return rows[::-1]
+
+
+def _cut(length: int, amounts: Sequence[float]) -> list[int]:
+    """Where to cut a length into parts in proportion to the amounts; every part is at least 1 long."""
+    total = sum(amounts)
+    cuts = [0]
+    for number, sum_before in enumerate(accumulate(amounts), 1):
+        wanted = round(length * sum_before / total)
+        cuts.append(min(max(wanted, cuts[-1] + 1), length - (len(amounts) - number)))
+    return cuts

@@ -1,0 +1,148 @@
+"""Whether a plan holds together: what is checked of one that was not made just now, before any role gets it.
+
+Types are followed through the roles' programs: each value is there when it is read, with the type that is read, and
+every message that is waited for is sent. What a plan computes is not known here; that it is the step's is said by the
+artifact's hash.
+"""
+
+from math import prod
+
+from appliance.compiler.plan_check.errors import PlanError, require
+from appliance.compiler.plan_check.groups import Groups
+from appliance.compiler.plan_check.roles import Role, Signatures
+from cirh.errors import CirhError
+from cirh.types import TensorInfo, from_proto
+from interconnect.elements import tensor_bytes
+from wsc.v1 import plan_pb2
+
+__all__ = ["PlanError", "check_plan"]
+
+
+def check_plan(plan: plan_pb2.Plan) -> None:
+    """Raises PlanError unless the plan holds together."""
+    try:
+        _check_sizes(plan)
+        groups = Groups(plan)
+        signatures = Signatures()
+        wafer = Role("the wafer", plan.wafer.groups, plan.wafer.kernels, signatures)
+        _check_wafer(plan.wafer, wafer)
+        shards = [Role(f"shard {p.shard}", p.groups, p.kernels, signatures) for p in plan.memoryx]
+        for part, shard in zip(plan.memoryx, shards, strict=True):
+            _check_shard(part, shard)
+        _check_states(plan)
+        groups.check_traffic(plan, wafer, shards)
+        _check_outputs(plan)
+    except PlanError:
+        raise
+    except (CirhError, ValueError) as error:
+        raise PlanError(str(error)) from error
+
+
+def _check_sizes(plan: plan_pb2.Plan) -> None:
+    require(plan.num_csx >= 1 and plan.num_shards >= 1, "there is no wafer or no shard")
+    require([part.shard for part in plan.memoryx] == list(range(plan.num_shards)), "shards are missing or misplaced")
+    worker = plan.worker
+    require(worker.global_rows == plan.batch_rows, "workers and plan differ in the rows of a batch")
+    require(worker.local_rows * plan.num_csx == worker.global_rows, "the batch is not divided over the wafers")
+    require(plan.wafer.memory_bytes > 0, "a wafer has no memory")
+
+
+def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
+    for instruction in plan.instructions:
+        match instruction.WhichOneof("kind"):
+            case "receive":
+                role.receive(instruction.receive.group)
+            case "run":
+                require(not instruction.run.commits, "the wafer has no states to commit to")
+                role.run(instruction.run)
+                role.drop(instruction.run)
+            case "send":
+                role.send(instruction.send.group)
+            case kind:
+                raise PlanError(f"a wafer has no instruction {kind}")
+    role.finish()
+
+
+def _check_shard(plan: plan_pb2.MemoryXPlan, role: Role) -> None:
+    states = {slot.value: from_proto(slot.type) for slot in plan.states}
+    require(0 not in states and len(states) == len(plan.states), f"{role.name} has a state's number twice, or none")
+    role.values.update(states)
+
+    def check_commit(state: int, type: TensorInfo) -> None:
+        require(states.get(state) == type, f"{role.name} commits to {state}, which is no state of that type")
+
+    for instruction in plan.instructions:
+        match instruction.WhichOneof("kind"):
+            case "receive":
+                role.receive(instruction.receive.group)
+            case "run":
+                run = instruction.run
+                outputs = role.run(run).outputs
+                require(states.keys().isdisjoint(run.outputs), f"{role.name} makes a value that is a state's")
+                require(states.keys().isdisjoint(run.drops), f"{role.name} drops a state")
+                if run.commits:
+                    require(len(run.commits) == len(outputs), f"{role.name} does not say where each output goes")
+                taken = [state for state in run.commits if state]
+                require(len(set(taken)) == len(taken), f"{role.name} commits twice to a state")
+                for state, type in zip(run.commits, outputs, strict=False):
+                    if state:
+                        check_commit(state, type)
+                role.drop(run)
+            case "send":
+                role.send(instruction.send.group)
+            case "commit":
+                commit = instruction.commit
+                check_commit(commit.state, role.type_of(commit.value))
+            case kind:
+                raise PlanError(f"a shard has no instruction {kind}")
+    role.finish()
+
+
+def _check_states(plan: plan_pb2.Plan) -> None:
+    """A state has one number and one type, and one shard unless it is kept by several."""
+    known: dict[str, plan_pb2.StateSlot] = {}
+    for slot in (slot for part in plan.memoryx for slot in part.states):
+        require(slot.name, "a state has no name")
+        other = known.setdefault(slot.name, slot)
+        require(other is slot or (other == slot and slot.replicated), f"{slot.name!r} is on two shards")
+    numbers = {slot.value for slot in known.values()}
+    require(len(numbers) == len(known), "two states have one number")
+    require(all(prod(s.type.shape) == 1 for s in known.values() if s.replicated), "a state of several shards is large")
+    kept = {slot.name for slot in plan.memoryx[0].states}
+    require(all(s.name in kept for s in known.values() if s.replicated), "shard 0 lacks a state of several shards")
+
+
+def _check_outputs(plan: plan_pb2.Plan) -> None:
+    groups = {group.id: group for group in plan.coordinator.groups}
+    listed = {
+        group.id
+        for groups_of in (plan.wafer.groups, *(part.groups for part in plan.memoryx))
+        for group in groups_of
+        if group.to_coordinator or group.kind == plan_pb2.GROUP_KIND_OUTPUT
+    }
+    require(set(groups) == listed and len(groups) == len(plan.coordinator.groups), "the coordinator's groups differ")
+    names = [output.name for output in plan.coordinator.outputs]
+    require(len(set(names)) == len(names) and "" not in names, "outputs have one name, or none")
+    for output in plan.coordinator.outputs:
+        what = f"output {output.name!r}"
+        require(output.group in groups, f"{what} comes in no group")
+        group = groups[output.group]
+        member = next((member for member in group.members if member.value == output.value), None)
+        if member is None:
+            raise PlanError(f"{what} is not in its group")
+        gathered = group.reduction == plan_pb2.REDUCTION_GATHER
+        require(
+            output.gathered == gathered, f"{what} is put together from what is not in parts, or the other way round"
+        )
+        require(member.type.element_type == output.type.element_type, f"{what} has another element type than is sent")
+        if not gathered:
+            require(member.type == output.type, f"{what} has another shape than is sent")
+            require((output.dim, output.outer) == (0, 1) or not output.outer, f"{what} is whole")
+            continue
+        shape = list(output.type.shape)
+        require(output.dim < len(shape), f"{what} has no dimension {output.dim}")
+        size = shape[output.dim]
+        require(output.outer and size % (output.outer * plan.num_csx) == 0, f"{what} does not divide into its parts")
+        shape[output.dim] = size // plan.num_csx
+        require(shape == list(member.type.shape), f"{what} is not what its parts make")
+        require(tensor_bytes(output.type) == tensor_bytes(member.type) * plan.num_csx, f"{what} is not its parts")

@@ -1,0 +1,107 @@
+"""One role's program, followed step by step: which values it has, of which types."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from appliance.compiler.plan_check.errors import require
+from cirh.graph import func_of
+from cirh.operations import return_of
+from cirh.parser import parse_module
+from cirh.types import TensorInfo, from_proto, info
+from cirh.verify import verify
+from wsc.v1 import plan_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a kernel takes and gives."""
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+
+class Signatures:
+    """Kernels by their text, each parsed and verified once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Signature] = {}
+
+    def of(self, text: str) -> Signature:
+        if text not in self._known:
+            module = parse_module(text)
+            verify(module)
+            self._known[text] = Signature(
+                tuple(info(argument) for argument in func_of(module).block.args),
+                tuple(info(value) for value in return_of(module).operands),
+            )
+        return self._known[text]
+
+
+class Role:
+    """One role's groups and kernels, and the types of the values that it has as its program goes on."""
+
+    def __init__(
+        self,
+        name: str,
+        groups: Sequence[plan_pb2.Group],
+        kernels: Sequence[plan_pb2.Kernel],
+        signatures: Signatures,
+    ) -> None:
+        self.name = name
+        self._groups = {group.id: group for group in groups}
+        self._kernels = {kernel.id: signatures.of(kernel.cirh) for kernel in kernels}
+        require(len(self._groups) == len(groups) and len(self._kernels) == len(kernels), f"{name} has a number twice")
+        self._used: set[int] = set()
+        self.values: dict[int, TensorInfo] = {}
+        self.received: Counter[int] = Counter()
+        self.sent: Counter[int] = Counter()
+
+    def receive(self, number: int) -> plan_pb2.Group:
+        """Has the group's tensors from here on. What is gathered stays with SwarmX."""
+        group = self._group(number)
+        self.received[number] += 1
+        self.values.update((member.value, from_proto(member.type)) for member in group.members)
+        return group
+
+    def send(self, number: int) -> plan_pb2.Group:
+        group = self._group(number)
+        self.sent[number] += 1
+        for member in group.members:
+            self.read(member.value, from_proto(member.type))
+        return group
+
+    def run(self, run: plan_pb2.Run) -> Signature:
+        require(run.kernel in self._kernels, f"{self.name} has no kernel {run.kernel}")
+        signature = self._kernels[run.kernel]
+        self._used.add(run.kernel)
+        require(
+            (len(run.inputs), len(run.outputs)) == (len(signature.inputs), len(signature.outputs)),
+            f"{self.name}: kernel {run.kernel} is given other numbers of tensors than it has",
+        )
+        for value, type in zip(run.inputs, signature.inputs, strict=True):
+            self.read(value, type)
+        require(0 not in run.outputs and len(set(run.outputs)) == len(run.outputs), f"{self.name}: outputs are equal")
+        self.values.update(zip(run.outputs, signature.outputs, strict=True))
+        return signature
+
+    def drop(self, run: plan_pb2.Run) -> None:
+        for value in run.drops:
+            require(self.values.pop(value, None) is not None, f"{self.name} drops value {value}, which it has not")
+
+    def type_of(self, value: int) -> TensorInfo:
+        """The type of a value that the role has."""
+        require(value in self.values, f"{self.name} reads value {value} before it has it")
+        return self.values[value]
+
+    def read(self, value: int, type: TensorInfo) -> None:
+        require(self.type_of(value) == type, f"{self.name} has value {value} with another type than it is read with")
+
+    def finish(self) -> None:
+        """Nothing is listed that the program does not use."""
+        require(self._used == set(self._kernels), f"{self.name} has kernels that it does not run")
+        require(set(self.received) | set(self.sent) == set(self._groups), f"{self.name} has groups that do not travel")
+
+    def _group(self, number: int) -> plan_pb2.Group:
+        require(number in self._groups, f"{self.name} has no group {number}")
+        return self._groups[number]
