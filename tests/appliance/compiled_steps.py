@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from appliance.compiler.pipeline import Target, compile_module
+from appliance.compiler.plan_check.check import check_plan
 from cirh.printer import print_module
 from cstorch.lowering import lower
 from cstorch.metrics import metric as metric_module
@@ -44,7 +45,9 @@ class Traced:
         self.initial = {state.name: state.cell.read().clone() for state in trace.states}
 
     def plan(self, wafers: int, shards: int = 1, **settings: Any) -> plan_pb2.Plan:
-        return compile_module(self.text, Target(num_csx=wafers, num_shards=shards, **settings))
+        plan = compile_module(self.text, Target(num_csx=wafers, num_shards=shards, **settings))
+        check_plan(plan)
+        return plan
 
     def expected(self, batches: Sequence[Any]) -> tuple[list[list[torch.Tensor]], dict[str, torch.Tensor]]:
         """What plain torch makes of the global batches: the outputs of each step, and the states after all."""

@@ -67,6 +67,7 @@ class FakeCluster:
     fail_at: tuple[int, node_pb2.Failure] | None = None
     refuse_job: tuple[grpc.StatusCode, str] | None = None
     refuse_compile: tuple[grpc.StatusCode, str] | None = None
+    found: coordinator_pb2.CompileResponse | None = None  # what more a compile answers
     address: str = ""
 
     def serve(self) -> grpc.Server:
@@ -81,6 +82,7 @@ class FakeCluster:
         """Replaces the lowering, and the links to MemoryX, in the client."""
         monkeypatch.setattr(session_execution, "lower", lambda trace: trace)
         monkeypatch.setattr(session_execution, "print_module", describe)
+        monkeypatch.setattr(session_execution, "verify", lambda module: None)  # it is no module
         monkeypatch.setattr(cluster_state, "ShardConnection", lambda shard, lane: FakeShard(self))
 
 
@@ -147,7 +149,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
         module = json.loads(request.cirh)
         self._cluster.compiled.append(module)
         self._cluster.precisions.append(request.precision if request.HasField("precision") else None)
-        return coordinator_pb2.CompileResponse(
+        response = coordinator_pb2.CompileResponse(
             artifact=str(len(self._cluster.compiled) - 1),
             states=[
                 coordinator_pb2.StatePlacement(name=name, type=tensor_type(shape, dtype))
@@ -157,6 +159,9 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
                 plan_pb2.Output(name=name, type=tensor_type(shape, dtype)) for name, shape, dtype in module["outputs"]
             ],
         )
+        if self._cluster.found is not None:
+            response.MergeFrom(self._cluster.found)
+        return response
 
     def PrepareInput(
         self, request: coordinator_pb2.PrepareInputRequest, context: grpc.ServicerContext

@@ -1,5 +1,6 @@
 """Executions on a cluster that is a fake, over real gRPC."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from cstorch.errors import (
     VersionMismatchError,
 )
 from cstorch.utils.data import DataExecutor, DataLoader
-from wsc.v1 import node_pb2
+from wsc.v1 import coordinator_pb2, node_pb2
 
 NAMES = ["state.model.weight", "state.model.bias"]
 
@@ -354,20 +355,42 @@ def test_a_batch_that_does_not_divide(cluster: FakeCluster, tmp_path: Path) -> N
         run(setup.executor(1), lambda batch: setup.step(batch))
 
 
-def test_validate_only_traces_and_compile_only_compiles(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_validate_only_traces_and_compile_only_compiles(
+    cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "cstorch")
+    closures: list[float] = []
     setup = Setup(cluster, tmp_path, compile_only=True)
     with pytest.warns(UserWarning, match="compile_only"):
         executor = setup.executor(5)
     for batch in executor:
-        setup.step(batch)
+        cstorch.step_closure(closures.append)(setup.step(batch))
     assert len(executor) == 1
     assert len(cluster.compiled) == 1
-    assert cluster.begun == []
+    assert (cluster.begun, cluster.prepared, closures) == ([], [], [])
+    assert setup.weight() == 1.0  # it never left, and the step was not done
+    assert "With compile_only nothing is run, and no weights were sent" in caplog.messages
+    assert any(message.startswith("Compile artifact 0: compiled in ") for message in caplog.messages)
     cstorch.close_backend()
+    caplog.clear()
     setup = Setup(cluster, tmp_path, validate_only=True)
-    for batch in setup.executor(1):
-        setup.step(batch)
-    assert (len(cluster.compiled), len(cluster.created)) == (1, 1)
+    executor = setup.executor(1)
+    for batch in executor:
+        cstorch.step_closure(closures.append)(setup.step(batch))
+    assert (len(cluster.compiled), len(cluster.created), closures) == (1, 1, [])
+    path = executor.artifact_dir / "cirh.mlir"
+    assert path.exists()
+    assert caplog.messages == [f"The step is valid. With validate_only nothing is compiled or run. CIRH: {path}"]
+    assert setup.weight() == 1.0
+
+
+def test_a_hit_and_the_report_are_told(cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "cstorch")
+    cluster.found = coordinator_pb2.CompileResponse(cached=True, seconds=0.25, report="/cache/0/report.html")
+    setup = Setup(cluster, tmp_path)
+    run(setup.executor(1), lambda batch: setup.step(batch))
+    assert "Compile artifact 0: found in the cache and verified in 0.2 s" in caplog.messages
+    assert "Compile report: /cache/0/report.html" in caplog.messages
 
 
 class TestMisuse:

@@ -6,6 +6,9 @@ artifact's hash.
 """
 
 from math import prod
+from typing import Final
+
+import torch
 
 from appliance.compiler.plan_check.errors import PlanError, require
 from appliance.compiler.plan_check.groups import Groups
@@ -16,6 +19,9 @@ from interconnect.elements import tensor_bytes
 from wsc.v1 import plan_pb2
 
 __all__ = ["PlanError", "check_plan"]
+
+# The number of a wafer.
+_NUMBER: Final = TensorInfo((1,), torch.int64)
 
 
 def check_plan(plan: plan_pb2.Plan) -> None:
@@ -48,6 +54,9 @@ def _check_sizes(plan: plan_pb2.Plan) -> None:
 
 
 def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
+    number = plan.number_value
+    if number:
+        role.values[number] = _NUMBER
     for instruction in plan.instructions:
         match instruction.WhichOneof("kind"):
             case "receive":
@@ -60,6 +69,9 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
                 role.send(instruction.send.group)
             case kind:
                 raise PlanError(f"a wafer has no instruction {kind}")
+    if number:
+        others = {member.value for group in plan.groups for member in group.members} | role.made
+        require(number in role.used and number not in others, "the wafer's number is something else, or is not read")
     role.finish()
 
 
@@ -87,14 +99,17 @@ def _check_shard(plan: plan_pb2.MemoryXPlan, role: Role) -> None:
                 for state, type in zip(run.commits, outputs, strict=False):
                     if state:
                         check_commit(state, type)
+                role.used.update(value for value, state in zip(run.outputs, run.commits, strict=False) if state)
                 role.drop(run)
             case "send":
                 role.send(instruction.send.group)
             case "commit":
                 commit = instruction.commit
                 check_commit(commit.state, role.type_of(commit.value))
+                role.used.add(commit.value)
             case kind:
                 raise PlanError(f"a shard has no instruction {kind}")
+    require(role.made <= role.used, f"{role.name} makes what nothing uses")
     role.finish()
 
 
@@ -137,7 +152,7 @@ def _check_outputs(plan: plan_pb2.Plan) -> None:
         require(member.type.element_type == output.type.element_type, f"{what} has another element type than is sent")
         if not gathered:
             require(member.type == output.type, f"{what} has another shape than is sent")
-            require((output.dim, output.outer) == (0, 1) or not output.outer, f"{what} is whole")
+            require((output.dim, output.outer) == (0, 1), f"{what} is whole, and is put together along a dimension")
             continue
         shape = list(output.type.shape)
         require(output.dim < len(shape), f"{what} has no dimension {output.dim}")

@@ -25,6 +25,7 @@ class Groups:
     def check_traffic(self, plan: plan_pb2.Plan, wafer: Role, shards: Sequence[Role]) -> None:
         """Every message is sent as often as it is received, by those whose it is."""
         passed: Counter[int] = Counter()
+        used = {value for shard in shards for value in shard.used}
         for number, group in self.by_id.items():
             sent = {shard: role.sent[number] for shard, role in enumerate(shards) if role.sent[number]}
             received = {shard: role.received[number] for shard, role in enumerate(shards) if role.received[number]}
@@ -40,6 +41,8 @@ class Groups:
                     back = 1 if group.to_wafers else 0
                     fits = wafer.sent[number] == 1 and wafer.received[number] == back and not sent
                     fits = fits and received == dict.fromkeys(group.shards, 1)
+                    if not group.to_wafers and not group.to_coordinator:
+                        fits = fits and used.issuperset(member.value for member in group.members)
                 case plan_pb2.GROUP_KIND_OUTPUT:
                     fits = sent == {0: 1} and not received and not wafer.received[number]
                 case _:

@@ -52,7 +52,9 @@ class Role:
         self._groups = {group.id: group for group in groups}
         self._kernels = {kernel.id: signatures.of(kernel.cirh) for kernel in kernels}
         require(len(self._groups) == len(groups) and len(self._kernels) == len(kernels), f"{name} has a number twice")
-        self._used: set[int] = set()
+        self._run: set[int] = set()  # kernels
+        self.made: set[int] = set()  # values, by kernels
+        self.used: set[int] = set()  # values
         self.values: dict[int, TensorInfo] = {}
         self.received: Counter[int] = Counter()
         self.sent: Counter[int] = Counter()
@@ -74,14 +76,16 @@ class Role:
     def run(self, run: plan_pb2.Run) -> Signature:
         require(run.kernel in self._kernels, f"{self.name} has no kernel {run.kernel}")
         signature = self._kernels[run.kernel]
-        self._used.add(run.kernel)
+        self._run.add(run.kernel)
         require(
             (len(run.inputs), len(run.outputs)) == (len(signature.inputs), len(signature.outputs)),
             f"{self.name}: kernel {run.kernel} is given other numbers of tensors than it has",
         )
         for value, type in zip(run.inputs, signature.inputs, strict=True):
             self.read(value, type)
-        require(0 not in run.outputs and len(set(run.outputs)) == len(run.outputs), f"{self.name}: outputs are equal")
+        for value in run.outputs:
+            require(value and value not in self.made, f"{self.name} makes value {value} again, or one without a number")
+            self.made.add(value)
         self.values.update(zip(run.outputs, signature.outputs, strict=True))
         return signature
 
@@ -95,11 +99,12 @@ class Role:
         return self.values[value]
 
     def read(self, value: int, type: TensorInfo) -> None:
+        self.used.add(value)
         require(self.type_of(value) == type, f"{self.name} has value {value} with another type than it is read with")
 
     def finish(self) -> None:
         """Nothing is listed that the program does not use."""
-        require(self._used == set(self._kernels), f"{self.name} has kernels that it does not run")
+        require(self._run == set(self._kernels), f"{self.name} has kernels that it does not run")
         require(set(self.received) | set(self.sent) == set(self._groups), f"{self.name} has groups that do not travel")
 
     def _group(self, number: int) -> plan_pb2.Group:

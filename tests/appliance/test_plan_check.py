@@ -1,0 +1,183 @@
+"""Plans that do not hold together are refused: each field is changed, each part left out, and that is noticed."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from compiled_steps import Traced
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from plan_simulator import Simulation
+from reported_steps import NARROW, ROWS, trained_blocks
+from torch import nn
+
+from appliance.compiler.plan_check.check import PlanError, check_plan
+from wsc.v1 import plan_pb2
+
+# Nothing in a plan contradicts another value of these. That they are the compiler's is said by the artifact's hash.
+MEANING = {
+    "WaferPlan.memory_bytes": "told in reports",
+    "Run.layer": "told in reports and messages",
+    "StateSlot.name": "a state by another name is another state; the client finds none of that name",
+    "Output.name": "as of states",
+    "Group.reduction": "a sum can be a maximum: both have the same types",
+    "Plan.format": "compared when a plan is loaded",
+}
+SPREAD = 5  # places at which a field is changed
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    return trained_blocks()
+
+
+def fields(message: Message) -> Iterator[tuple[Message, FieldDescriptor, int | None]]:
+    """Every scalar of a message and of all within it: (owner, field, index or None)."""
+    for field, value in message.ListFields():
+        values = list(value) if field.is_repeated else [value]
+        for index, item in enumerate(values):
+            if field.type == FieldDescriptor.TYPE_MESSAGE:
+                yield from fields(item)
+            else:
+                yield message, field, index if field.is_repeated else None
+
+
+def unset(message: Message) -> Iterator[tuple[Message, FieldDescriptor, None]]:
+    """Scalars that have their default, which ListFields leaves out."""
+    for field in message.DESCRIPTOR.fields:
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            held = getattr(message, field.name)
+            within = list(held) if field.is_repeated else [held] if message.HasField(field.name) else []
+            for item in within:
+                yield from unset(item)
+        elif not field.is_repeated and getattr(message, field.name) == field.default_value:
+            yield message, field, None
+
+
+def changes(value: object) -> list[object]:
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, 0] if value else [1]
+    assert isinstance(value, str)
+    return [value + "x", ""]
+
+
+def mutations(plan: plan_pb2.Plan) -> Iterator[tuple[str, str, Callable[[], None], Callable[[], None]]]:
+    """(field, what is changed, change, change back), each field in a few places."""
+    places: dict[str, list[tuple[Message, FieldDescriptor, int | None]]] = {}
+    for place in [*fields(plan), *unset(plan)]:
+        places.setdefault(f"{place[0].DESCRIPTOR.name}.{place[1].name}", []).append(place)
+    for name, found in places.items():
+        for owner, field, index in found[:: max(1, len(found) // SPREAD)]:
+            before = getattr(owner, field.name) if index is None else getattr(owner, field.name)[index]
+            for after in changes(before):
+                if after == before:
+                    continue
+
+                def put(value: Any, owner: Message = owner, field: Any = field, index: int | None = index) -> None:
+                    if index is None:
+                        setattr(owner, field.name, value)
+                    else:
+                        getattr(owner, field.name)[index] = value
+
+                yield name, f"{name} {before!r} -> {after!r}", lambda: put(after), lambda: put(before)  # noqa: B023
+
+
+@pytest.mark.parametrize(("wafers", "shards"), [(1, 1), (2, 2)])
+def test_every_changed_field_is_noticed(traced: Traced, wafers: int, shards: int) -> None:
+    plan = traced.plan(wafers, shards)
+    check_plan(plan)
+    whole = plan.SerializeToString(deterministic=True)
+    missed = []
+    seen = set()
+    for name, what, change, back in mutations(plan):
+        seen.add(name)
+        try:
+            change()
+        except ValueError:
+            continue  # no enum has it, or no message can carry it
+        try:
+            check_plan(plan)
+        except PlanError:
+            pass
+        else:
+            if name not in MEANING:
+                missed.append(what)
+        back()
+    assert plan.SerializeToString(deterministic=True) == whole
+    assert not missed, missed
+    assert seen >= {"Run.inputs", "Run.outputs", "Run.commits", "Run.drops", "GroupMember.offset", "Kernel.cirh"}
+
+
+def pieces(plan: plan_pb2.Plan) -> Iterator[tuple[Any, int]]:
+    """Every item of every list of messages."""
+
+    def within(message: Message) -> Iterator[tuple[Any, int]]:
+        for field, value in message.ListFields():
+            if field.type != FieldDescriptor.TYPE_MESSAGE:
+                continue
+            items = value if field.is_repeated else [value]
+            for index, item in enumerate(items):
+                if field.is_repeated:
+                    yield value, index
+                yield from within(item)
+
+    yield from within(plan)
+
+
+def test_what_is_missing_or_there_twice_is_noticed_or_changes_nothing(traced: Traced) -> None:
+    plan = traced.plan(2, 2)
+    batches = [[torch.randn(ROWS, NARROW)] for _ in range(2)]
+    expected = Simulation(plan, traced.initial).run(batches)
+    places = list(pieces(plan))
+    for number in range(0, len(places), 2):
+        for twice in (False, True):
+            changed = copy.deepcopy(plan)
+            owner, index = list(pieces(changed))[number]
+            if twice:
+                owner.insert(index, copy.deepcopy(owner[index]))
+            else:
+                del owner[index]
+            try:
+                check_plan(changed)
+            except PlanError:
+                continue
+            if not changed.coordinator.outputs:
+                continue  # the client would miss it
+            results = Simulation(changed, traced.initial).run(batches)
+            for result, wanted in zip(results, expected, strict=True):
+                assert all(torch.equal(result[name], wanted[name]) for name in wanted), (number, twice)
+
+
+def test_kernels_that_are_not_valid() -> None:
+    model = nn.Linear(2, 2)
+    traced = Traced(lambda m: lambda x: m(x).sum().detach(), model, torch.randn(ROWS, 2), double=False)
+    for text in ("", "module {", "module { func @graph() -> () { Return () } }", "x" * 100):
+        plan = traced.plan(1)
+        plan.wafer.kernels[0].cirh = text
+        with pytest.raises(PlanError):
+            check_plan(plan)
+    plan = traced.plan(1)
+    plan.wafer.kernels[0].cirh = plan.wafer.kernels[0].cirh.replace("aten.addmm", "aten.nothing")
+    with pytest.raises(PlanError):
+        check_plan(plan)
+
+
+def test_gathered_outputs_and_plans_without_training_hold_together() -> None:
+    model = nn.Linear(2, 2)
+    batch = torch.randn(ROWS, 2)
+    for step in (lambda m: lambda x: m(x).detach(), lambda m: lambda x: x.detach() * 2):
+        traced = Traced(step, model, batch, double=False)
+        for cluster in ((1, 1), (2, 1), (3, 2)):
+            check_plan(traced.plan(*cluster))
+    plan = Traced(lambda m: lambda x: m(x).detach(), model, batch, double=False).plan(2)
+    (output,) = plan.coordinator.outputs
+    assert output.gathered
+    for name, value in (("dim", 1), ("dim", 9), ("outer", 0), ("outer", 5), ("gathered", False), ("value", 1)):
+        changed = copy.deepcopy(plan)
+        setattr(changed.coordinator.outputs[0], name, value)
+        with pytest.raises(PlanError):
+            check_plan(changed)

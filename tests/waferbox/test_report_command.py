@@ -1,0 +1,57 @@
+"""`waferbox compile-report`: from an artifact to a table, JSON and a page."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from appliance.compiler.cache import REPORT_DATA, REPORT_PAGE, ArtifactCache
+from appliance.compiler.target import Target
+from cirh.builder import GraphBuilder
+from cirh.printer import print_module
+from cirh.types import tensor_type
+from interconnect.folders import CACHE_VARIABLE
+from waferbox.cli import app
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of the artifact of a product of a batch with a weight, in tmp_path."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "root"))
+    monkeypatch.setenv("COLUMNS", "160")
+    builder = GraphBuilder()
+    weight = builder.argument(tensor_type((6, 4), torch.float32), state="state.weight")
+    batch = builder.argument(tensor_type((8, 6), torch.float32), input="input_0")
+    (product,) = builder.op("cirh.MatMul", [batch, weight])
+    text = print_module(builder.finish([(product, "output_0")]))
+    key, _, _ = ArtifactCache(tmp_path).compile(text, Target(num_csx=1, num_shards=1))
+    return key
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["compile-report", *map(str, arguments)])
+
+
+def test_table_json_and_page(key: str, tmp_path: Path) -> None:
+    for path in (tmp_path / f"{key}.plan", tmp_path / key, tmp_path):
+        result = call(path)
+        assert result.exit_code == 0, result.output
+        assert "24" in result.output
+        assert "predicted to take" in result.output
+    told = call(tmp_path / key, "--json")
+    assert json.loads(told.stdout) == json.loads((tmp_path / key / REPORT_DATA).read_text())
+    page = tmp_path / "page.html"
+    assert call(tmp_path / key, "--html", page).exit_code == 0
+    assert page.read_text() == (tmp_path / key / REPORT_PAGE).read_text()
+
+
+def test_what_is_no_artifact(key: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "name a .plan file" in call(tmp_path / "empty").stderr
+    (tmp_path / f"{key}.plan").write_bytes(b"nothing")
+    result = call(tmp_path / key)
+    assert result.exit_code == 1
+    assert "compile the step again" in result.stderr
+    assert call(tmp_path / "absent").exit_code == 2
