@@ -1,8 +1,9 @@
 """What can be told of one kernel of a plan: its arithmetic, its time, and the memory that it needs while it runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Final
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
@@ -10,9 +11,12 @@ from xdsl.ir import Operation, SSAValue
 from appliance.compiler.flops import VIEWS, flops
 from appliance.compiler.machine_model import MachineModel
 from cirh import types
+from cirh.attention import choose
 from cirh.graph import func_of
 from cirh.operations import Const, body_ops, return_of
-from cirh.table import spec
+from cirh.table import site_of, spec
+
+_ATTENTION: Final = {"cirh.Attention": "forward", "cirh.AttentionGrad": "backward"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,7 @@ class KernelProfile:
     flops: int
     working_bytes: int  # the most that values made here take at one moment
     output_bytes: tuple[int, ...]
+    choices: tuple[str, ...]  # between ways to do an operation, each with its reason
     output_sources: tuple[int | None, ...]  # the argument that an output is a cast or a view of, if it is one
 
 
@@ -36,8 +41,17 @@ def profile_kernel(module: ModuleOp) -> KernelProfile:
         flops=sum(map(flops, ops)),
         working_bytes=_working_bytes(ops, results),
         output_bytes=tuple(types.nbytes(value) for value in results),
+        choices=tuple(dict.fromkeys(_choices(ops))),
         output_sources=tuple(_source(value, arguments) for value in results),
     )
+
+
+def _choices(ops: Sequence[Operation]) -> Iterator[str]:
+    for op in ops:
+        way = _ATTENTION.get(op.name)
+        if way is not None:
+            choice = choose(site_of(op))
+            yield f"attention {way}: {choice.kernel}, since {choice.reason}"
 
 
 def goes_by_element(module: ModuleOp) -> bool:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
@@ -80,6 +80,7 @@ class _Layer:
     """What is added up for a layer."""
 
     kernels: set[int]
+    choices: dict[str, None] = field(default_factory=dict)
     parameters: int = 0
     flops: int = 0
     streamed_bytes: int = 0
@@ -118,6 +119,7 @@ def _layers(
                 profile = profiles[run.kernel]
                 layer = found.setdefault(run.layer.removesuffix(BACKWARD), _Layer(set()))
                 layer.kernels.add(run.kernel)
+                layer.choices.update(dict.fromkeys(profile.choices))
                 layer.flops += profile.flops * plan.num_csx
                 layer.streamed_bytes, received = layer.streamed_bytes + received, 0
                 layer.activation_bytes += sum(
@@ -143,7 +145,7 @@ def _layers(
             activation_bytes=layer.activation_bytes,
             kernels=len(layer.kernels),
             library="aten",
-            reason=_LAYER_REASON,
+            reason="; ".join((_LAYER_REASON, *layer.choices)),
             forward_seconds=layer.forward_seconds,
             backward_seconds=layer.backward_seconds,
         )

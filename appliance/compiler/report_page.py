@@ -69,8 +69,16 @@ def _layers(report: Report) -> str:
         "Parameters are counted with the first layer that reads them. FLOPs are of the whole batch, bytes and seconds "
         "of one wafer: all wafers do the same at once.",
         _table(("layer", *head), rows),
-        f"<p>Why these kernels: {escape('; '.join(dict.fromkeys(layer.reason for layer in report.layers)))}.</p>",
+        _reasons(report),
     )
+
+
+def _reasons(report: Report) -> str:
+    layers: dict[str, list[str]] = {}
+    for layer in report.layers:
+        layers.setdefault(layer.reason, []).append(layer.layer)
+    items = (f"<li>{escape(', '.join(names))}: {escape(reason)}</li>" for reason, names in layers.items())
+    return f"<details><summary>Why these kernels</summary><ul>{''.join(items)}</ul></details>"
 
 
 def _memory(report: Report) -> str:

@@ -5,11 +5,13 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from compiled_steps import Traced
 from reported_steps import MACHINE, NARROW, ROWS, WIDE, Blocks, trained_blocks
+from torch.nn import functional
 
 from appliance.compiler.errors import CompileError
 from appliance.compiler.machine_model import FILE, machine_model
@@ -138,6 +140,25 @@ def test_programs_that_wait_for_each_other_are_found(traced: Traced) -> None:
     plan.memoryx[0].instructions.remove(sends[0])
     with pytest.raises(ScheduleStuck):
         play(plan, MACHINE, lambda run: 0.0, lambda shard, run: 0.0)
+
+
+def test_the_kernel_of_attention_is_told_with_its_reason() -> None:
+    def build(model: Any) -> Any:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            heads = model[0](x).view(ROWS, 4, 2, 3).transpose(1, 2)
+            loss = functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).square().sum()
+            loss.backward()
+            return loss.detach(), [parameter.grad for parameter in model.parameters()]
+
+        return step
+
+    traced = Traced(build, torch.nn.Sequential(torch.nn.Linear(24, 24)), torch.randn(ROWS, 24), double=False)
+    (layer,) = report(traced).layers
+    assert layer.library == "aten"
+    assert "attention forward: fused, since in float32" in layer.reason
+    assert "attention backward: fused" in layer.reason
+    per_pair = 2 * ROWS * 2 * 3
+    assert layer.flops > 7 * per_pair * (1 + 2 + 3 + 4) + 2 * 2 * ROWS * 24 * 24
 
 
 def test_json_has_stable_names(traced: Traced) -> None:
