@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from wsc.v1 import node_pb2
 
@@ -10,14 +11,11 @@ from wsc.v1 import node_pb2
 def main(argv: Sequence[str] | None = None) -> int:
     # An OpenMP thread must never spin beside other processes; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    import torch
-
     from interconnect.node import parse_arguments, run_node
     from wafer.job import WaferJob
 
     settings = parse_arguments("wafer", argv)
-    torch.set_num_threads(settings.threads)
-    return run_node(node_pb2.ROLE_WAFER, settings, WaferJob)
+    return run_node(node_pb2.ROLE_WAFER, settings, partial(WaferJob, threads=settings.threads))
 
 
 if __name__ == "__main__":

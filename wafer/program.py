@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from cirh.kernel import Kernel
 from interconnect.groups import SendBuffers
 from interconnect.hub import Hub
 from interconnect.link import Link
@@ -24,6 +23,7 @@ from interconnect.schedule import (
     is_received_by_wafers,
     worker_of_step,
 )
+from wafer.kernels import WaferKernel, make_kernels
 from wsc.v1 import node_pb2, plan_pb2
 
 
@@ -44,7 +44,7 @@ class WaferProgram:
         self._taken: dict[int, int] = {}  # weights groups, by shard
         groups = {group.id: group for group in plan.groups}
         self._expect(plan.groups)
-        kernels = {kernel.id: Kernel.build(kernel.cirh) for kernel in plan.kernels}
+        kernels = make_kernels(plan)
         kinds = [instruction.WhichOneof("kind") for instruction in plan.instructions]
         sent = [i.send.group for i, kind in zip(plan.instructions, kinds, strict=True) if kind == "send"]
         produced = {value for i in plan.instructions for value in i.run.outputs}
@@ -88,7 +88,7 @@ class WaferProgram:
         if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
             self._program.add(self._count_taken(group.source_shard))
 
-    def _add_run(self, run: plan_pb2.Run, kernel: Kernel) -> None:
+    def _add_run(self, run: plan_pb2.Run, kernel: WaferKernel) -> None:
         values = self._program.values
         tensors = values.tensors
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)

@@ -35,7 +35,9 @@ Wafers = Annotated[int, typer.Option(min=1, help="Wafers.")]
 MemoryX = Annotated[int, typer.Option(min=1, help="MemoryX shards.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Input workers in all.  [default: one for each wafer]")]
 SwarmX = Annotated[int | None, typer.Option(min=1, help="SwarmX nodes.  [default: what a tree over the wafers needs]")]
-Threads = Annotated[int, typer.Option(min=1, help="Threads of a wafer.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Threads of a wafer at most. Default: its share of the cores.")
+]
 CacheRoot = Annotated[Path | None, typer.Option(help="Folder of the compiled artifacts.  [default: ~/.cache/waferbox]")]
 Management = Annotated[
     str | None,
@@ -78,7 +80,7 @@ def up(
     memoryx: MemoryX = 1,
     workers: Workers = None,
     swarmx: SwarmX = None,
-    threads: Threads = 1,
+    threads: Threads = None,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where management listens; port 0: any.")
     ] = "127.0.0.1:0",
@@ -138,7 +140,7 @@ def run(
     memoryx: MemoryX = 1,
     workers: Workers = None,
     swarmx: SwarmX = None,
-    threads: Threads = 1,
+    threads: Threads = None,
     cache_root: CacheRoot = None,
 ) -> None:
     """Run a script on a cluster that is there for it alone. Exits as the script does."""
@@ -239,7 +241,7 @@ def _settings(
     memoryx: int,
     workers: int | None,
     swarmx: int | None,
-    threads: int,
+    threads: int | None,
     listen: str,
     cache_root: Path | None,
 ) -> ClusterSettings:

@@ -35,7 +35,7 @@ class ClusterSettings:
     workers: int | None = None  # in all; None: one for each wafer
     swarmx: int | None = None  # None: as many as a tree over the wafers has
     listen: str = "127.0.0.1:0"  # the management service
-    threads: int = 1  # of a wafer
+    threads: int | None = None  # of a wafer; None: its share of the cores
     cache_root: str | None = None  # None: the management service's default
 
     @property
@@ -134,7 +134,8 @@ class Cluster:
     def _start_role(self, module: str, listen: str, settings: ClusterSettings) -> tuple[str, Process]:
         arguments = ["--management", self.management, "--listen", listen]
         if module == "wafer":
-            arguments += ["--threads", str(settings.threads)]
+            share = max(1, len(os.sched_getaffinity(0)) // settings.wafers)
+            arguments += ["--threads", str(share if settings.threads is None else settings.threads)]
         return module, self._launcher.start(module, arguments)
 
     def _wait_until_registered(self, count: int) -> None:

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memoryx", type=int, default=defaults.memoryx)
     parser.add_argument("--workers", type=int, help="in all; default: one for each wafer")
     parser.add_argument("--swarmx", type=int, help="default: as many as a tree over the wafers has")
-    parser.add_argument("--threads", type=int, default=defaults.threads, help="threads of a wafer")
+    parser.add_argument("--threads", type=int, help="of a wafer at most; default: its share of the cores")
     parser.add_argument("--listen", default=defaults.listen, metavar="HOST:PORT")
     parser.add_argument("--cache-root", metavar="DIR")
     parser.add_argument("--detached", action="store_true", help="live until shut down; be found by `waferbox status`")

@@ -35,7 +35,8 @@ def artifact_key(text: str, target: Target) -> str:
     """The name of the plan for this module and target."""
     pinned = sorted(target.pinned_shards.items())
     precision = target.precision and (target.precision.half.value, target.precision.level)
-    made_for = (target.num_csx, target.num_shards, target.wafer_memory_bytes, target.prefetch_layers, pinned, precision)
+    memory = (target.wafer_memory_bytes, target.prefetch_layers)
+    made_for = (target.num_csx, target.num_shards, *memory, pinned, precision, target.kernel_library.value)
     made_by = (PLAN_FORMAT, __version__, torch.__version__)
     return hashlib.sha256(f"{made_by}{made_for}\n{text}".encode()).hexdigest()
 

@@ -21,13 +21,13 @@ from appliance.compiler.passes.fuse_cross_entropy import fuse_cross_entropy
 from appliance.compiler.passes.fuse_layer_norm import fuse_layer_norm
 from appliance.compiler.passes.pass_through import copy_what_passes_through
 from appliance.compiler.stages import STAGES, Stages
-from appliance.compiler.target import Half, Precision, Target
+from appliance.compiler.target import Half, KernelLibrary, Precision, Target
 from cirh.parser import parse_module
 from cirh.printer import print_module
 from cirh.verify import verify
 from wsc.v1 import plan_pb2
 
-__all__ = ["PASSES", "CompileError", "Half", "Pass", "Precision", "Target", "compile_module"]
+__all__ = ["PASSES", "CompileError", "Half", "KernelLibrary", "Pass", "Precision", "Target", "compile_module"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

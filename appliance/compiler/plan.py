@@ -15,7 +15,7 @@ from cirh import types
 from wsc.v1 import plan_pb2
 
 # Of the messages in plan.proto, and of what roles may rely on. A cached plan of another format is compiled again.
-PLAN_FORMAT = 2
+PLAN_FORMAT = 3
 
 
 def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
@@ -28,7 +28,10 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     sharing = divide(cut, target)
     wafer = schedule_wafer(cut, sharing, target, numbers)
     wafer.plan.memory_bytes = target.wafer_memory_bytes
-    memory = plan_memory(wafer.plan, profile_kernels(wafer.plan.kernels), target.wafer_memory_bytes)
+    wafer.plan.kernel_library = target.kernel_library.code
+    profiles = profile_kernels(wafer.plan.kernels)
+    wafer.plan.flops = sum(profiles[i.run.kernel].flops for i in wafer.plan.instructions if i.HasField("run"))
+    memory = plan_memory(wafer.plan, profiles, target.wafer_memory_bytes)
     check_memory(memory, target.num_csx, cut.sharding.batch_rows)
     exchanges, output = find_exchanges(cut, sharing, numbers), find_output(cut, numbers)
     rows = cut.sharding.batch_rows

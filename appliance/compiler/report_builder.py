@@ -20,12 +20,16 @@ from appliance.compiler.report import (
     Totals,
     UpdateReport,
 )
+from appliance.compiler.target import KernelLibrary
 from appliance.compiler.timeline import play
 from cirh.parser import parse_module
 from interconnect.elements import tensor_bytes
 from wsc.v1 import plan_pb2
 
-_LAYER_REASON: Final = "straight calls into torch: for layers, generated kernels gain nothing on a CPU"
+_LAYER_REASONS: Final = {
+    "aten": "straight calls into torch: for layers, generated kernels gain nothing on a CPU",
+    "inductor": "asked for by csx.performance.kernel_library",
+}
 _LOOP_REASON: Final = "element by element: one generated loop, or blocks of torch calls where there is no C++ compiler"
 _OTHER_REASON: Final = "not element by element over one shape"
 
@@ -135,6 +139,7 @@ def _layers(
                     if state.name not in counted:
                         counted.add(state.name)
                         layer.parameters += prod(state.type.shape)
+    library = KernelLibrary.from_proto(plan.wafer.kernel_library).value
     for name, layer in found.items():
         yield LayerReport(
             layer=name,
@@ -144,8 +149,8 @@ def _layers(
             gradient_bytes=layer.gradient_bytes,
             activation_bytes=layer.activation_bytes,
             kernels=len(layer.kernels),
-            library="aten",
-            reason="; ".join((_LAYER_REASON, *layer.choices)),
+            library=library,
+            reason="; ".join((_LAYER_REASONS[library], *layer.choices)),
             forward_seconds=layer.forward_seconds,
             backward_seconds=layer.backward_seconds,
         )

@@ -45,6 +45,28 @@ class Precision:
         raise ValueError(f"there is no half precision {message.half}")
 
 
+class KernelLibrary(Enum):
+    """What runs the kernels of layers; the values are the API's names. See `WaferPlan.kernel_library`."""
+
+    ATEN = "aten"
+    INDUCTOR = "inductor"
+
+    @property
+    def code(self) -> "plan_pb2.KernelLibrary.ValueType":
+        """As plans name it."""
+        return plan_pb2.KernelLibrary.Value(f"KERNEL_LIBRARY_{self.name}")
+
+    @classmethod
+    def from_proto(cls, code: "plan_pb2.KernelLibrary.ValueType") -> "KernelLibrary":
+        """What a message says. ValueError for a library that does not exist."""
+        if code == plan_pb2.KERNEL_LIBRARY_UNSPECIFIED:
+            return cls.ATEN
+        for library in cls:
+            if library.code == code:
+                return library
+        raise ValueError(f"there is no kernel library {code}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """The cluster, as far as a plan depends on it."""
@@ -58,6 +80,7 @@ class Target:
     prefetch_layers: int = 4
     # None: float32 throughout.
     precision: Precision | None = None
+    kernel_library: KernelLibrary = KernelLibrary.ATEN
 
     def __post_init__(self) -> None:
         if self.num_csx < 1 or self.num_shards < 1:

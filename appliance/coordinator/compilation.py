@@ -20,28 +20,33 @@ class Compile(Protocol):
         num_csx: int,
         num_shards: int,
         placed: Mapping[str, int],
-        precision: plan_pb2.Precision | None,
+        options: plan_pb2.CompileOptions,
         /,
     ) -> tuple[str, plan_pb2.Plan, bool]:
-        """placed: the shard of each state that has its place in the job already. precision: None for float32."""
+        """placed: the shard of each state that has its place in the job already."""
 
 
 def cached_compiler(folder: Path) -> Compile:
     """The real one, with its artifacts in a folder."""
     from appliance.compiler.cache import ArtifactCache
-    from appliance.compiler.pipeline import CompileError, Precision, Target
+    from appliance.compiler.pipeline import CompileError, KernelLibrary, Precision, Target
     from cirh.errors import CirhError
 
     cache = ArtifactCache(folder)
 
     def compile_step(
-        cirh: str, num_csx: int, num_shards: int, placed: Mapping[str, int], precision: plan_pb2.Precision | None
+        cirh: str, num_csx: int, num_shards: int, placed: Mapping[str, int], options: plan_pb2.CompileOptions
     ) -> tuple[str, plan_pb2.Plan, bool]:
         try:
-            mixed = None if precision is None else Precision.from_proto(precision)
+            target = Target(
+                num_csx=num_csx,
+                num_shards=num_shards,
+                pinned_shards=placed,
+                precision=Precision.from_proto(options.precision) if options.HasField("precision") else None,
+                kernel_library=KernelLibrary.from_proto(options.kernel_library),
+            )
         except ValueError as error:
             raise CompileRefused(str(error)) from error
-        target = Target(num_csx=num_csx, num_shards=num_shards, pinned_shards=placed, precision=mixed)
         try:
             return cache.compile(cirh, target)
         except (CompileError, CirhError) as error:

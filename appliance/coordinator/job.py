@@ -124,14 +124,14 @@ class Job:
 
         crew.send(topology.workers, command)
 
-    def compile(self, cirh: str, precision: plan_pb2.Precision | None) -> tuple[str, plan_pb2.Plan, bool]:
+    def compile(self, cirh: str, options: plan_pb2.CompileOptions) -> tuple[str, plan_pb2.Plan, bool]:
         """Hash, plan, and whether it came from the cache. Raises JobFailed; what the compiler raises."""
         topology = self.wait_for_crew().topology
         with self._compiling:
             self._tell(management_pb2.JOB_PHASE_COMPILING)
             try:
                 artifact, plan, cached = self._compile(
-                    cirh, len(topology.wafers), len(topology.memoryx), dict(self._placed), precision
+                    cirh, len(topology.wafers), len(topology.memoryx), dict(self._placed), options
                 )
             finally:
                 self._tell(management_pb2.JOB_PHASE_IDLE)

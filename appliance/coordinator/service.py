@@ -63,8 +63,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._check(request.token, context)
         begin = time.monotonic()
         try:
-            precision = request.precision if request.HasField("precision") else None
-            artifact, plan, cached = self._job.compile(request.cirh, precision)
+            artifact, plan, cached = self._job.compile(request.cirh, request.options)
         except JobFailed as error:
             _abort(context, error.failure)
         except CompileRefused as error:

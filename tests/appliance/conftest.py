@@ -200,7 +200,7 @@ class ThreadChild:
 
     def _run(self, settings: CoordinatorSettings) -> None:
         def compile_step(
-            cirh: str, num_csx: int, num_shards: int, placed: Mapping[str, int], precision: plan_pb2.Precision | None
+            cirh: str, num_csx: int, num_shards: int, placed: Mapping[str, int], options: plan_pb2.CompileOptions
         ) -> tuple[str, plan_pb2.Plan, bool]:
             artifact, plan, cached = fake_compile(cirh, num_csx, num_shards, placed)
             return artifact, plan_with_groups(plan), cached

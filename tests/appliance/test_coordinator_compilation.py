@@ -23,12 +23,12 @@ def product() -> str:
 def test_the_precision_reaches_the_plan_and_its_name(tmp_path: Path) -> None:
     compile_step = cached_compiler(tmp_path)
     precision = plan_pb2.Precision(half=plan_pb2.HALF_TYPE_BFLOAT16, optimization_level=2)
-    plain, float32, _ = compile_step(product(), 2, 1, {}, None)
-    mixed, bfloat16, _ = compile_step(product(), 2, 1, {}, precision)
+    plain, float32, _ = compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions())
+    mixed, bfloat16, _ = compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions(precision=precision))
     assert plain != mixed
     assert not float32.HasField("precision")
     assert bfloat16.precision == precision
-    again, _, cached = compile_step(product(), 2, 1, {}, precision)
+    again, _, cached = compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions(precision=precision))
     assert (again, cached) == (mixed, True)
 
 
@@ -41,5 +41,18 @@ def test_the_precision_reaches_the_plan_and_its_name(tmp_path: Path) -> None:
     ],
 )
 def test_a_precision_that_does_not_exist_is_refused(tmp_path: Path, half: int, level: int, message: str) -> None:
+    precision = plan_pb2.Precision(half=half, optimization_level=level)
     with pytest.raises(CompileRefused, match=message):
-        cached_compiler(tmp_path)(product(), 1, 1, {}, plan_pb2.Precision(half=half, optimization_level=level))
+        cached_compiler(tmp_path)(product(), 1, 1, {}, plan_pb2.CompileOptions(precision=precision))
+
+
+def test_the_kernel_library_reaches_the_plan_and_its_name(tmp_path: Path) -> None:
+    compile_step = cached_compiler(tmp_path)
+    inductor = plan_pb2.CompileOptions(kernel_library=plan_pb2.KERNEL_LIBRARY_INDUCTOR)
+    plain, aten, _ = compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions())
+    other, generated, _ = compile_step(product(), 2, 1, {}, inductor)
+    assert plain != other
+    assert aten.wafer.kernel_library == plan_pb2.KERNEL_LIBRARY_ATEN
+    assert generated.wafer.kernel_library == plan_pb2.KERNEL_LIBRARY_INDUCTOR
+    with pytest.raises(CompileRefused, match="no kernel library 7"):
+        compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions(kernel_library=7))

@@ -148,7 +148,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
             context.abort(*self._cluster.refuse_compile)
         module = json.loads(request.cirh)
         self._cluster.compiled.append(module)
-        self._cluster.precisions.append(request.precision if request.HasField("precision") else None)
+        self._cluster.precisions.append(request.options.precision if request.options.HasField("precision") else None)
         response = coordinator_pb2.CompileResponse(
             artifact=str(len(self._cluster.compiled) - 1),
             states=[

@@ -69,6 +69,17 @@ def test_reset_gives_the_defaults() -> None:
     assert cstorch.backends.csx.precision.optimization_level == 1
 
 
+def test_the_kernel_library_is_one_of_two() -> None:
+    performance = cstorch.backends.csx.performance
+    assert performance.kernel_library == "aten"
+    performance.kernel_library = "inductor"
+    with pytest.raises(ConfigurationError, match='"aten" or "inductor", not \'fast\''):
+        performance.kernel_library = "fast"
+    assert performance.kernel_library == "inductor"
+    cstorch.backends.reset()
+    assert cstorch.backends.csx.performance.kernel_library == "aten"
+
+
 def test_the_compile_says_nothing_of_precision_unless_it_is_mixed(cluster: FakeCluster, tmp_path: Path) -> None:  # noqa: F811
     cstorch.amp.set_half_dtype("bfloat16")
     setup = Setup(cluster, tmp_path)

@@ -13,6 +13,7 @@ import torch
 from appliance.compiler.plan_check.errors import PlanError, require
 from appliance.compiler.plan_check.groups import Groups
 from appliance.compiler.plan_check.roles import Role, Signatures
+from appliance.compiler.target import KernelLibrary
 from cirh.errors import CirhError
 from cirh.types import TensorInfo, from_proto
 from interconnect.elements import tensor_bytes
@@ -51,6 +52,7 @@ def _check_sizes(plan: plan_pb2.Plan) -> None:
     require(worker.global_rows == plan.batch_rows, "workers and plan differ in the rows of a batch")
     require(worker.local_rows * plan.num_csx == worker.global_rows, "the batch is not divided over the wafers")
     require(plan.wafer.memory_bytes > 0, "a wafer has no memory")
+    KernelLibrary.from_proto(plan.wafer.kernel_library)
 
 
 def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:

@@ -111,11 +111,11 @@ class CsxExecution(Execution):
         logger.info("Compiling the model. This may take a few minutes.")
         job = self._backend.session.job()
         logger.info("Job id: %s", job.name)
-        precision = _precision()
-        if precision is not None:
-            level = precision.optimization_level
+        options = _compile_options()
+        if options.HasField("precision"):
+            level = options.precision.optimization_level
             logger.info("Mixed precision: %s, optimization level %d", amp.get_half_dtype_str(), level)
-        self._compiled = job.compile(text, precision)
+        self._compiled = job.compile(text, options)
         found = "found in the cache and verified" if self._compiled.cached else "compiled"
         logger.info("Compile artifact %s: %s in %.1f s", self._compiled.artifact, found, self._compiled.seconds)
         if self._compiled.report:
@@ -281,13 +281,16 @@ def _input_of(tensor: torch.Tensor, inputs: dict[int, torch.Tensor]) -> torch.Te
     return traced
 
 
-def _precision() -> plan_pb2.Precision | None:
-    """What the script has said; None: float32 throughout."""
-    if not amp.mixed_precision():
-        return None
-    return plan_pb2.Precision(
-        half=_HALF_TYPES[amp.get_half_dtype_str()], optimization_level=backends.csx.precision.optimization_level
+def _compile_options() -> plan_pb2.CompileOptions:
+    """What the script has said."""
+    library = backends.csx.performance.kernel_library
+    options = plan_pb2.CompileOptions(
+        kernel_library=plan_pb2.KernelLibrary.Value(f"KERNEL_LIBRARY_{library.upper()}"),
     )
+    if amp.mixed_precision():
+        options.precision.half = _HALF_TYPES[amp.get_half_dtype_str()]
+        options.precision.optimization_level = backends.csx.precision.optimization_level
+    return options
 
 
 def loader_name(artifact_dir: Path) -> str:

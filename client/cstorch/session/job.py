@@ -125,13 +125,13 @@ class Job:
         """Why the job ended, if the session said so: each time a new error, to be raised. Thread-safe."""
         return copy.copy(self._failure)
 
-    def compile(self, cirh: str, precision: plan_pb2.Precision | None) -> coordinator_pb2.CompileResponse:
-        """Compiles a step, or finds its artifact. precision: None for float32 throughout.
+    def compile(self, cirh: str, options: plan_pb2.CompileOptions) -> coordinator_pb2.CompileResponse:
+        """Compiles a step, or finds its artifact.
 
         Raises:
             CompileError: the step has no plan on this cluster.
         """
-        request = coordinator_pb2.CompileRequest(token=self._token, cirh=cirh, precision=precision)
+        request = coordinator_pb2.CompileRequest(token=self._token, cirh=cirh, options=options)
         call = self._coordinator.Compile.future(request, timeout=COMPILE_SECONDS)
         try:
             return call.result()

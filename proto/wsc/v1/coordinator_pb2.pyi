@@ -67,23 +67,21 @@ class CompileRequest(_message.Message):
 
     TOKEN_FIELD_NUMBER: _builtins.int
     CIRH_FIELD_NUMBER: _builtins.int
-    PRECISION_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     cirh: _builtins.str
     @_builtins.property
-    def precision(self) -> _plan_pb2.Precision:
-        """absent: float32 throughout"""
-
+    def options(self) -> _plan_pb2.CompileOptions: ...
     def __init__(
         self,
         *,
         token: _builtins.str = ...,
         cirh: _builtins.str = ...,
-        precision: _plan_pb2.Precision | None = ...,
+        options: _plan_pb2.CompileOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["precision", b"precision"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cirh", b"cirh", "precision", b"precision", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cirh", b"cirh", "options", b"options", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,70 @@
+"""The kernel libraries of a wafer give the same."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cirh.builder import GraphBuilder
+from cirh.errors import CirhError
+from cirh.kernel import Kernel
+from cirh.printer import print_module
+from cirh.types import tensor_type
+from wafer.inductor import InductorKernel
+from wafer.kernels import make_kernels
+from wsc.v1 import plan_pb2
+
+INDUCTOR = plan_pb2.KERNEL_LIBRARY_INDUCTOR
+
+
+def layer() -> str:
+    """A product, a bias, an activation and a sum over rows; the input is a result too."""
+    builder = GraphBuilder()
+    x, w = (builder.argument(tensor_type((8, 8), torch.float32)) for _ in range(2))
+    bias = builder.argument(tensor_type((8,), torch.float32))
+    active = builder.op("cirh.Tanh", [builder.op("aten.addmm", [bias, x, w])[0]])[0]
+    (total,) = builder.op("cirh.Reduce", [active], {"dimensions": [0], "keep_dims": [], "reduce_kind": "ADD"})
+    return print_module(builder.finish([(active, None), (total, None), (x, None)]))
+
+
+def noise() -> str:
+    builder = GraphBuilder()
+    low, high = (builder.argument(tensor_type((), torch.float32)) for _ in range(2))
+    shape = builder.dense(torch.tensor([4]))
+    drawn = builder.op(
+        "cirh.RandomUniform",
+        [low, high, shape],
+        {"operand_segments": [1, 1, 1, 0, 0]},
+        types=[tensor_type((4,), torch.float32)],
+    )
+    return print_module(builder.finish([(drawn[0], None)]))
+
+
+def plan(text: str, library: int) -> plan_pb2.WaferPlan:
+    return plan_pb2.WaferPlan(kernels=[plan_pb2.Kernel(id=3, cirh=text)], kernel_library=library)
+
+
+@pytest.mark.cluster  # it calls the C++ compiler, for seconds
+def test_generated_kernels_give_what_torch_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WAFERBOX_CACHE", str(tmp_path))
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(shape, generator=generator) for shape in ((8, 8), (8, 8), (8,))]
+    with torch.inference_mode():
+        expected = make_kernels(plan(layer(), plan_pb2.KERNEL_LIBRARY_ATEN))[3](inputs, [None] * 3)
+        kernel = make_kernels(plan(layer(), INDUCTOR))[3]
+        assert isinstance(kernel, InductorKernel)
+        place = torch.empty(8)
+        for _ in range(2):
+            results = kernel(inputs, [None, place, None])
+            for result, wanted in zip(results, expected, strict=True):
+                torch.testing.assert_close(result, wanted, rtol=1e-6, atol=1e-6)
+            assert results[1] is place
+
+
+def test_random_numbers_are_left_to_their_own_library() -> None:
+    assert isinstance(make_kernels(plan(noise(), INDUCTOR))[3], Kernel)
+
+
+def test_text_that_is_not_valid_is_refused() -> None:
+    with pytest.raises(CirhError):
+        make_kernels(plan("module {}", INDUCTOR))

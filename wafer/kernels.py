@@ -1,0 +1,38 @@
+"""The kernels of a wafer's plan, by the library that the plan names."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from xdsl.dialects.builtin import ModuleOp
+
+from cirh.graph import body_ops
+from cirh.kernel import Kernel
+from cirh.operations import Const
+from cirh.parser import parse_module
+from cirh.table import spec
+from cirh.verify import verify
+from wafer.inductor import InductorKernel
+from wsc.v1 import plan_pb2
+
+# Inputs, and for each result the tensor that it is written to, or None.
+WaferKernel: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], list[torch.Tensor]]
+
+
+def make_kernels(plan: plan_pb2.WaferPlan) -> dict[int, WaferKernel]:
+    """The kernels under their numbers. Raises CirhError for text that is not valid."""
+    return {kernel.id: _make(kernel.cirh, plan.kernel_library) for kernel in plan.kernels}
+
+
+def _make(text: str, library: "plan_pb2.KernelLibrary.ValueType") -> WaferKernel:
+    module = parse_module(text)
+    verify(module)
+    kernel = Kernel(module)
+    if library == plan_pb2.KERNEL_LIBRARY_INDUCTOR and not _draws(module):
+        return InductorKernel(kernel)
+    return kernel
+
+
+def _draws(module: ModuleOp) -> bool:
+    """Whether a kernel draws random numbers: they come from a library that Inductor does not know."""
+    return any(spec(op.name).random for op in body_ops(module) if not isinstance(op, Const))
