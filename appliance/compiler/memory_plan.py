@@ -91,7 +91,20 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
         for value in dying[position]:
             weights.pop(value, None)
             made.pop(value, None)
-    return MemoryPlan(capacity_bytes=capacity_bytes, points=tuple(points))
+    return MemoryPlan(capacity_bytes=capacity_bytes, points=tuple(points) or (_idle(batch_bytes),))
+
+
+def _idle(batch_bytes: int) -> MemoryPoint:
+    """Of a step in which the wafers have nothing to do."""
+    return MemoryPoint(
+        segment="idle",
+        batch_bytes=batch_bytes,
+        weight_bytes=0,
+        activation_bytes=0,
+        gradient_bytes=0,
+        working_bytes=0,
+        arriving_bytes=0,
+    )
 
 
 def check_memory(plan: MemoryPlan, num_csx: int, global_rows: int) -> int:

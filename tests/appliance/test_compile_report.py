@@ -18,6 +18,7 @@ from appliance.compiler.machine_model import FILE, machine_model
 from appliance.compiler.memory_plan import check_memory
 from appliance.compiler.report import Report
 from appliance.compiler.report_builder import make_report
+from appliance.compiler.report_page import report_page
 from appliance.compiler.timeline import GRADIENTS, WAFER, WEIGHTS, ScheduleStuck, play
 from wsc.v1 import plan_pb2
 
@@ -76,6 +77,15 @@ def test_memory_by_hand() -> None:
     assert second.arriving_bytes == 0
     assert memory.peak is first
     assert memory.capacity_bytes == 8 << 30
+
+
+def test_a_step_without_work_for_the_wafers() -> None:
+    batch = torch.randn(ROWS, 3)
+    traced = Traced(lambda m: lambda x: m.bias.detach() * 2, torch.nn.Linear(3, 2), batch, double=False)
+    told = report(traced)
+    assert (told.memory.peak.segment, told.memory.peak.total_bytes) == ("idle", batch.nbytes)
+    assert (told.layers, told.floor_plan.regions, told.timeline.wafer_busy_seconds) == ((), (), 0)
+    assert "Compile report" in report_page(told)
 
 
 def test_activations_grow_forward_and_shrink_backward(traced: Traced) -> None:
