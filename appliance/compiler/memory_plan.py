@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from appliance.compiler.errors import CompileError
 from appliance.compiler.kernel_profile import KernelProfile
+from appliance.compiler.quantities import bytes_text
 from interconnect.elements import tensor_bytes
 from interconnect.schedule import WEIGHTS_WINDOW
 from wsc.v1 import plan_pb2
@@ -112,11 +113,15 @@ def check_memory(plan: MemoryPlan, num_csx: int, global_rows: int) -> int:
     peak = plan.peak
     over = peak.total_bytes - plan.capacity_bytes
     if over > 0:
+        parts = (
+            f"weights {bytes_text(peak.weight_bytes)}, gradients {bytes_text(peak.gradient_bytes)}, "
+            f"batch {bytes_text(peak.batch_bytes)}, "
+            f"activations {bytes_text(peak.activation_bytes + peak.working_bytes)}"
+        )
         raise CompileError(
-            f"the step needs {_mib(peak.total_bytes)} of a wafer's memory, {_mib(over)} more than it has "
-            f"({_mib(plan.capacity_bytes)}), in segment {peak.segment}: weights {_mib(peak.weight_bytes)}, gradients "
-            f"{_mib(peak.gradient_bytes)}, batch {_mib(peak.batch_bytes)}, activations "
-            f"{_mib(peak.activation_bytes + peak.working_bytes)}; {_way_out(plan, num_csx, global_rows)}"
+            f"the step needs {bytes_text(peak.total_bytes)} of a wafer's memory, {bytes_text(over)} more than it has "
+            f"({bytes_text(plan.capacity_bytes)}), in segment {peak.segment}: {parts}; "
+            f"{_way_out(plan, num_csx, global_rows)}"
         )
     return peak.total_bytes
 
@@ -125,7 +130,7 @@ def _way_out(plan: MemoryPlan, num_csx: int, global_rows: int) -> str:
     tightest = min(plan.points, key=lambda point: _fitting_share(point, plan.capacity_bytes))
     share = _fitting_share(tightest, plan.capacity_bytes)
     rows = int(global_rows // num_csx * share)
-    larger = f"use wafers of at least {_mib(plan.peak.total_bytes)}"
+    larger = f"use wafers of at least {bytes_text(plan.peak.total_bytes)}"
     if rows < 1:
         return (
             f"weights and gradients of segment {tightest.segment} leave no room for a single row of the batch, so "
@@ -146,10 +151,6 @@ def _fitting_share(point: MemoryPoint, capacity_bytes: int) -> float:
     """The part of the batch for which there is room."""
     room = capacity_bytes - point.weight_bytes - point.gradient_bytes
     return room / point.scaling_bytes if point.scaling_bytes else (1.0 if room >= 0 else 0.0)
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / 2**20:.3g} MiB"
 
 
 def _last_uses(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, list[int]]:
