@@ -35,9 +35,7 @@ Wafers = Annotated[int, typer.Option(min=1, help="Wafers.")]
 MemoryX = Annotated[int, typer.Option(min=1, help="MemoryX shards.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Input workers in all.  [default: one for each wafer]")]
 SwarmX = Annotated[int | None, typer.Option(min=1, help="SwarmX nodes.  [default: what a tree over the wafers needs]")]
-Threads = Annotated[
-    int | None, typer.Option(min=1, help="Threads of a wafer at most. Default: its share of the cores.")
-]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads of a wafer.  [default: its share of the cores]")]
 CacheRoot = Annotated[Path | None, typer.Option(help="Folder of the compiled artifacts.  [default: ~/.cache/waferbox]")]
 Management = Annotated[
     str | None,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Final
 
 from xdsl.dialects.builtin import ModuleOp
@@ -14,7 +13,7 @@ from cirh import types
 from cirh.attention import choose
 from cirh.graph import func_of
 from cirh.operations import Const, body_ops, return_of
-from cirh.table import site_of, spec
+from cirh.table import site_of
 
 _ATTENTION: Final = {"cirh.Attention": "forward", "cirh.AttentionGrad": "backward"}
 
@@ -52,13 +51,6 @@ def _choices(ops: Sequence[Operation]) -> Iterator[str]:
         if way is not None:
             choice = choose(site_of(op))
             yield f"attention {way}: {choice.kernel}, since {choice.reason}"
-
-
-def goes_by_element(module: ModuleOp) -> bool:
-    """Whether one pass over its tensors does all of a kernel, as MemoryX executes it."""
-    ops = [op for op in body_ops(module) if not isinstance(op, Const)]
-    shapes = {types.shape(value) for op in ops for value in op.results if prod(types.shape(value)) > 1}
-    return len(shapes) <= 1 and all(spec(op.name).pointwise or op.name == "cirh.BroadcastInDim" for op in ops)
 
 
 def operations_time(module: ModuleOp, machine: MachineModel) -> float:

@@ -15,7 +15,9 @@ from appliance.compiler.sharding.propagate import Sharding
 from appliance.compiler.waits import Waits
 from cirh.graph import body_ops, func_of
 from cirh.operations import Const
+from cirh.parser import parse_module
 from cirh.printer import print_module
+from lair.lower import NotLowered, lower
 from wsc.v1 import plan_pb2
 
 PLACEMENT: Final = "wafer.placement"
@@ -74,6 +76,19 @@ def noted_text(module: ModuleOp, name: str, notes: Notes, *, locations: bool) ->
         function.attributes["arg_attrs"] = arguments
         for op, attributes in zip(ops, before, strict=True):
             op.attributes = attributes
+
+
+def loops_text(plan: plan_pb2.Plan) -> str:
+    """MemoryX's kernels as LAIR, equal loops once; those that are no loops by their reason."""
+    pieces: dict[str, list[str]] = {}
+    for shard, part in enumerate(plan.memoryx):
+        for kernel in part.kernels:
+            try:
+                text = str(lower(parse_module(kernel.cirh)))
+            except NotLowered as obstacle:
+                text = f"// no loop: {obstacle}\n"
+            pieces.setdefault(text, []).append(f"shard {shard} kernel {kernel.id}")
+    return "\n".join(f"// ----- MemoryX {', '.join(names)}\n{text}" for text, names in pieces.items())
 
 
 def kernels_text(plan: plan_pb2.Plan) -> str:

@@ -7,7 +7,7 @@ from math import prod
 from typing import Final
 
 from appliance.compiler.floor_plan import HEIGHT, WIDTH, plan_floor
-from appliance.compiler.kernel_profile import KernelProfile, goes_by_element, loop_time, operations_time, profile_kernel
+from appliance.compiler.kernel_profile import KernelProfile, loop_time, operations_time, profile_kernel
 from appliance.compiler.layers import BACKWARD
 from appliance.compiler.machine_model import MachineModel
 from appliance.compiler.memory_plan import plan_memory
@@ -24,6 +24,7 @@ from appliance.compiler.target import KernelLibrary
 from appliance.compiler.timeline import play
 from cirh.parser import parse_module
 from interconnect.elements import tensor_bytes
+from lair.lower import NotLowered, lower
 from wsc.v1 import plan_pb2
 
 _LAYER_REASONS: Final = {
@@ -31,7 +32,6 @@ _LAYER_REASONS: Final = {
     "inductor": "asked for by csx.performance.kernel_library",
 }
 _LOOP_REASON: Final = "element by element: one generated loop, or blocks of torch calls where there is no C++ compiler"
-_OTHER_REASON: Final = "not element by element over one shape"
 
 
 def profile_kernels(kernels: Iterable[plan_pb2.Kernel]) -> dict[int, KernelProfile]:
@@ -162,10 +162,16 @@ class _Shard:
     def __init__(self, plan: plan_pb2.MemoryXPlan, machine: MachineModel) -> None:
         self._plan = plan
         self._profiles = profile_kernels(plan.kernels)
-        self._loops = {number for number, profile in self._profiles.items() if goes_by_element(profile.module)}
+        # Why the others are no loops.
+        self._obstacles: dict[int, str] = {}
+        for number, profile in self._profiles.items():
+            try:
+                lower(profile.module)
+            except NotLowered as obstacle:
+                self._obstacles[number] = str(obstacle)
         self._slots = {slot.value: slot for slot in plan.states}
         self.seconds = {
-            number: (loop_time if number in self._loops else operations_time)(profile.module, machine)
+            number: (operations_time if number in self._obstacles else loop_time)(profile.module, machine)
             for number, profile in self._profiles.items()
         }
 
@@ -199,13 +205,13 @@ class _Shard:
         for run in _runs(self._plan.instructions):
             elements[run.kernel] += sum(prod(self._slots[state].type.shape) for state in run.commits if state)
         for kernel, count in runs.items():
-            loop = kernel in self._loops
+            obstacle = self._obstacles.get(kernel)
             yield UpdateReport(
                 kernel=kernel,
                 runs=count,
                 elements=elements[kernel],
-                library="lair" if loop else "aten",
-                reason=_LOOP_REASON if loop else _OTHER_REASON,
+                library="lair" if obstacle is None else "aten",
+                reason=_LOOP_REASON if obstacle is None else f"no loop: {obstacle}",
                 seconds=self.seconds[kernel] * count,
             )
 

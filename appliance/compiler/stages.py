@@ -16,6 +16,7 @@ from appliance.compiler.notes import (
     SITE,
     Notes,
     kernels_text,
+    loops_text,
     noted_text,
     placement_notes,
     segment_notes,
@@ -84,6 +85,10 @@ class Stages:
         """The modules that wafers and MemoryX run."""
         return kernels_text(self.plan)
 
+    def lair_text(self) -> str:
+        """The loops that MemoryX runs."""
+        return loops_text(self.plan)
+
     def _noted(self, name: str, notes: Notes) -> str:
         return noted_text(self._module, name, notes, locations=self._locations)
 
@@ -109,5 +114,6 @@ STAGES: Final[Mapping[str, Stage]] = {
     "shard": Stage(Stages.sharding_text, "place every value on the wafers: replicated, sharded or partial"),
     "cut": Stage(Stages.cut_text, "divide the work between the wafers and MemoryX"),
     "layers": Stage(Stages.layers_text, "divide the wafers' work into segments by layer"),
+    "lair": Stage(Stages.lair_text, "schedule the roles; MemoryX's kernels as loops over scalars"),
     "kernels": Stage(Stages.kernels_text, "schedule the roles; the modules that they run, equal ones once"),
 }

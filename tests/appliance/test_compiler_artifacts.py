@@ -43,7 +43,7 @@ def test_the_module_is_kept_after_each_pass_that_changed_it_and_each_stage(tmp_p
     assert [name for _, name in kept] == ["canonicalise", "dce", *STAGES]
     assert all(names[int(number) - 1] == name for number, name in kept)
     for path in files:
-        if path.stem.endswith("kernels"):
+        if path.stem.endswith(("lair", "kernels")):  # many modules, or another language
             continue
         module = parse_module(path.read_text())
         verify(module)

@@ -21,7 +21,7 @@ FOLDERS = {
 }
 
 MAY_IMPORT = {
-    "appliance": {"cirh", "interconnect", "wsc"},
+    "appliance": {"cirh", "interconnect", "lair", "wsc"},
     "cirh": {"wsc"},
     "cstorch": {"cirh", "interconnect", "wsc"},
     "interconnect": {"wsc"},
