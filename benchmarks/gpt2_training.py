@@ -122,7 +122,7 @@ def run_cluster(num_steps: int, threads: int) -> dict[str, float]:
         backend = cstorch.backend("CSX", artifact_dir=Path(folder), compile_dir=str(Path(folder) / "compile"))
         model = GPT2()
         compiled = cstorch.compile(model, backend)
-        optimizer = cstorch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+        optimizer = cstorch.optim.AdamW(model.parameters(), lr=1e-4, eps=1e-8, weight_decay=0.01)
         times: list[float] = []
         losses: list[float] = []
 

@@ -8,6 +8,7 @@ from typing import Final
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
+_M_MMAP_MAX: Final = -4
 _M_ARENA_MAX: Final = -8
 
 # The most that glibc takes. Blocks up to this come from memory that the process has, rather than from new pages.
@@ -31,3 +32,18 @@ def keep_large_blocks() -> None:
     mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
     mallopt(_M_TOP_PAD, _GROWTH_BYTES)
     mallopt(_M_ARENA_MAX, 1)
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Keeps all that is freed, of whatever size: for a process that runs the same step again and again.
+
+    A tensor of hundreds of megabytes (logits, say) that takes new pages from the kernel costs as much as the arithmetic
+    on it.
+    """
+    keep_large_blocks()
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return
+    mallopt(_M_MMAP_MAX, 0)
+    mallopt(_M_TRIM_THRESHOLD, -1)
