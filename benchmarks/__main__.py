@@ -4,53 +4,39 @@ Machines are shared and noisy: what counts are the ratios of paired runs, and th
 """
 
 import argparse
-import json
-import os
-import statistics
-import subprocess
-import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from benchmarks import random_numbers, start_up, streams
-
-ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
-
-
-def steps_per_second(side: str, threads: int, num_steps: int, lane: str = "") -> float:
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.fc_training",
-        side,
-        "--threads",
-        str(threads),
-        "--num-steps",
-        str(num_steps),
-    ]
-    environment = {**os.environ, **ENVIRONMENT, **({"WAFERBOX_LANE": lane} if lane else {})}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
-    return float(json.loads(done.stdout.splitlines()[-1])["steps_per_second"])
-
-
-def show(label: str, values: list[float], unit: str) -> None:
-    spread = f"of {len(values)}: {min(values):.2f} to {max(values):.2f}"
-    print(f"  {label:44s} {statistics.median(values):9.2f} {unit}   ({spread})", flush=True)
+from benchmarks import compile_stages, random_numbers, start_up, streams, updates
+from benchmarks.runs import best_threads, run_side
+from benchmarks.show import show, show_pairs
 
 
 def bench_training(repeats: int) -> None:
     print("FC 784-256-256-10, batch 64, AdamW, one wafer; OMP_WAIT_POLICY=PASSIVE on both sides")
-    trial = {threads: steps_per_second("eager", threads, 1000) for threads in (1, 2)}
-    best = max(trial, key=lambda threads: trial[threads])
-    print(f"  eager's best thread count is {best} ({', '.join(f'{t}: {r:.0f} steps/s' for t, r in trial.items())})")
+    best = best_threads("fc_training", "steps_per_second", 1000)
     for lane, num_steps in (("shared_memory", 2000), ("grpc", 600)):
         eager, cluster = [], []
         for _ in range(repeats):
-            eager.append(steps_per_second("eager", best, 2000))
-            cluster.append(steps_per_second("cluster", 1, num_steps, lane))
-        show("eager, fused AdamW", eager, "steps/s")
-        show(f"cluster, {lane}", cluster, "steps/s")
-        show("ratio", [c / e for c, e in zip(cluster, eager, strict=True)], "x")
+            eager.append(run_side("fc_training", "eager", best, 2000)["steps_per_second"])
+            cluster.append(run_side("fc_training", "cluster", 1, num_steps, lane)["steps_per_second"])
+        show_pairs(f"cluster, {lane}", cluster, "eager, fused AdamW", eager, "steps/s")
+
+
+def bench_gpt2(repeats: int) -> None:
+    print("GPT-2 small, sequence 256, batch 4, bfloat16, one wafer; OMP_WAIT_POLICY=PASSIVE on both sides")
+    best = best_threads("gpt2_training", "tokens_per_second", 6)
+    eager, cluster = [], []
+    spent: Mapping[str, Any] = {}
+    for _ in range(repeats):
+        eager.append(run_side("gpt2_training", "eager", best, 8)["tokens_per_second"])
+        run = run_side("gpt2_training", "cluster", 1, 8)
+        cluster.append(run["tokens_per_second"])
+        spent = run["share_of_time"]
+    show_pairs("cluster, shared_memory", cluster, "eager, autocast and fused AdamW", eager, "tokens/s")
+    print("  where the roles' time went, of the last run:")
+    for role, shares in spent.items():
+        print(f"    {role:12s}" + ", ".join(f"{what} {share:.1%}" for what, share in shares.items()))
 
 
 def bench_start_up(repeats: int) -> None:
@@ -66,21 +52,24 @@ def bench_random_numbers(repeats: int) -> None:
         show("  time of torch's own", [a / b for a, b in zip(ours, theirs, strict=True)], "x")
 
 
+PARTS: Mapping[str, Callable[[int], None]] = {
+    "training": bench_training,
+    "gpt2": bench_gpt2,
+    "start-up": bench_start_up,
+    "compile": lambda repeats: compile_stages.bench(),
+    "updates": lambda repeats: updates.bench(repeats * 3),
+    "streams": lambda repeats: streams.main(),
+    "random": bench_random_numbers,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = ["training", "start-up", "streams", "random"]
-    parser.add_argument("part", nargs="*", choices=[*known, []], help="default: all")
+    parser.add_argument("part", nargs="*", choices=[*PARTS, []], help="default: all")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    parts = options.part or known
-    if "training" in parts:
-        bench_training(options.repeats)
-    if "start-up" in parts:
-        bench_start_up(options.repeats)
-    if "streams" in parts:
-        streams.main()
-    if "random" in parts:
-        bench_random_numbers(options.repeats)
+    for part in options.part or PARTS:
+        PARTS[part](options.repeats)
 
 
 if __name__ == "__main__":

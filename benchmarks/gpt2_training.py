@@ -9,12 +9,15 @@ alternates the two:
 import argparse
 import itertools
 import json
+import logging
 import os
+import re
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Before torch: an OpenMP thread that spins takes a core from the other processes. Eager gets the same policy.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -111,8 +114,36 @@ def run_eager(num_steps: int, threads: int) -> dict[str, float]:
     return {"tokens_per_second": rate(times), "loss": loss}
 
 
-def run_cluster(num_steps: int, threads: int) -> dict[str, float]:
+class RoleSeconds(logging.Handler):
+    """What the client logs at the end of an execution: the seconds of each role, by what they were spent on."""
+
+    LINE = re.compile(r"(\S+)\.(\w+): ([\d.]+) s")
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.seconds: dict[str, dict[str, float]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = self.LINE.fullmatch(record.getMessage())
+        if found is not None:
+            self.seconds.setdefault(found[1], {})[found[2]] = float(found[3])
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Of the whole time of each role."""
+        return {
+            role: {what: value / parts["total"] for what, value in parts.items() if what != "total"}
+            for role, parts in self.seconds.items()
+            if parts.get("total")
+        }
+
+
+def run_cluster(num_steps: int, threads: int) -> dict[str, Any]:
     import cerebras.pytorch as cstorch
+
+    spent = RoleSeconds()
+    logger = logging.getLogger("cstorch")
+    logger.addHandler(spent)
+    logger.setLevel(logging.DEBUG)
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -143,7 +174,7 @@ def run_cluster(num_steps: int, threads: int) -> dict[str, float]:
         loader = cstorch.utils.data.DataLoader(input_fn)
         for batch in cstorch.utils.data.DataExecutor(loader, num_steps=num_steps):
             keep(step(batch))
-        return {"tokens_per_second": rate(times), "loss": losses[-1]}
+        return {"tokens_per_second": rate(times), "loss": losses[-1], "share_of_time": spent.shares()}
 
 
 def main() -> None:

@@ -1,0 +1,50 @@
+"""How long each part of a compile of GPT-2 small takes, cold."""
+
+import time
+
+import torch
+
+from appliance.compiler.pipeline import PASSES, Half, Precision, Target
+from appliance.compiler.stages import Stages
+from benchmarks.gpt2_training import BATCH, GPT2, SEQUENCE, VOCABULARY, loss_of
+from benchmarks.show import show
+from benchmarks.traced import trace_training
+from cirh.parser import parse_module
+
+
+def measure() -> dict[str, float]:
+    """Seconds by part, in order."""
+    tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1))
+    traced = trace_training(
+        GPT2(), lambda model, batch: loss_of(model(batch[0]), batch[1]), (tokens[:, :-1], tokens[:, 1:])
+    )
+    seconds = dict(traced.seconds)
+    begin = time.perf_counter()
+
+    def mark(part: str) -> None:
+        nonlocal begin
+        now = time.perf_counter()
+        seconds[part], begin = now - begin, now
+
+    module = parse_module(traced.text)
+    mark("parse")
+    for step in PASSES:
+        step.run(module)
+        mark(step.name)
+    target = Target(num_csx=1, num_shards=1, precision=Precision(half=Half.BFLOAT16))
+    stages = Stages(module, target)
+    _ = stages.sharding
+    mark("casts and sharding")
+    _ = stages.cut
+    mark("cut")
+    _ = stages.plan
+    mark("layers, schedules, memory")
+    return seconds
+
+
+def bench() -> None:
+    print("compile of GPT-2 small, cold, bfloat16, one wafer")
+    seconds = measure()
+    for part, value in seconds.items():
+        show(part, [value], "s")
+    show("all of it", [sum(seconds.values())], "s")
