@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import grpc
 import pytest
@@ -59,7 +60,7 @@ def make_job() -> Iterator[MakeJob]:
                     attach(Node(node_pb2.ROLE_SWARMX, settings, SwarmXJob), f"swarmx-{i}", i, lane)
                     for i in range(1 + leaves)
                 ],
-                [attach(Node(node_pb2.ROLE_WAFER, settings, WaferJob), f"wafer-{i}", i, lane) for i in range(wafers)],
+                [attach(Node(node_pb2.ROLE_WAFER, settings, partial(WaferJob, threads=1)), f"wafer-{i}", i, lane) for i in range(wafers)],
             )
             job = SmallJob(SmallPlan(num_shards=shards, num_wafers=wafers), nodes, lane, num_workers=workers)
             stack.callback(job.close)
