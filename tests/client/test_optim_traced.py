@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizer_cases import BASIC, MORE, Case
 from torch import nn
 from traced_steps import Runner, names_of, outputs_of
 
@@ -85,7 +86,15 @@ def test_traced_equals_eager(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    check_traced(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), make, schedule, monkeypatch)
+
+
+def check_traced(
+    model: nn.Module,
+    make: Callable[[Any], Optimizer],
+    schedule: Callable[[Optimizer], LRScheduler] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     device_model = copy.deepcopy(model)
     move_module(device_model)
     eager = Training(model, make, schedule)
@@ -102,6 +111,14 @@ def test_traced_equals_eager(
         assert actual == pytest.approx(expected[: len(actual)], rel=1e-5)
     for name, getter in named_getters(eager.registry).items():
         torch.testing.assert_close(runner.state[name], getter().detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", BASIC + MORE, ids=str)
+def test_every_optimizer_traced_equals_eager(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    bias = not case.only_matrices
+    model = nn.Sequential(nn.Linear(6, 8, bias=bias), nn.ReLU(), nn.Linear(8, 3, bias=bias))
+    check_traced(model, case.ours, lambda o: LinearLR(o, 0.1, 0.01, 10), monkeypatch)
 
 
 def test_state_is_named_as_in_the_real_system(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,23 +1,41 @@
 """Optimizers whose step can be traced, and the schedules of their settings."""
 
-from typing import Any
-
 from cstorch.optim import lr_scheduler, scheduler
+from cstorch.optim.adadelta import Adadelta
+from cstorch.optim.adafactor import Adafactor
+from cstorch.optim.adagrad import Adagrad
 from cstorch.optim.adam import Adam, AdamW
-from cstorch.optim.optimizer import Optimizer, Parameters
+from cstorch.optim.adamax import Adamax
+from cstorch.optim.asgd import ASGD
+from cstorch.optim.configure import configure_optimizer
+from cstorch.optim.lamb import Lamb
+from cstorch.optim.lion import Lion
+from cstorch.optim.muon import Muon
+from cstorch.optim.nadam import NAdam
+from cstorch.optim.optimizer import Optimizer
+from cstorch.optim.radam import RAdam
+from cstorch.optim.rmsprop import RMSprop
+from cstorch.optim.rprop import Rprop
 from cstorch.optim.sgd import SGD
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "configure_optimizer", "lr_scheduler", "scheduler"]
-
-_OPTIMIZERS: dict[str, type[Optimizer]] = {cls.__name__.lower(): cls for cls in (SGD, Adam, AdamW)}
-
-
-def configure_optimizer(optimizer_type: str, params: Parameters, **kwargs: Any) -> Optimizer:
-    """The optimizer of that name (in any case), made with kwargs. ValueError for a name that is not known."""
-    try:
-        optimizer_class = _OPTIMIZERS[optimizer_type.lower()]
-    except KeyError:
-        known = ", ".join(cls.__name__ for cls in _OPTIMIZERS.values())
-        raise ValueError(f"there is no optimizer {optimizer_type!r}; there are {known}") from None
-    optimizer: Optimizer = optimizer_class(params, **kwargs)
-    return optimizer
+__all__ = [
+    "ASGD",
+    "SGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Lamb",
+    "Lion",
+    "Muon",
+    "NAdam",
+    "Optimizer",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "configure_optimizer",
+    "lr_scheduler",
+    "scheduler",
+]

@@ -1,17 +1,18 @@
 """Adam and AdamW: one update rule, two places for the weight decay."""
 
-from typing import Any, ClassVar
+from abc import abstractmethod
+from typing import Any
 
 import torch
 
 from cstorch.optim.optimizer import (
-    Parameters,
+    ParamsT,
     check_betas,
     check_not_negative,
     is_zero,
     scalar_state,
 )
-from cstorch.optim.update_rule import UpdateRule
+from cstorch.optim.update_rule import UpdateRule, regularised
 
 
 class AdamBase(UpdateRule):
@@ -22,11 +23,14 @@ class AdamBase(UpdateRule):
     `beta2_power`: beta to the power of the number of the next update, rank 0.
     """
 
-    decoupled_weight_decay: ClassVar[bool]  # False: the decay is added to the gradient (L2), True: to the update
+    @property
+    @abstractmethod
+    def decoupled_weight_decay(self) -> bool:
+        """Whether the decay is added to the update, and not to the gradient (L2)."""
 
     def __init__(
         self,
-        params: Parameters,
+        params: ParamsT,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
@@ -64,10 +68,9 @@ class AdamBase(UpdateRule):
         """The moments."""
         return ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
 
-    def direction(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        weight_decay = group["weight_decay"]
-        if not self.decoupled_weight_decay and not is_zero(weight_decay):
-            gradient = gradient + weight_decay * parameter
+    def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        if not self.decoupled_weight_decay:
+            gradient = regularised(group, parameter, gradient)
         state = self.state[parameter]
         beta1, beta2 = group["betas"]
         first: torch.Tensor = state["exp_avg"]
@@ -80,9 +83,9 @@ class AdamBase(UpdateRule):
         direction = first / (second.sqrt() + group["eps"])
         if group["correct_bias"]:
             direction = direction * _bias_correction(state, beta1, beta2)
-        if self.decoupled_weight_decay and not is_zero(weight_decay):
-            direction = direction + weight_decay * parameter
-        return direction
+        if self.decoupled_weight_decay and not is_zero(group["weight_decay"]):
+            direction = direction + group["weight_decay"] * parameter
+        parameter.sub_(group["lr"] * direction)
 
 
 class Adam(AdamBase):
@@ -92,7 +95,7 @@ class Adam(AdamBase):
 
     def __init__(
         self,
-        params: Parameters,
+        params: ParamsT,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,

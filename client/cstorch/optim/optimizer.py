@@ -14,7 +14,7 @@ from cstorch import state
 if TYPE_CHECKING:
     from cstorch.optim.scheduler import Scheduler
 
-Parameters: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
+ParamsT: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 Number: TypeAlias = float | torch.Tensor  # a setting of a parameter group: schedules make it a tensor
 
 # torch keeps its compiler out of these, and imports it to do so when one is first called: more than a second that
@@ -47,7 +47,7 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
     enable_global_step: keep a float32 count of updates for each parameter, in its state "step".
     """
 
-    def __init__(self, params: Parameters, defaults: dict[str, Any], enable_global_step: bool = False) -> None:
+    def __init__(self, params: ParamsT, defaults: dict[str, Any], enable_global_step: bool = False) -> None:
         self.enable_global_step = enable_global_step
         self.schedulers: list[Scheduler] = []
         self._preinitialized = False

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from cstorch.optim.optimizer import Parameters, check_not_negative, is_zero
-from cstorch.optim.update_rule import UpdateRule
+from cstorch.optim.optimizer import ParamsT, check_not_negative
+from cstorch.optim.update_rule import UpdateRule, regularised
 
 
 class SGD(UpdateRule):
@@ -16,7 +16,7 @@ class SGD(UpdateRule):
 
     def __init__(
         self,
-        params: Parameters,
+        params: ParamsT,
         lr: float,
         momentum: float = 0,
         dampening: float = 0,
@@ -49,14 +49,11 @@ class SGD(UpdateRule):
         """The momentum."""
         return ["momentum_buffer"]
 
-    def direction(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        if group["maximize"]:
-            gradient = -gradient
-        if not is_zero(group["weight_decay"]):
-            gradient = gradient + group["weight_decay"] * parameter
+    def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        gradient = regularised(group, parameter, gradient)
         momentum = group["momentum"]
-        if momentum == 0:
-            return gradient
-        buffer: torch.Tensor = self.state[parameter]["momentum_buffer"]
-        buffer.mul_(momentum).add_(gradient, alpha=1 - group["dampening"])
-        return gradient + momentum * buffer if group["nesterov"] else buffer
+        if momentum != 0:
+            buffer: torch.Tensor = self.state[parameter]["momentum_buffer"]
+            buffer.mul_(momentum).add_(gradient, alpha=1 - group["dampening"])
+            gradient = gradient + momentum * buffer if group["nesterov"] else buffer
+        parameter.sub_(group["lr"] * gradient)

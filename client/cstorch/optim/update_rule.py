@@ -1,4 +1,4 @@
-"""Optimizers that update each parameter by itself."""
+"""The step of most optimizers: one update rule for every parameter."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from cstorch.optim.optimizer import Optimizer, dense_gradient
+from cstorch.optim.optimizer import Optimizer, dense_gradient, is_zero
 
 
 class UpdateRule(Optimizer):
-    """`p -= lr * direction`, for every parameter that has a gradient."""
+    """An optimizer that updates each parameter that has a gradient by itself."""
 
     @abstractmethod
-    def direction(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """Where to go from one parameter; updates the parameter's state."""
+    def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Update one parameter and its state, in place."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -27,5 +27,18 @@ class UpdateRule(Optimizer):
             for parameter in group["params"]:
                 gradient = dense_gradient(parameter)
                 if gradient is not None:
-                    parameter.sub_(group["lr"] * self.direction(group, parameter, gradient))
+                    self.update(group, parameter, gradient)
         return loss
+
+    def make_zeros(self, *names: str) -> None:
+        """Make state tensors of these names for every parameter, like it and zero."""
+        for parameter in self.parameters():
+            for name in names:
+                self.state[parameter][name] = torch.zeros_like(parameter)
+
+
+def regularised(group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """`g + weight_decay * p`, with g negated first where the group is to be maximised."""
+    if group.get("maximize", False):
+        gradient = -gradient
+    return gradient if is_zero(group["weight_decay"]) else gradient + group["weight_decay"] * parameter

@@ -1,0 +1,47 @@
+"""Adadelta: updates as large as the latest ones were."""
+
+from typing import Any
+
+import torch
+
+from cstorch.optim.optimizer import ParamsT, check_not_negative
+from cstorch.optim.update_rule import UpdateRule, regularised
+
+
+class Adadelta(UpdateRule):
+    """`v = rho * v + (1 - rho) * g^2`, `u = sqrt(a + eps) / sqrt(v + eps) * g`, `a = rho * a + (1 - rho) * u^2`,
+
+    `p -= lr * u`; as torch. State: `square_avg` (v), `acc_delta` (a).
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1.0,
+        rho: float = 0.9,
+        eps: float = 1e-6,
+        weight_decay: float = 0,
+        maximize: bool = False,
+    ) -> None:
+        check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
+        if not 0 <= rho <= 1:
+            raise ValueError(f"Invalid rho: {rho}. It must be at least 0 and at most 1")
+        defaults = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, defaults)
+
+    def preinitialize(self) -> None:
+        """Make both means."""
+        self.make_zeros("square_avg", "acc_delta")
+
+    def state_names_to_sparsify(self) -> list[str]:
+        """Both means."""
+        return ["square_avg", "acc_delta"]
+
+    def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        gradient = regularised(group, parameter, gradient)
+        rho, eps = group["rho"], group["eps"]
+        squares, changes = self.state[parameter]["square_avg"], self.state[parameter]["acc_delta"]
+        squares.mul_(rho).addcmul_(gradient, gradient, value=1 - rho)
+        change = (changes + eps).sqrt() / (squares + eps).sqrt() * gradient
+        changes.mul_(rho).addcmul_(change, change, value=1 - rho)
+        parameter.sub_(group["lr"] * change)

@@ -1,0 +1,60 @@
+"""Adagrad: a rate for each element that falls with the squares of its gradients."""
+
+from typing import Any
+
+import torch
+
+from cstorch.optim.optimizer import ParamsT, check_not_negative
+from cstorch.optim.update_rule import UpdateRule, regularised
+
+
+class Adagrad(UpdateRule):
+    """`s += g^2`, `p -= lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps)`, t from 1; as torch.
+
+    State: `sum` (s, from initial_accumulator_value), `step` (t, rank 0).
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-2,
+        lr_decay: float = 0,
+        weight_decay: float = 0,
+        initial_accumulator_value: float = 0,
+        eps: float = 1e-6,
+        maximize: bool = False,
+    ) -> None:
+        check_not_negative(
+            lr=lr,
+            lr_decay=lr_decay,
+            weight_decay=weight_decay,
+            initial_accumulator_value=initial_accumulator_value,
+            eps=eps,
+        )
+        defaults = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+            "eps": eps,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults, enable_global_step=True)
+
+    def preinitialize(self) -> None:
+        """Make `sum`."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["sum"] = torch.full_like(parameter, group["initial_accumulator_value"])
+
+    def state_names_to_sparsify(self) -> list[str]:
+        """The sum."""
+        return ["sum"]
+
+    def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        gradient = regularised(group, parameter, gradient)
+        total: torch.Tensor = self.state[parameter]["sum"]
+        total.addcmul_(gradient, gradient)
+        step = self.increment_global_step(parameter)
+        rate = group["lr"] / (1 + (step - 1) * group["lr_decay"])
+        parameter.sub_(rate * (gradient / (total.sqrt() + group["eps"])))

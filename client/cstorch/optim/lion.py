@@ -1,0 +1,43 @@
+"""Lion: the sign of a momentum."""
+
+from typing import Any
+
+import torch
+
+from cstorch.optim.optimizer import ParamsT, check_betas, check_not_negative, is_zero
+from cstorch.optim.update_rule import UpdateRule
+
+
+class Lion(UpdateRule):
+    """`p -= lr * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * p)`, `m = beta2 * m + (1 - beta2) * g`.
+
+    torch has no Lion. State: `exp_avg` (m).
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
+        check_not_negative(lr=lr, weight_decay=weight_decay)
+        check_betas(betas)
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    def preinitialize(self) -> None:
+        """Make the momentum."""
+        self.make_zeros("exp_avg")
+
+    def state_names_to_sparsify(self) -> list[str]:
+        """The momentum."""
+        return ["exp_avg"]
+
+    def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        beta1, beta2 = group["betas"]
+        momentum: torch.Tensor = self.state[parameter]["exp_avg"]
+        direction = torch.sign(momentum * beta1 + gradient * (1 - beta1))
+        if not is_zero(group["weight_decay"]):
+            direction = direction + group["weight_decay"] * parameter
+        momentum.mul_(beta2).add_(gradient, alpha=1 - beta2)
+        parameter.sub_(group["lr"] * direction)

@@ -1,0 +1,78 @@
+"""Muon: momentum that is made orthogonal."""
+
+from typing import Any
+
+import torch
+
+from cstorch.optim.optimizer import ParamsT, check_not_negative, is_zero
+from cstorch.optim.update_rule import UpdateRule
+
+# Of the iteration's polynomial a x + b x^3 + c x^5: the steepest at 0 that keeps singular values near 1.
+A, B, C = 3.4445, -4.7750, 2.0315
+SMALLEST_NORM = 1e-7
+
+
+class Muon(UpdateRule):
+    """`b = momentum * b + (1 - momentum) * g`, `u = (1 - momentum) * g + momentum * b` with nesterov, else b; and
+
+    `p -= lr * weight_decay * p + lr * sqrt(max(1, rows / columns)) * orthogonal(u)`, where orthogonal is ns_steps steps
+    of Newton and Schulz's iteration: `x = u / |u|`, `x = 3.4445 x + (-4.775 y + 2.0315 y y) x` with `y = x x^T`.
+    As torch, which iterates in bfloat16; here it is in the parameter's type. A parameter has at least two dimensions;
+    all but the first are taken for columns. State: `momentum_buffer` (b).
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 0.02,
+        weight_decay: float = 0.01,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+    ) -> None:
+        check_not_negative(lr=lr, weight_decay=weight_decay, momentum=momentum, ns_steps=ns_steps)
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_steps": ns_steps,
+        }
+        super().__init__(params, defaults)
+
+    def preinitialize(self) -> None:
+        """Make the momentum; ValueError for a parameter that is not a matrix."""
+        for parameter in self.parameters():
+            if parameter.ndim < 2:
+                raise ValueError(
+                    f"Muon is for matrices, not for a parameter of shape {tuple(parameter.shape)}: "
+                    "give biases, norms and the like to another optimizer, AdamW for example"
+                )
+        self.make_zeros("momentum_buffer")
+
+    def state_names_to_sparsify(self) -> list[str]:
+        """The momentum."""
+        return ["momentum_buffer"]
+
+    def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        momentum = group["momentum"]
+        buffer: torch.Tensor = self.state[parameter]["momentum_buffer"]
+        buffer.mul_(momentum).add_(gradient, alpha=1 - momentum)
+        direction = gradient * (1 - momentum) + buffer * momentum if group["nesterov"] else buffer
+        matrix = direction.flatten(1)
+        rows, columns = matrix.shape
+        change = _orthogonal(matrix, group["ns_steps"]).reshape(parameter.shape) * max(1, rows / columns) ** 0.5
+        if not is_zero(group["weight_decay"]):
+            change = change + group["weight_decay"] * parameter
+        parameter.sub_(group["lr"] * change)
+
+
+def _orthogonal(matrix: torch.Tensor, steps: int) -> torch.Tensor:
+    """About U V^T, where the matrix is U S V^T."""
+    rows, columns = matrix.shape
+    x = matrix.T if rows > columns else matrix  # the product with its transpose is the smaller one
+    x = x / torch.linalg.vector_norm(x).clamp(min=SMALLEST_NORM)
+    for _ in range(steps):
+        y = x @ x.T
+        x = A * x + (B * y + C * (y @ y)) @ x
+    return x.T if rows > columns else x

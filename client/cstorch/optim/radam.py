@@ -1,0 +1,57 @@
+"""RAdam: Adam whose adaptive rate waits until its variance is bounded."""
+
+from typing import Any
+
+import torch
+
+from cstorch.optim.optimizer import ParamsT, check_betas, check_not_negative
+from cstorch.optim.update_rule import UpdateRule, regularised
+
+
+class RAdam(UpdateRule):
+    """As torch: with m and v of Adam, t from 1, `r_inf = 2 / (1 - beta2) - 1`,
+
+    `r = r_inf - 2 * t * beta2^t / (1 - beta2^t)`: `p -= lr * m / (1 - beta1^t)`, from where r > 5 times
+    `sqrt((r - 4) (r - 2) r_inf / ((r_inf - 4) (r_inf - 2) r)) * sqrt(1 - beta2^t) / (sqrt(v) + eps)`.
+    State: `exp_avg` (m), `exp_avg_sq` (v), and `step` (t, rank 0).
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
+        check_betas(betas)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults, enable_global_step=True)
+
+    def preinitialize(self) -> None:
+        """Make the moments."""
+        self.make_zeros("exp_avg", "exp_avg_sq")
+
+    def state_names_to_sparsify(self) -> list[str]:
+        """The moments."""
+        return ["exp_avg", "exp_avg_sq"]
+
+    def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        gradient = regularised(group, parameter, gradient)
+        beta1, beta2 = group["betas"]
+        first, second = self.state[parameter]["exp_avg"], self.state[parameter]["exp_avg_sq"]
+        first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        # r is a small difference of large numbers: float32 would leave three digits of it.
+        step = self.increment_global_step(parameter).double()
+        beta2_power = torch.pow(beta2, step)
+        longest = 2 / (1 - beta2) - 1
+        length = longest - 2 * step * beta2_power / (1 - beta2_power)
+        scale = longest / ((longest - 4) * (longest - 2))
+        # Where it is not used it is kept from being the root of a negative number.
+        bounded = length.clamp(min=5)
+        rectifier = ((bounded - 4) * (bounded - 2) / bounded * scale * (1 - beta2_power)).sqrt()
+        adaptive = rectifier.to(second.dtype) / (second.sqrt() + group["eps"])
+        rate = group["lr"] / (1 - torch.pow(beta1, step))
+        parameter.sub_(rate * first * torch.where(length > 5, adaptive, 1.0))
