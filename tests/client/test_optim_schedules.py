@@ -1,53 +1,13 @@
-"""Learning rate schedules against torch's or their closed form, over their whole range."""
+"""Training with schedules, their sequences, tags and state."""
 
-import math
 from collections.abc import Callable
 
 import pytest
 import torch
+from schedule_cases import optimizer
 
 from cstorch.optim import SGD, lr_scheduler
 from cstorch.optim.lr_scheduler import LRScheduler
-
-Form = Callable[[int], float]
-
-
-def optimizer(lr: float = 9.0) -> SGD:
-    return SGD([torch.zeros(2, requires_grad=True)], lr=lr)
-
-
-def cycle(e: int) -> float:
-    return 0.1 + 0.9 * (1 - e / (8 * math.ceil((e + 1) / 8)))
-
-
-CASES: list[tuple[Callable[[SGD], LRScheduler], Form]] = [
-    (lambda o: lr_scheduler.ConstantLR(o, 0.5), lambda e: 0.5),
-    (lambda o: lr_scheduler.LinearLR(o, 1.0, 0.1, 8), lambda e: 1.0 - 0.9 * min(e, 8) / 8),
-    (lambda o: lr_scheduler.LinearLR(o, 1.0, 0.1, 8, cycle=True), cycle),
-    (lambda o: lr_scheduler.PolynomialLR(o, 1.0, 0.1, 8, power=2.5), lambda e: 0.1 + 0.9 * (1 - min(e, 8) / 8) ** 2.5),
-    (lambda o: lr_scheduler.ExponentialLR(o, 0.5, 4, 0.1), lambda e: 0.5 * 0.1 ** (e / 4)),
-    (lambda o: lr_scheduler.ExponentialLR(o, 0.5, 4, 0.1, staircase=True), lambda e: 0.5 * 0.1 ** (e // 4)),
-    (
-        lambda o: lr_scheduler.CosineDecayLR(o, 1.0, 0.2, 9),
-        lambda e: 0.2 + 0.4 * (1 + math.cos(math.pi * min(e, 9) / 9)),
-    ),
-    (lambda o: lr_scheduler.StepLR(o, 1.0, 3, 0.5), lambda e: 0.5 ** (e // 3)),
-    (lambda o: lr_scheduler.MultiStepLR(o, 1.0, 0.5, [4, 7]), lambda e: 0.5 ** ((e >= 4) + (e >= 7))),
-]
-
-
-@pytest.mark.parametrize(("make", "form"), CASES)
-def test_closed_forms(make: Callable[[SGD], LRScheduler], form: Form) -> None:
-    own = optimizer()
-    scheduler = make(own)
-    for epoch in range(20):
-        assert own.param_groups[0]["lr"].item() == pytest.approx(form(epoch), rel=1e-5, abs=1e-7)
-        assert scheduler.get_last_lr() == [own.param_groups[0]["lr"].item()]
-        assert scheduler.get_lr()[0].dtype == torch.float32
-        own.step()
-        scheduler.step()
-    assert scheduler.last_epoch.dtype == torch.int64
-    assert scheduler.last_epoch.item() == 20
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Optimizers whose step can be traced, and the schedules of their settings."""
 
-from cstorch.optim import lr_scheduler, scheduler
+from cstorch.optim import lr_scheduler, scheduler, weight_decay_scheduler
 from cstorch.optim.adadelta import Adadelta
 from cstorch.optim.adafactor import Adafactor
 from cstorch.optim.adagrad import Adagrad
@@ -8,6 +8,7 @@ from cstorch.optim.adam import Adam, AdamW
 from cstorch.optim.adamax import Adamax
 from cstorch.optim.asgd import ASGD
 from cstorch.optim.configure import configure_optimizer
+from cstorch.optim.configure_schedule import configure_lr_scheduler
 from cstorch.optim.lamb import Lamb
 from cstorch.optim.lion import Lion
 from cstorch.optim.muon import Muon
@@ -35,7 +36,9 @@ __all__ = [
     "RAdam",
     "RMSprop",
     "Rprop",
+    "configure_lr_scheduler",
     "configure_optimizer",
     "lr_scheduler",
     "scheduler",
+    "weight_decay_scheduler",
 ]

@@ -4,6 +4,7 @@ import inspect
 import warnings
 from typing import Any
 
+from cstorch.optim.named import class_named
 from cstorch.optim.optimizer import Optimizer, ParamsT
 
 # Settings of older configuration files, and the setting whose first and second number they are.
@@ -36,18 +37,3 @@ def configure_optimizer(optimizer_type: str, params: ParamsT, **kwargs: Any) -> 
         del settings[name]
     optimizer: Optimizer = optimizer_class(params, **settings)
     return optimizer
-
-
-def class_named(base: type[Any], name: str, what: str, suffix: str = "") -> type[Any]:
-    """The subclass of that name, in any case and with or without the suffix. ValueError, if there is none."""
-    classes = [found for found in _subclasses(base) if not inspect.isabstract(found)]
-    wanted = name.lower()
-    for found in classes:
-        if found.__name__.lower() in (wanted, wanted + suffix.lower()):
-            return found
-    known = ", ".join(sorted(found.__name__ for found in classes))
-    raise ValueError(f"there is no {what} {name!r}; there are {known}")
-
-
-def _subclasses(base: type[Any]) -> list[type[Any]]:
-    return [found for child in base.__subclasses__() for found in (child, *_subclasses(child))]

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,6 +26,8 @@ class Scheduler(ABC):
     last_epoch: the last epoch that has been; the constructor goes on to the next.
     param_group_tags: only groups whose "tags" have one of these are written; None: all groups.
     """
+
+    has_values_of_groups: ClassVar[bool] = False  # whether groups get different values
 
     def __init__(
         self, optimizer: Optimizer, total_iters: int | None, last_epoch: int = -1, param_group_tags: Tags = None
@@ -66,7 +68,10 @@ class Scheduler(ABC):
 
     def increment_last_epoch(self) -> None:
         """Add one to the counter, without evaluating."""
-        self.last_epoch.add_(1)
+        self._advance(1)
+
+    def _advance(self, by: int | torch.Tensor) -> None:
+        self.last_epoch.add_(by)
 
     def update_last_value(self) -> None:
         """Evaluate, write the groups, and have the number in them when the step has run."""
@@ -83,7 +88,11 @@ class Scheduler(ABC):
         self._last_value = [value]
         for group in self.optimizer.param_groups:
             if self._applies_to(group):
-                group[self.param_group_key] = value
+                group[self.param_group_key] = self._value_for(group, value)
+
+    def _value_for(self, group: Mapping[str, Any], value: Any) -> Any:
+        """What a group gets where the schedule has a value: the same."""
+        return value
 
     def get_last_value(self) -> Any:
         """The value of the last epoch evaluated: a number, in a traced step a tensor."""
@@ -110,3 +119,9 @@ class Scheduler(ABC):
             else:
                 setattr(self, name, value)
         self.update_last_value()
+
+
+def check_positive(name: str, value: int) -> None:
+    """ValueError unless it is at least 1."""
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")

@@ -1,12 +1,11 @@
 """The schedules that are one formula of the epoch. e = last_epoch, T = total_iters."""
 
-import math
 from collections.abc import Sequence
 
 import torch
 
 from cstorch.optim.optimizer import Optimizer
-from cstorch.optim.scheduler.base import Scheduler, Tags
+from cstorch.optim.scheduler.base import Scheduler, Tags, check_positive
 
 
 class ConstantScheduler(Scheduler):
@@ -17,6 +16,11 @@ class ConstantScheduler(Scheduler):
     ) -> None:
         self.val = val
         super().__init__(optimizer, total_iters, param_group_tags=param_group_tags)
+
+    @property
+    def initial_val(self) -> float:
+        """val."""
+        return self.val
 
     def _get_closed_form(self) -> torch.Tensor:
         return torch.full_like(self.last_epoch, self.val, dtype=torch.float32)
@@ -39,7 +43,7 @@ class PolynomialScheduler(Scheduler):
         cycle: bool = False,
         param_group_tags: Tags = None,
     ) -> None:
-        _check_positive("total_iters", total_iters)
+        check_positive("total_iters", total_iters)
         self.initial_val = initial_val
         self.end_val = end_val
         self.power = power
@@ -85,7 +89,7 @@ class ExponentialScheduler(Scheduler):
         staircase: bool = False,
         param_group_tags: Tags = None,
     ) -> None:
-        _check_positive("total_iters", total_iters)
+        check_positive("total_iters", total_iters)
         self.initial_val = initial_val
         self.decay_rate = decay_rate
         self.staircase = staircase
@@ -98,34 +102,13 @@ class ExponentialScheduler(Scheduler):
         return torch.pow(self.decay_rate, exponent) * self.initial_val
 
 
-class CosineDecayScheduler(Scheduler):
-    """`end + (initial - end) * (1 + cos(pi * min(e, T) / T)) / 2`."""
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        initial_val: float,
-        end_val: float,
-        total_iters: int,
-        param_group_tags: Tags = None,
-    ) -> None:
-        _check_positive("total_iters", total_iters)
-        self.initial_val = initial_val
-        self.end_val = end_val
-        super().__init__(optimizer, total_iters, param_group_tags=param_group_tags)
-
-    def _get_closed_form(self) -> torch.Tensor:
-        progress = torch.clamp(self.last_epoch, max=self.total_iters) / self.total_iters
-        return (1 + torch.cos(progress * math.pi)) * (0.5 * (self.initial_val - self.end_val)) + self.end_val
-
-
 class StepScheduler(Scheduler):
     """`initial * gamma^floor(e / step_size)`."""
 
     def __init__(
         self, optimizer: Optimizer, initial_val: float, step_size: int, gamma: float, param_group_tags: Tags = None
     ) -> None:
-        _check_positive("step_size", step_size)
+        check_positive("step_size", step_size)
         self.initial_val = initial_val
         self.step_size = step_size
         self.gamma = gamma
@@ -156,8 +139,3 @@ class MultiStepScheduler(Scheduler):
         for passed, milestone in enumerate(self.milestones, start=1):
             value = torch.where(self.last_epoch >= milestone, self.initial_val * self.gamma**passed, value)
         return value
-
-
-def _check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")

@@ -1,15 +1,15 @@
 """One schedule after the other."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from cstorch.optim.optimizer import Optimizer
 from cstorch.optim.scheduler.base import Scheduler, Tags
+from cstorch.optim.scheduler.composite import CompositeScheduler
 
 
-class SequentialScheduler(Scheduler):
+class SequentialScheduler(CompositeScheduler):
     """schedulers[i] up to milestones[i] (exclusive), then the next, which starts at its own epoch 0 there."""
 
     def __init__(
@@ -27,21 +27,15 @@ class SequentialScheduler(Scheduler):
             )
         if list(milestones) != sorted(milestones):
             raise ValueError(f"milestones must increase: {list(milestones)}")
-        for scheduler in schedulers:
-            if scheduler.optimizer is not optimizer:
-                raise ValueError("all schedulers of a sequence must have the optimizer of the sequence")
-        self._schedulers = list(schedulers)
         self.milestones = list(milestones)
-        # From now on the parts only count and compute; the sequence writes the groups.
-        optimizer.schedulers[:] = [known for known in optimizer.schedulers if known not in self._schedulers]
-        super().__init__(optimizer, None, last_epoch, param_group_tags)
+        super().__init__(optimizer, schedulers, last_epoch, param_group_tags)
 
-    def increment_last_epoch(self) -> None:
-        super().increment_last_epoch()
+    def _advance(self, by: int | torch.Tensor) -> None:
+        super()._advance(by)
         first, *others = self._schedulers
-        first.increment_last_epoch()
+        first._advance(by)
         for scheduler, milestone in zip(others, self.milestones, strict=True):
-            scheduler.last_epoch.add_((self.last_epoch > milestone).to(torch.int64))
+            scheduler._advance((self.last_epoch > milestone).to(torch.int64) * by)
 
     def _get_closed_form(self) -> torch.Tensor:
         value = self._schedulers[0].get()
@@ -49,14 +43,17 @@ class SequentialScheduler(Scheduler):
             value = torch.where(self.last_epoch < milestone, value, scheduler.get())
         return value
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "schedulers": [scheduler.state_dict() for scheduler in self._schedulers]}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        own = dict(state_dict)
-        parts = own.pop("schedulers")
-        if len(parts) != len(self._schedulers):
-            raise ValueError(f"the loaded state has {len(parts)} schedulers, this sequence {len(self._schedulers)}")
-        for scheduler, part in zip(self._schedulers, parts, strict=True):
-            scheduler.load_state_dict(part)
-        super().load_state_dict(own)
+class PiecewiseConstantScheduler(SequentialScheduler):
+    """vals[i] up to milestones[i] (exclusive), then the next. constant_cls: the class that makes a constant of each."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        constant_cls: type[Scheduler],
+        vals: Sequence[float],
+        milestones: Sequence[int],
+        param_group_tags: Tags = None,
+    ) -> None:
+        constants = [constant_cls(optimizer, val) for val in vals]  # type: ignore[arg-type]
+        super().__init__(optimizer, constants, milestones, param_group_tags=param_group_tags)

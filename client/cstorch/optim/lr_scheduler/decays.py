@@ -1,61 +1,20 @@
-"""Learning rate schedules: the forms of cstorch.optim.scheduler, with learning rate names, writing `group["lr"]`."""
+"""Learning rates that fall. e = last_epoch, T = total_iters."""
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
-
+from cstorch.optim.lr_scheduler.base import LRScheduler
 from cstorch.optim.optimizer import Optimizer
 from cstorch.optim.scheduler import (
     ConstantScheduler,
-    CosineDecayScheduler,
     ExponentialScheduler,
+    InverseExponentialTimeDecayScheduler,
+    InverseSquareRootDecayScheduler,
     LinearScheduler,
     MultiStepScheduler,
     PolynomialScheduler,
-    Scheduler,
-    SequentialScheduler,
     StepScheduler,
 )
 from cstorch.optim.scheduler.base import Tags
-
-__all__ = [
-    "ConstantLR",
-    "CosineDecayLR",
-    "ExponentialLR",
-    "LRScheduler",
-    "LinearLR",
-    "MultiStepLR",
-    "PolynomialLR",
-    "SequentialLR",
-    "StepLR",
-]
-
-
-class LRScheduler(Scheduler):
-    """A schedule of the learning rate. A subclass gives the whole schedule as a tensor: `_get_closed_form_lr`."""
-
-    @property
-    def param_group_key(self) -> str:
-        """The learning rate."""
-        return "lr"
-
-    def get_last_lr(self) -> list[Any]:
-        """The learning rate evaluated last, for each parameter group: numbers, in a traced step tensors."""
-        return [self.get_last_value()] * len(self.optimizer.param_groups)
-
-    def get_lr(self) -> list[torch.Tensor]:
-        """The learning rate for the current epoch, for each parameter group, as tensors."""
-        return [self.get()] * len(self.optimizer.param_groups)
-
-    def _get_closed_form(self) -> torch.Tensor:
-        return self._get_closed_form_lr()
-
-    def _get_closed_form_lr(self) -> torch.Tensor:
-        raise NotImplementedError(
-            f"{type(self).__name__} must define _get_closed_form_lr(self): "
-            "the learning rate as a tensor computed from self.last_epoch"
-        )
 
 
 class ConstantLR(ConstantScheduler, LRScheduler):
@@ -119,20 +78,6 @@ class ExponentialLR(ExponentialScheduler, LRScheduler):
         super().__init__(optimizer, initial_learning_rate, total_iters, decay_rate, staircase, param_group_tags)
 
 
-class CosineDecayLR(CosineDecayScheduler, LRScheduler):
-    """`end + (initial - end) * (1 + cos(pi * min(e, T) / T)) / 2`."""
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        initial_learning_rate: float,
-        end_learning_rate: float,
-        total_iters: int,
-        param_group_tags: Tags = None,
-    ) -> None:
-        super().__init__(optimizer, initial_learning_rate, end_learning_rate, total_iters, param_group_tags)
-
-
 class StepLR(StepScheduler, LRScheduler):
     """`initial * gamma^floor(e / step_size)`."""
 
@@ -161,5 +106,33 @@ class MultiStepLR(MultiStepScheduler, LRScheduler):
         super().__init__(optimizer, initial_learning_rate, gamma, milestones, param_group_tags)
 
 
-class SequentialLR(SequentialScheduler, LRScheduler):
-    """schedulers[i] up to milestones[i] (exclusive), then the next from its own epoch 0."""
+class InverseExponentialTimeDecayLR(InverseExponentialTimeDecayScheduler, LRScheduler):
+    """`initial / (1 + decay_rate * e^step_exponent / T)`; with staircase `e^step_exponent / T` is rounded down."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        initial_learning_rate: float,
+        step_exponent: int,
+        total_iters: int,
+        decay_rate: float,
+        staircase: bool = False,
+        param_group_tags: Tags = None,
+    ) -> None:
+        super().__init__(
+            optimizer, initial_learning_rate, step_exponent, total_iters, decay_rate, staircase, param_group_tags
+        )
+
+
+class InverseSquareRootDecayLR(InverseSquareRootDecayScheduler, LRScheduler):
+    """`initial * scale / sqrt(max(warmup_steps, e))`."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        initial_learning_rate: float = 1.0,
+        scale: float = 1.0,
+        warmup_steps: int = 1,
+        param_group_tags: Tags = None,
+    ) -> None:
+        super().__init__(optimizer, initial_learning_rate, scale, warmup_steps, param_group_tags)
