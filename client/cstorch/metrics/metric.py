@@ -18,12 +18,12 @@ class Metric(nn.Module, ABC):
     loop-carried state, so the sums are kept where the step runs. Calling the metric in the traced step updates it and
     returns the figure so far; `float(metric)` is the figure as of the last activation step that the script has seen.
 
-    name: tells metrics apart in reports, state names and `get_all_metrics`.
+    name: tells metrics apart in reports, state names and `get_all_metrics`; None: that of the class.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str | None = None) -> None:
         super().__init__()
-        self.name = name
+        self.name = type(self).__name__ if name is None else name
         self._num_updates = 0
         self._last_value: Any = None
         self.reset()
@@ -86,6 +86,17 @@ def get_all_metrics() -> dict[str, Metric | list[Metric]]:
     for metric in state.registered("metric"):
         by_name.setdefault(metric.name, []).append(metric)
     return {name: metrics[0] if len(metrics) == 1 else metrics for name, metrics in by_name.items()}
+
+
+def not_on_csx(metric: Metric) -> None:
+    """NotImplementedError where the steps run on CSX."""
+    from cstorch.backend import has_backend, use_cs  # the backend imports what metrics build on
+
+    if has_backend() and use_cs():
+        raise NotImplementedError(
+            f"{type(metric).__name__} is not supported on CSX: return the labels and predictions from the step, "
+            "and compute it in a step closure"
+        )
 
 
 def _state_device() -> torch.device:
