@@ -44,8 +44,8 @@ def as_rule(name: str, rule: references.Rule, **settings: Any) -> Case:
 # One of each, all of which update tensors of every rank, but for Muon.
 BASIC = [
     as_torch("SGD", lr=0.02, momentum=0.9, weight_decay=0.01, nesterov=True),
-    as_rule("Adam", references.adam(0.05, 1e-6, l2=0.1), lr=0.05, weight_decay=0.1),
-    as_rule("AdamW", references.adam(0.05, 1e-6, decoupled=0.1), lr=0.05, weight_decay=0.1),
+    as_rule("Adam", references.adam(0.01, 1e-6, l2=0.1), lr=0.01, weight_decay=0.1),
+    as_rule("AdamW", references.adam(0.01, 1e-6, decoupled=0.1), lr=0.01, weight_decay=0.1),
     as_torch("Adamax", lr=0.05, eps=1e-6, weight_decay=0.01),
     as_torch("NAdam", lr=0.05, weight_decay=0.01),
     as_torch("RAdam", lr=0.05, eps=1e-6, weight_decay=0.01),
@@ -55,7 +55,7 @@ BASIC = [
     as_torch("ASGD", lr=0.02, lambd=0.1, t0=5.0, weight_decay=0.01),
     as_rule("Lamb", references.lamb(0.05, 0.1), lr=0.05, weight_decay=0.1),
     as_rule("Lion", references.lion(0.01, 0.1), lr=0.01, weight_decay=0.1),
-    as_torch("RMSprop", lr=0.01, eps=1e-8, momentum=0.9, weight_decay=0.01),
+    as_torch("RMSprop", lr=0.01, eps=1e-3, momentum=0.9, weight_decay=0.01),
     as_torch("Rprop", lr=0.01),
     as_torch("Muon", only_matrices=True, lr=0.02, weight_decay=0.01),
 ]

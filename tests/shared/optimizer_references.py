@@ -30,13 +30,18 @@ def moments(g: torch.Tensor, state: dict[str, Any]) -> tuple[torch.Tensor, torch
 
 
 def adam(lr: float, eps: float, *, l2: float = 0.0, decoupled: float = 0.0, correct_bias: bool = True) -> Rule:
-    """eps is added before the bias is corrected."""
+    """eps is added before the bias is corrected, and the powers of the betas are kept in float32.
+
+    They begin with the betas: 1 - beta2^t loses two digits, so that the first updates are right to 1e-5 only.
+    """
 
     def rule(p: torch.Tensor, g: torch.Tensor, state: dict[str, Any], t: int) -> None:
         m, v = moments(g + l2 * p, state)
         u = m / (v.sqrt() + eps)
+        power1, power2 = state.get("powers", (torch.tensor(0.9), torch.tensor(0.999)))
+        state["powers"] = power1 * 0.9, power2 * 0.999
         if correct_bias:
-            u = u * (1 - 0.999**t) ** 0.5 / (1 - 0.9**t)
+            u = u * ((1 - power2).sqrt() / (1 - power1))
         p.sub_(lr * (u + decoupled * p))
 
     return rule
