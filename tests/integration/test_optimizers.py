@@ -98,6 +98,19 @@ def test_every_optimizer_trains_as_in_plain_pytorch(case: Case, kind: str, tmp_p
         assert_close("weight", parameter.detach().cpu().tolist(), weight)
 
 
+class Largest(cstorch.metrics.Metric):
+    """A script's own."""
+
+    def reset(self) -> None:
+        self.register_state("largest", torch.tensor(-1.0))
+
+    def update(self, values: torch.Tensor) -> None:
+        self.largest.copy_(torch.maximum(self.largest, values.max()))
+
+    def compute(self) -> torch.Tensor:
+        return self.largest.clone()
+
+
 def test_every_metric_of_an_evaluation_is_that_of_scikit_learn(tmp_path: Path) -> None:
     model = network()
     seen = [(labels.numpy(), model(features).argmax(-1).numpy()) for features, labels in plain_batches()]
@@ -107,7 +120,7 @@ def test_every_metric_of_an_evaluation_is_that_of_scikit_learn(tmp_path: Path) -
     compiled = cstorch.compile(model, backend)
     compiled.eval()
     metrics = [case.ours() for case in METRICS]
-    mean = cstorch.metrics.MeanMetric("mean label")
+    mean, largest = cstorch.metrics.MeanMetric("mean label"), Largest("largest feature")
 
     @cstorch.trace
     def step(batch: list[torch.Tensor]) -> None:
@@ -115,12 +128,14 @@ def test_every_metric_of_an_evaluation_is_that_of_scikit_learn(tmp_path: Path) -
         with torch.no_grad():
             predictions = compiled(features).argmax(-1)
         mean(labels)
+        largest(features)
         for metric in metrics:
             metric(labels, predictions)
 
     for batch in batches():
         step(batch)
     assert float(mean) == pytest.approx(labels.mean(), rel=1e-6)
+    assert float(largest) == max(features.max().item() for features, _ in parity.input_fn(BATCH_SIZE))
     for case, metric in zip(METRICS, metrics, strict=True):
         assert metric.num_updates == STEPS
         assert float(metric) == pytest.approx(case.figure(labels, predictions, None), rel=1e-6), case
