@@ -12,7 +12,7 @@ test: venv
 	$(BIN)/pytest -n 2
 
 unit: venv
-	$(BIN)/pytest -n 2 -m "not cluster"
+	$(BIN)/pytest -n 2 -m "not cluster and not parity"
 
 lint: venv
 	$(BIN)/ruff check .

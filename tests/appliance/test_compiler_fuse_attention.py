@@ -27,6 +27,8 @@ from cirh.printer import print_module
 from cirh.types import tensor_type
 from cirh.verify import verify
 
+pytestmark = pytest.mark.parity
+
 LOC = Source(module="h.0", op="matmul", file="model.py", line=7)
 F64 = torch.float64
 Q, K = (2, 3, 4, 5), (2, 3, 6, 5)

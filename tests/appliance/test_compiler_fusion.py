@@ -28,6 +28,8 @@ from cirh.printer import print_module
 from cirh.types import info, shape, tensor_type
 from cirh.verify import verify
 
+pytestmark = pytest.mark.parity
+
 FLOAT = torch.float64
 Pass = Callable[[ModuleOp], bool]
 variations = settings(max_examples=60, deadline=None, database=None, derandomize=True)

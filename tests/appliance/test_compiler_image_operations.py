@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from appliance.compiler.errors import CompileError
 from cstorch.errors import TraceError
 
+pytestmark = pytest.mark.parity
+
 SHAPES = {
     "kernel1": (4, 4, 3),
     "kernel2": (4, 4, 3, 3),

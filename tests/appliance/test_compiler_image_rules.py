@@ -16,6 +16,8 @@ from appliance.compiler.errors import CompileError
 from appliance.compiler.sharding.placement import R, sharded
 from appliance.compiler.sharding.rule import RULES, Outcome, Query
 
+pytestmark = pytest.mark.parity
+
 # The rules that must have divided an operation in a program that then gave what plain torch gives.
 _REACHED = """
     convolution convolution_backward max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from cstorch.optim import SGD, AdamW, Optimizer
 from cstorch.state import Registry, named_getters
 
+pytestmark = pytest.mark.parity
+
 CLUSTERS = [(1, 1), (2, 2), (3, 1)]
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], list[Any]]]] = {
     "resnet": (ResNet, images),

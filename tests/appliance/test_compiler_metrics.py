@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from compiled_steps import Getters, Step, Traced
 from metric_cases import CASES, CLASSES, batches
@@ -9,6 +10,8 @@ from torch import nn
 
 from cstorch.metrics import MeanMetric
 from cstorch.state import Registry, named_getters
+
+pytestmark = pytest.mark.parity
 
 
 def build(model: Any) -> tuple[Step, Getters]:

@@ -12,6 +12,8 @@ from torch import nn
 from appliance.compiler.errors import CompileError
 from wsc.v1 import plan_pb2
 
+pytestmark = pytest.mark.parity
+
 NATIVE = "aten._native_batch_norm_legit_functional"
 
 

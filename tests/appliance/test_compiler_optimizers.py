@@ -15,6 +15,8 @@ from cstorch.state import Registry, named_getters
 from lair.lower import lower
 from wsc.v1 import plan_pb2
 
+pytestmark = pytest.mark.parity
+
 # Means of rows, columns and all; norms; products of matrices: these lie between several loops.
 NEED_WHOLE_TENSORS = ("Adafactor", "Lamb", "Muon")
 

@@ -14,6 +14,8 @@ from cstorch.optim import SGD, AdamW, Optimizer
 from cstorch.optim.lr_scheduler import LinearLR
 from cstorch.state import Registry, named_getters
 
+pytestmark = pytest.mark.parity
+
 
 @pytest.fixture(autouse=True)
 def _seeded():

@@ -29,6 +29,8 @@ from cirh.types import info, tensor_type
 from cirh.verify import verify
 from cstorch.errors import CompileError as LoweringError
 
+pytestmark = pytest.mark.parity
+
 # These may round differently; all others keep every bit.
 FUSIONS = {"fuse-bias", "fuse-layer-norm", "fuse-cross-entropy", "fuse-attention"}
 

@@ -25,6 +25,8 @@ from cirh.cbfloat16 import round_to_cbfloat16
 from cirh.table import names
 from wsc.v1 import plan_pb2
 
+pytestmark = pytest.mark.parity
+
 FLOAT32, BFLOAT16 = plan_pb2.ELEMENT_TYPE_FLOAT32, plan_pb2.ELEMENT_TYPE_BFLOAT16
 WEIGHTS, REDUCTION = plan_pb2.GROUP_KIND_WEIGHTS, plan_pb2.GROUP_KIND_REDUCTION
 BF16, F16, CB16 = (Precision(half=half) for half in (Half.BFLOAT16, Half.FLOAT16, Half.CBFLOAT16))

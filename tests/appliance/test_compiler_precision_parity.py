@@ -21,6 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 from appliance.compiler.pipeline import Half, Precision
 
+pytestmark = pytest.mark.parity
+
 STEPS, SEEDS, RATE = 3, 6, 0.1
 BOUND = 1.25
 WORDS, LENGTH, WIDTH, HEADS = 13, 8, 32, 4

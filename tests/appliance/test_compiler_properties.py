@@ -32,6 +32,8 @@ from appliance.compiler.sharding.rule import RULES, Outcome, Query
 from cirh.table import names, spec
 from cstorch.errors import CompileError as LoweringError
 
+pytestmark = pytest.mark.parity
+
 # On more than one wafer, a step in which one of these takes part of the batch is refused.
 WITHOUT_A_RULE = {
     "cirh.DotGeneral",

@@ -17,6 +17,8 @@ from appliance.compiler.target import Half, Precision
 from cirh.builder import WAFERS
 from cstorch.tracing import COUNTER, random_counter
 
+pytestmark = pytest.mark.parity
+
 G = torch.Generator().manual_seed(4)
 X = torch.randn(BATCH, 6, generator=G, dtype=torch.float64)
 SEQUENCES = torch.randn(BATCH, 5, 8, generator=G, dtype=torch.float64)

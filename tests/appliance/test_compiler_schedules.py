@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from compiled_steps import BATCH, Getters, Step, Traced
 from schedule_cases import CASES
@@ -14,6 +15,8 @@ from cstorch.optim.lr_scheduler import LinearLR, ScalePerParamLR, SequentialLR, 
 from cstorch.optim.scheduler import Scheduler
 from cstorch.optim.weight_decay_scheduler import CosineDecayWD
 from cstorch.state import Registry, named_getters
+
+pytestmark = pytest.mark.parity
 
 
 def build(make: Callable[[Optimizer], list[Scheduler]]) -> Any:

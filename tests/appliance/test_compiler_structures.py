@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from wsc.v1 import plan_pb2
 
+pytestmark = pytest.mark.parity
+
 FEW = [(1, 1), (2, 2), (3, 3)]
 WIDE = 80  # a weight of WIDE x WIDE float64 has more than INLINE_BYTES: the wafers read it in place
 

@@ -10,6 +10,8 @@ from test_compiler_parity import train
 from torch import nn
 from torch.nn import functional as F
 
+pytestmark = pytest.mark.parity
+
 TOKENS, WIDTH, CLASSES = 6, 8, 7
 CLUSTERS = [(1, 1), (2, 1), (3, 2)]
 

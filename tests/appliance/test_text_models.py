@@ -13,6 +13,8 @@ from cstorch.metrics import AccuracyMetric, PerplexityMetric
 from cstorch.optim import SGD, AdamW, Optimizer
 from cstorch.state import Registry, named_getters
 
+pytestmark = pytest.mark.parity
+
 CLUSTERS = [(1, 1), (2, 2), (3, 1)]
 
 

@@ -54,13 +54,14 @@ def make_job() -> Iterator[MakeJob]:
 
         def make(lane: int, wafers: int = 1, shards: int = 1, leaves: int = 0, workers: int = 1) -> SmallJob:
             settings = NodeSettings(management=management.address)
+            make_wafer = partial(WaferJob, threads=1)
             nodes = Topology(
                 [attach(memoryx_node(management.address), f"memoryx-{i}", i, lane) for i in range(shards)],
                 [
                     attach(Node(node_pb2.ROLE_SWARMX, settings, SwarmXJob), f"swarmx-{i}", i, lane)
                     for i in range(1 + leaves)
                 ],
-                [attach(Node(node_pb2.ROLE_WAFER, settings, partial(WaferJob, threads=1)), f"wafer-{i}", i, lane) for i in range(wafers)],
+                [attach(Node(node_pb2.ROLE_WAFER, settings, make_wafer), f"wafer-{i}", i, lane) for i in range(wafers)],
             )
             job = SmallJob(SmallPlan(num_shards=shards, num_wafers=wafers), nodes, lane, num_workers=workers)
             stack.callback(job.close)
