@@ -5,6 +5,7 @@ from cstorch.backend import backend, close_backend, current_backend, current_tor
 from cstorch.closures import checkpoint_closure, step_closure
 from cstorch.compile import compile
 from cstorch.execution import current_executor
+from cstorch.generations import tell_of_other_providers
 from cstorch.random import get_rng_state, set_rng_state
 from cstorch.storage import load, save
 from cstorch.tensors import full, full_like, ones, ones_like, tensor, zeros, zeros_like
@@ -44,3 +45,5 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+tell_of_other_providers()

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
@@ -174,7 +175,11 @@ class CsxBackend(Backend):
         self.cluster_config = cluster_config or ClusterConfig()
         self._compile_dir = os.fspath(compile_dir)
         self._session: Session | None = None
-        if not validate_only:
+        self.open_session()
+
+    def open_session(self) -> None:
+        """Begins the session with the cluster, which comes up while the script builds its model."""
+        if not self.validate_only:
             from cstorch.session import session  # gRPC is not needed by who runs on the CPU
 
             self._session = session.Session(self.cluster_config, self._compile_dir, self.artifact_dir)
@@ -219,12 +224,21 @@ def backend(backend_type: str | None = None, *args: Any, **settings: Any) -> Bac
         UsageError: there is another backend already, or none is there to return.
         ConfigurationError: the name or a setting is wrong.
     """
-    global _current
     if backend_type is None:
         if args or settings:
             raise UsageError('settings of a backend need its type: backend("CSX", ...)')
         return current_backend()
     kind = BackendType.from_str(backend_type)
+    return use_backend(kind, _CLASSES[kind], *args, **settings)
+
+
+def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **settings: Any) -> Backend:
+    """Makes the backend of this process with `make`, or returns the one of this kind if no settings are given.
+
+    Raises:
+        UsageError: there is another backend already.
+    """
+    global _current
     if _current is not None:
         if _current.backend_type is kind and not args and not settings:
             return _current
@@ -233,9 +247,8 @@ def backend(backend_type: str | None = None, *args: Any, **settings: Any) -> Bac
             "with all its settings, and get it with cstorch.backend()"
         )
     log.configure()
-    made = _CLASSES[kind](*args, **settings)
-    _current = made
-    return made
+    _current = make(*args, **settings)
+    return _current
 
 
 def current_backend() -> Backend:

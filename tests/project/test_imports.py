@@ -9,6 +9,10 @@ ROOT = Path(__file__).parents[2]
 
 FOLDERS = {
     "appliance": "appliance",
+    "cerebras": "client/cerebras",
+    "cerebras_appliance": "client/cerebras_appliance",
+    "cerebras_pytorch": "client/cerebras_pytorch",
+    "cerebras_torch": "client/cerebras_torch",
     "cirh": "cirh",
     "cstorch": "client/cstorch",
     "interconnect": "interconnect",
@@ -22,6 +26,10 @@ FOLDERS = {
 
 MAY_IMPORT = {
     "appliance": {"cirh", "interconnect", "lair", "wsc"},
+    "cerebras": {"cstorch"},
+    "cerebras_appliance": {"cstorch"},
+    "cerebras_pytorch": {"cerebras_appliance", "cstorch"},
+    "cerebras_torch": {"cstorch"},
     "cirh": {"wsc"},
     "cstorch": {"cirh", "interconnect", "wsc"},
     "interconnect": {"wsc"},
@@ -41,7 +49,7 @@ def imported_packages(path: Path) -> set[str]:
             names.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
             names.add(node.module.split(".")[0])
-    return names & (FOLDERS.keys() | {"wsc", "cerebras"})
+    return names & (FOLDERS.keys() | {"wsc"})
 
 
 @pytest.mark.parametrize("package", FOLDERS)

@@ -20,7 +20,7 @@ _SITE = tuple({sysconfig.get_paths()["purelib"] + os.sep, sysconfig.get_paths()[
 _SKIPPED = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
     os.path.dirname(_HERE) + os.sep,  # cstorch
-    os.path.join(os.path.dirname(os.path.dirname(_HERE)), "cerebras") + os.sep,
+    os.path.join(os.path.dirname(os.path.dirname(_HERE)), "cerebras"),  # cerebras, cerebras_pytorch, ...
     "<frozen",
     "<string>",
     "<eval_with",

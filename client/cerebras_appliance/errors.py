@@ -1,0 +1,7 @@
+"""The cluster's errors under the names of the real system."""
+
+from cstorch.errors import ClusterError as ApplianceUnknownError
+from cstorch.errors import CstorchError as ApplianceClientException
+from cstorch.errors import VersionMismatchError as ApplianceVersionError
+
+__all__ = ["ApplianceClientException", "ApplianceUnknownError", "ApplianceVersionError"]

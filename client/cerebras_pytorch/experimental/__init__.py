@@ -1,0 +1,28 @@
+"""`import cerebras_pytorch.experimental as cstorch`: releases 1.8 and 1.9 of the API.
+
+1.8: `configure` once, `compile(model, backend="wse_ws")`, `compile_step`, a DataLoader that is iterated itself.
+1.9: `backend` and `utils.data.DataExecutor` as in 2.0, with `compile_step` for `trace`. All else is cstorch.
+"""
+
+from cerebras_pytorch.experimental import metrics, utils
+from cerebras_pytorch.experimental.compiling import compile, compile_step
+from cerebras_pytorch.experimental.configuration import configure
+from cerebras_pytorch.experimental.summaries import save_summaries, scalar_summary
+from cerebras_pytorch.late_backend import backend
+from cerebras_pytorch.summaries import summarize_scalar, summarize_tensor
+from cstorch.generations import inherit
+
+__all__ = [
+    "backend",
+    "compile",
+    "compile_step",
+    "configure",
+    "metrics",
+    "save_summaries",
+    "scalar_summary",
+    "summarize_scalar",
+    "summarize_tensor",
+    "utils",
+]
+
+__getattr__ = inherit("cerebras_pytorch.experimental", "cstorch")

@@ -1,0 +1,65 @@
+"""compile and compile_step as release 1.8 has them."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from cerebras_pytorch.experimental.configuration import current_configuration
+from cerebras_pytorch.late_backend import LateCsxBackend, backend
+from cstorch.backend import Backend, has_backend
+from cstorch.compile import CompiledModel
+from cstorch.compile import compile as _compile
+from cstorch.errors import ConfigurationError, UsageError
+from cstorch.trace import trace
+
+compile_step = trace
+
+_BACKENDS = {"WSE_WS": "CSX", "CPU": "CPU"}
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBackend:
+    """What `compiled_model.backend` is: WSE_WS or CPU."""
+
+    name: str
+
+
+def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledModel:
+    """Moves a model to the device and prepares it for tracing; nothing is compiled before the first step.
+
+    Args:
+        model: any module.
+        backend: "wse_ws" (weight streaming on the cluster) or "cpu", in any case; in scripts of release 1.9 the backend.
+
+    Raises:
+        UsageError: there is no configuration yet.
+        ConfigurationError: the backend has another name.
+    """
+    if not isinstance(backend, str):
+        return _compile(model, backend)
+    name = backend.upper()
+    if name not in _BACKENDS:
+        raise ConfigurationError(f"unknown backend {backend!r}: use one of {', '.join(_BACKENDS).lower()}")
+    if not has_backend():
+        _make_backend(name)
+    compiled = _compile(model, _BACKENDS[name])
+    vars(compiled)["backend"] = NamedBackend(name)
+    return compiled
+
+
+def _make_backend(name: str) -> None:
+    configuration = current_configuration()
+    if configuration is None:
+        raise UsageError("call cstorch.configure(...) first, before the model is made: it says which cluster is used")
+    if _BACKENDS[name] == "CPU":
+        backend("CPU", artifact_dir=configuration.model_dir)
+        return
+    made = backend(
+        "CSX",
+        artifact_dir=configuration.model_dir,
+        compile_dir=configuration.compile_dir,
+        compile_only=configuration.compile_only,
+        validate_only=configuration.validate_only,
+    )
+    assert isinstance(made, LateCsxBackend)
+    made.use_cluster(configuration.cs_config)

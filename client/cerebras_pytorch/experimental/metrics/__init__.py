@@ -1,0 +1,34 @@
+"""cstorch.metrics, whose constructors are told where to compute."""
+
+from cerebras_pytorch.metrics import compute_all_metrics
+from cstorch.errors import ConfigurationError
+from cstorch.generations import inherit
+from cstorch.metrics import AccuracyMetric as _AccuracyMetric
+from cstorch.metrics import PerplexityMetric as _PerplexityMetric
+
+__all__ = ["AccuracyMetric", "PerplexityMetric", "compute_all_metrics"]
+
+__getattr__ = inherit("cerebras_pytorch.experimental.metrics", "cstorch.metrics")
+
+
+class AccuracyMetric(_AccuracyMetric):
+    """The share of predictions that are right. compute_on_system must be True, as weight streaming asks."""
+
+    def __init__(self, name: str, compute_on_system: bool = True) -> None:
+        _check(name, compute_on_system)
+        super().__init__(name)
+
+
+class PerplexityMetric(_PerplexityMetric):
+    """The perplexity over all tokens. compute_on_system must be True, as weight streaming asks."""
+
+    def __init__(self, name: str, compute_on_system: bool = True) -> None:
+        _check(name, compute_on_system)
+        super().__init__(name)
+
+
+def _check(name: str, compute_on_system: bool) -> None:
+    if not compute_on_system:
+        raise ConfigurationError(
+            f"the metric {name!r} has compute_on_system=False: for weight streaming mode it must be True"
+        )

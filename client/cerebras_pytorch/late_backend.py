@@ -1,0 +1,81 @@
+"""A backend that learns from the first executor which cluster it has."""
+
+import os
+from typing import Any
+
+from cerebras_appliance.CSConfig import CSConfig
+from cstorch.backend import Backend, BackendType, CpuBackend, CsxBackend, current_backend, use_backend
+from cstorch.errors import ConfigurationError, UsageError
+
+_WITHOUT_EFFECT = frozenset({"max_checkpoints", "log_initialization", "use_cs_grad_accum", "micro_batch_size"})
+_MUST_BE_FALSE = {
+    "drop_data": "Waferbox always runs the step; use compile_only or validate_only",
+    "retrace_every_iteration": "the step is traced once; what changes between steps must be tensors",
+}
+
+
+class LateCsxBackend(CsxBackend):
+    """A CsxBackend whose cluster is chosen by the first `use_cluster`, and the same from then on."""
+
+    def __init__(
+        self,
+        artifact_dir: str | os.PathLike[str] | None = None,
+        compile_dir: str | os.PathLike[str] | None = None,
+        compile_only: bool = False,
+        validate_only: bool = False,
+        **others: Any,
+    ) -> None:
+        for name, value in others.items():
+            if name in _MUST_BE_FALSE and value:
+                raise ConfigurationError(f"{name}=True is not supported: {_MUST_BE_FALSE[name]}")
+            if name not in _MUST_BE_FALSE and name not in _WITHOUT_EFFECT:
+                raise TypeError(f"the CSX backend has no setting {name!r}")
+        self._is_chosen = False
+        super().__init__(artifact_dir, compile_dir or "cached_compile", compile_only, validate_only)
+
+    def open_session(self) -> None:
+        if self._is_chosen:
+            super().open_session()
+
+    def use_cluster(self, cs_config: CSConfig) -> None:
+        """Chooses the cluster.
+
+        Raises:
+            UsageError: another one, or other settings of it, were chosen already.
+        """
+        config = cs_config.cluster_config()
+        if not self._is_chosen:
+            self.cluster_config = config
+            self._is_chosen = True
+            self.open_session()
+        elif config != self.cluster_config:
+            raise UsageError(
+                "the settings of the cluster are global: num_csx, num_workers_per_csx and all else in cs_config must "
+                "be what the first executor was given. Use another process for other settings"
+            )
+
+
+def backend(backend_type: str | None = None, *args: Any, **settings: Any) -> Backend:
+    """Makes the backend of this process, or returns it.
+
+    Args:
+        backend_type: "CSX" (or its older name "WSE") or "CPU"; None asks for the backend that there is.
+        *args, **settings: artifact_dir, compile_dir, compile_only and validate_only for CSX, artifact_dir for the CPU.
+            max_checkpoints, log_initialization, use_cs_grad_accum and micro_batch_size are accepted; Waferbox has
+            nothing that they would change.
+
+    Raises:
+        UsageError: there is another backend already, or none is there to return.
+        ConfigurationError: the name or a setting is wrong.
+    """
+    if backend_type is None:
+        if args or settings:
+            raise UsageError('settings of a backend need its type: backend("CSX", ...)')
+        return current_backend()
+    kind = BackendType.from_str("CSX" if backend_type.upper() == "WSE" else backend_type)
+    if kind.is_csx:
+        return use_backend(kind, LateCsxBackend, *args, **settings)
+    settings.pop("max_checkpoints", None)
+    if settings.pop("mixed_precision", False):
+        raise ConfigurationError("the CPU backend computes in float32: leave mixed_precision out")
+    return use_backend(kind, CpuBackend, *args, **settings)

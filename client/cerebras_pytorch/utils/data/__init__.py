@@ -1,0 +1,8 @@
+"""cstorch.utils.data, with an executor that is told the cluster."""
+
+from cerebras_pytorch.utils.data.data_executor import DataExecutor
+from cstorch.generations import inherit
+
+__all__ = ["DataExecutor"]
+
+__getattr__ = inherit("cerebras_pytorch.utils.data", "cstorch.utils.data")
