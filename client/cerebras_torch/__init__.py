@@ -1,1 +1,21 @@
-"""x"""
+"""`import cerebras_torch as cbtorch`: release 1.2 of the API, also known as cerebras.framework.torch.
+
+    cbtorch.initialize(cs_ip=...)
+    model = cbtorch.module(Model())
+    dataloader = cbtorch.dataloader(torch_dataloader)
+    with cbtorch.Session(model, optimizer, criterion, mode="train") as session:
+        for batch in dataloader:
+            ...  # a plain step of PyTorch
+
+All else is cstorch.
+"""
+
+from cerebras_torch import core
+from cerebras_torch.loader import dataloader
+from cerebras_torch.session import Session
+from cerebras_torch.setup import initialize, module, optimizer
+from cstorch.generations import inherit
+
+__all__ = ["Session", "core", "dataloader", "initialize", "module", "optimizer"]
+
+__getattr__ = inherit("cerebras_torch", "cstorch")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from xdsl.dialects.builtin import ModuleOp
 
 from cirh.printer import print_module
 from cirh.verify import verify
@@ -79,7 +80,7 @@ class CsxExecution(Execution):
                         "a step went by in which no @cstorch.trace function was called: call it once for each batch"
                     )
                 if step == 1:
-                    self._launch()
+                    self._launch(self._lower())
                 if self._stream is not None:
                     self._end_step(step)
             self._finish()
@@ -97,11 +98,13 @@ class CsxExecution(Execution):
         self._batch = loader.first_batch()
         self._rows = check_batch(self._batch, self._backend.cluster_config.num_csx)
 
-    def _launch(self) -> None:
+    def _lower(self) -> ModuleOp:
         assert self._trace is not None
         for call in self._calls:
             self._outputs.rename_by_arguments(call)
-        module = lower(self._outputs.named(self._trace))
+        return lower(self._outputs.named(self._trace))
+
+    def _launch(self, module: ModuleOp) -> None:
         path = self.executor.artifact_dir / "cirh.mlir"
         path.write_text(text := print_module(module))
         if self._backend.validate_only:

@@ -11,7 +11,7 @@ from cstorch.tracing.device import register
 from cstorch.tracing.modes import device_scope
 from cstorch.tracing.move import move_module
 from cstorch.tracing.random_counter import COUNTER, random_counter
-from cstorch.tracing.step import InputInfo, OutputInfo, StateInfo, Trace, trace_step
+from cstorch.tracing.step import InputInfo, OpenTrace, OutputInfo, StateInfo, Trace, trace_step
 from cstorch.tracing.tensor import DEVICE, LazyTensor, cell_of, from_cpu, new_tensor
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Cell",
     "InputInfo",
     "LazyTensor",
+    "OpenTrace",
     "OutputInfo",
     "StateInfo",
     "Trace",

@@ -1,5 +1,6 @@
 """Traces one step of training or evaluation: `trace_step`."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,42 +84,75 @@ def trace_step(
 
     Raises TraceError for whatever cannot be traced, with the line of the user's script in the message.
     """
-    if context.recorder is not None:
-        raise TraceError("a traced step was called within another traced step; call the inner function without @trace")
-    before = {name: _state_tensor(name, getter) for name, getter in states.items()}
-    recorder = Recorder(Scopes(modules, _owners(modules)))
-    for name, tensor in before.items():
-        _add_state(recorder, name, tensor)
-    inputs: list[LazyTensor] = []
+    recording = OpenTrace(batch, states, modules)
+    try:
+        return recording.finish(function(recording.batch), collect_outputs)
+    finally:
+        recording.close()
 
-    def place(leaf: Any) -> Any:
+
+class OpenTrace:
+    """A step that is being recorded: all that this thread does from the making of the object to `finish` or `close`.
+
+    Arguments and errors are those of `trace_step`. batch: the batch with device tensors in the place of CPU tensors.
+    """
+
+    def __init__(self, batch: Any, states: Mapping[str, Getter], modules: Mapping[nn.Module, str]) -> None:
+        if context.recorder is not None:
+            raise TraceError(
+                "a traced step was called within another traced step; call the inner function without @trace"
+            )
+        self._states = states
+        self._before = {name: _state_tensor(name, getter) for name, getter in states.items()}
+        self._recorder = recorder = Recorder(Scopes(modules, _owners(modules)))
+        for name, tensor in self._before.items():
+            _add_state(recorder, name, tensor)
+        self._inputs: list[LazyTensor] = []
+        self.batch = pytree.tree_map(self._place, batch)
+        # References to what the step makes must not outlive it here: what is alive afterwards is what the user kept.
+        self._optimizers: list[torch.optim.Optimizer] = []
+        optimizers = self._optimizers
+        self._hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: optimizers.append(optimizer))
+        self._modes = contextlib.ExitStack()
+        context.recorder = recorder
+        self._modes.enter_context(recorder.scopes)
+        self._modes.enter_context(device_modes())
+        self._is_open = True
+
+    def _place(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, LazyTensor):
             return leaf
-        inputs.append(recorder.add_input(f"input_{len(inputs)}", leaf))
-        return inputs[-1]
+        self._inputs.append(self._recorder.add_input(f"input_{len(self._inputs)}", leaf))
+        return self._inputs[-1]
 
-    placed = pytree.tree_map(place, batch)
-    # References to what the step makes must not outlive it here: what is alive afterwards is what the user kept.
-    optimizers: list[torch.optim.Optimizer] = []
-    hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: optimizers.append(optimizer))
-    context.recorder = recorder
-    try:
-        with recorder.scopes, device_modes():
-            result = function(placed)
+    def finish(self, result: Any, collect_outputs: Callable[[Any], Sequence[tuple[str, torch.Tensor]]]) -> Trace:
+        """Ends the recording and returns it as a graph."""
+        recorder, states, before = self._recorder, self._states, self._before
+        try:
             outputs = list(collect_outputs(result))
             if recorder.counter is not None:
                 recorder.counter.add_(1)
-        context.recorder = None
-        trace = _finish(recorder, states, before, inputs, outputs, result)
-        known = [*inputs, *(tensor for _, tensor in outputs), *before.values(), *(get() for get in states.values())]
-        check_kept(recorder, known, before.values(), optimizers)
-    finally:
+            self._modes.close()
+            context.recorder = None
+            trace = _finish(recorder, states, before, self._inputs, outputs, result)
+            carried = [*before.values(), *(get() for get in states.values())]
+            known = [*self._inputs, *(tensor for _, tensor in outputs), *carried]
+            check_kept(recorder, known, before.values(), self._optimizers)
+        finally:
+            self.close()
+        _settle(recorder, states, before)
+        return trace
+
+    def close(self) -> None:
+        """Ends the recording without a result, unless it has ended."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._modes.close()
         context.recorder = None
         context.functions.clear()
-        hook.remove()
-        _drop_gradients(recorder, before.values())
-    _settle(recorder, states, before)
-    return trace
+        self._hook.remove()
+        _drop_gradients(self._recorder, self._before.values())
 
 
 def _finish(

@@ -9,7 +9,7 @@ from typing import Any
 
 from cstorch.backend import Backend, current_backend
 from cstorch.errors import ConfigurationError, UsageError
-from cstorch.execution import enter
+from cstorch.execution import Execution, enter
 from cstorch.utils.data.dataloader import DataLoader
 from cstorch.utils.data.schedule import Schedule
 from cstorch.utils.profiler import Profiler
@@ -60,7 +60,7 @@ class DataExecutor:
     def __iter__(self) -> Iterator[Any]:
         self._artifact_dir = new_artifact_dir(self.backend.artifact_dir)
         self.profiler = Profiler()
-        execution = self.backend.make_execution(self)
+        execution = self.make_execution()
         try:
             with enter(execution), closing(execution.batches()) as batches:
                 for iteration, batch in zip(range(self.num_steps), batches, strict=True):
@@ -68,6 +68,10 @@ class DataExecutor:
                     yield batch
         finally:
             self._iteration = None
+
+    def make_execution(self) -> Execution:
+        """What runs the steps."""
+        return self.backend.make_execution(self)
 
     @property
     def iteration(self) -> int:

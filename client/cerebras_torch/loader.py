@@ -1,0 +1,58 @@
+"""dataloader: a torch DataLoader whose batches are steps."""
+
+import functools
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from cerebras_torch import session
+from cerebras_torch.setup import check_initialized
+from cstorch.backend import CsxBackend
+from cstorch.errors import UsageError
+from cstorch.execution import Execution
+from cstorch.utils.data import DataExecutor, DataLoader
+
+
+class LoopExecutor(DataExecutor):
+    """Iterates a pass over a loader; on the cluster the body of the loop is recorded."""
+
+    def make_execution(self) -> Execution:
+        if not isinstance(self.backend, CsxBackend):
+            return super().make_execution()
+        from cstorch.session.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+
+        return LoopExecution(self, self.backend)
+
+
+class SessionLoader:
+    """The batches of a loader, each a step of the session. Every worker of the cluster gets a copy of the loader."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]  # a TypeError says so
+
+    def __iter__(self) -> Iterator[Any]:
+        current = session.current_session()
+        if current is None:
+            raise UsageError("a cbtorch.dataloader is iterated inside `with cbtorch.Session(...):`")
+        take = functools.partial(operator.getitem, (self.loader,), 0)  # an input_fn that needs no code of ours
+        return current.steps(LoopExecutor(DataLoader(take), num_steps=len(self)))
+
+
+def dataloader(loader: Iterable[Any], use_parallel_loader: bool | None = None) -> SessionLoader:
+    """Makes each batch of a pass over a torch DataLoader a step.
+
+    Args:
+        loader: has a length, and can be pickled.
+        use_parallel_loader: is accepted; Waferbox has nothing that it would change.
+
+    Raises:
+        UsageError: nothing is initialized yet.
+        TypeError: loader is no loader, or does not know its length.
+    """
+    check_initialized()
+    if not isinstance(loader, Iterable) or not hasattr(loader, "__len__"):
+        raise TypeError(f"dataloader takes a torch DataLoader with a length, not {type(loader).__name__}")
+    return SessionLoader(loader)

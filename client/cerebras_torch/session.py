@@ -1,0 +1,85 @@
+"""The Session: within it a plain loop of PyTorch runs on the cluster."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
+
+from cerebras_torch.setup import check_initialized
+from cerebras_torch.setup import optimizer as check_optimizer
+from cstorch.closures import step_closure
+from cstorch.errors import ConfigurationError, UsageError
+from cstorch.execution import current_execution
+
+if TYPE_CHECKING:
+    from cerebras_torch.loader import LoopExecutor
+
+
+class Session:
+    """Runs plain loops over a `cbtorch.dataloader`: each body is one step.
+
+    On the cluster the body is recorded instead of computed: its tensors have no values, which step closures get.
+
+    Args:
+        *objects: `Session(model, optimizer, criterion, mode="train")` or `Session(dataloader, mode="train")`.
+        mode: "train" or "eval".
+
+    Raises:
+        UsageError: nothing is initialized yet, or the optimizer is not one of cerebras_torch.optim.
+        ConfigurationError: the mode has another name.
+    """
+
+    def __init__(self, *objects: Any, mode: Literal["train", "eval"] = "train") -> None:
+        check_initialized()
+        if mode not in ("train", "eval"):
+            raise ConfigurationError(f'mode must be "train" or "eval", got {mode!r}')
+        for given in objects:
+            if isinstance(given, torch.optim.Optimizer):
+                check_optimizer(given)
+        self.mode = mode
+        self._loops: list[Iterator[Any]] = []
+
+    def __enter__(self) -> Self:
+        global _current
+        if _current is not None:
+            raise UsageError("a cbtorch.Session is open already: leave it before the next one begins")
+        _current = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        global _current
+        _current = None
+        for loop in self._loops:
+            loop.close()  # type: ignore[attr-defined]  # a generator: one that was left early still records
+        self._loops.clear()
+
+    def steps(self, executor: "LoopExecutor") -> Iterator[Any]:
+        """The batches of an executor."""
+        loop = iter(executor)
+        self._loops = [loop]
+        return loop
+
+    def add_step_closure(
+        self, function: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Has function(*args, **kwargs) called with values once the step has run. To be added in every step."""
+        step_closure(function)(*args, **(kwargs or {}))
+
+    def mark_step(self) -> None:
+        """Ends the step here, not with the next batch: waits for its values and runs its step closures."""
+        from cstorch.session.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+
+        execution = current_execution()
+        if isinstance(execution, LoopExecution):
+            execution.mark_step()
+
+
+_current: Session | None = None
+
+
+def current_session() -> Session | None:
+    """The session that the script is in."""
+    return _current
