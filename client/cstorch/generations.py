@@ -1,8 +1,8 @@
 """Other names of cstorch, and older generations of its API.
 
-`alias` makes a name another name of a package: the same module objects, whichever is imported first. `inherit` is for an
-older generation, a package beside cstorch that has only the modules in which it differs: whatever else is imported from
-it, or asked of its modules, is cstorch's own.
+`alias` makes a name another name of a package: the same module objects, whichever is imported first. `inherit` is for
+an older generation, a package beside cstorch that has only the modules in which it differs: whatever else is imported
+from it, or asked of its modules, is cstorch's own.
 """
 
 import logging
@@ -115,7 +115,10 @@ def _keep_functions(name: str, real: str) -> None:
     such a name are there before they are imported."""
     for loaded, module in list(sys.modules.items()):
         package, _, child = loaded.rpartition(".")
-        if f"{package}.".startswith(f"{real}.") and getattr(sys.modules[package], child, module) is not module:
+        if not f"{package}.".startswith(f"{real}."):
+            continue
+        parent = sys.modules.get(package)
+        if parent is None or getattr(parent, child, module) is not module:
             sys.modules[name + loaded.removeprefix(real)] = module
 
 

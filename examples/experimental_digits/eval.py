@@ -1,15 +1,16 @@
 """Evaluates a checkpoint of train.py on the held-out digits, with the API of release 1.8.
 
-    waferbox run --wafers 2 examples/experimental_digits/eval.py --checkpoint-path model_dir/checkpoint_100.mdl
+waferbox run --wafers 2 examples/experimental_digits/eval.py --checkpoint-path model_dir/checkpoint_100.mdl
 """
 
 import argparse
 from pathlib import Path
 
-import cerebras_pytorch.experimental as cstorch
-import cerebras_pytorch.experimental.metrics as metrics
 import torch
 from digits import eval_dataloader_fn, make_model, prepare_digits
+
+import cerebras_pytorch.experimental as cstorch
+import cerebras_pytorch.experimental.metrics as metrics
 
 
 def main() -> None:
@@ -33,9 +34,7 @@ def main() -> None:
     state_dict = cstorch.load(options.checkpoint_path)
     model.load_state_dict(state_dict["model"])
 
-    dataloader = cstorch.utils.data.DataLoader(
-        eval_dataloader_fn, options.data.absolute(), batch_size=72, num_epochs=1
-    )
+    dataloader = cstorch.utils.data.DataLoader(eval_dataloader_fn, options.data.absolute(), batch_size=72, num_epochs=1)
 
     @cstorch.compile_step
     def evaluation_step(batch: list[torch.Tensor]) -> torch.Tensor:

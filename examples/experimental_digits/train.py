@@ -1,14 +1,15 @@
 """Trains on handwritten digits with the API of release 1.8: configure, compile_step, a DataLoader that is iterated.
 
-    waferbox run --wafers 2 examples/experimental_digits/train.py
+waferbox run --wafers 2 examples/experimental_digits/train.py
 """
 
 import argparse
 from pathlib import Path
 
-import cerebras_pytorch.experimental as cstorch
 import torch
 from digits import make_model, prepare_digits, train_dataloader_fn
+
+import cerebras_pytorch.experimental as cstorch
 
 
 def main() -> None:
@@ -32,9 +33,7 @@ def main() -> None:
     model = make_model()
     compiled_model = cstorch.compile(model, backend=options.backend)
     loss_fn = torch.nn.CrossEntropyLoss()
-    optimizer = cstorch.optim.configure_optimizer(
-        optimizer_type="SGD", params=model.parameters(), lr=0.1, momentum=0.9
-    )
+    optimizer = cstorch.optim.configure_optimizer(optimizer_type="SGD", params=model.parameters(), lr=0.1, momentum=0.9)
     lr_scheduler = cstorch.optim.lr_scheduler.LinearLR(
         optimizer, initial_learning_rate=0.1, end_learning_rate=0.01, total_iters=options.num_steps
     )

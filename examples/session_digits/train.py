@@ -1,16 +1,17 @@
 """Trains on handwritten digits with the API of release 1.2: a plain loop of PyTorch inside a Session.
 
-    waferbox run --wafers 2 examples/session_digits/train.py --cs-ip cluster
+waferbox run --wafers 2 examples/session_digits/train.py --cs-ip cluster
 """
 
 import argparse
 from pathlib import Path
 
-import cerebras_torch as cbtorch
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
+
+import cerebras_torch as cbtorch
 
 
 def get_train_dataloader(batch_size: int) -> DataLoader:

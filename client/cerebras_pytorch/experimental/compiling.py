@@ -29,7 +29,7 @@ def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledM
 
     Args:
         model: any module.
-        backend: "wse_ws" (weight streaming on the cluster) or "cpu", in any case; in scripts of release 1.9 the backend.
+        backend: "wse_ws" (weight streaming on the cluster) or "cpu", in any case; in 1.9 the backend itself.
 
     Raises:
         UsageError: there is no configuration yet.

@@ -9,4 +9,11 @@ from cstorch.amp.mixed_precision import (
 )
 from cstorch.amp.steps import optimizer_step
 
-__all__ = ["enable_mixed_precision", "get_half_dtype", "get_half_dtype_str", "mixed_precision", "optimizer_step", "set_half_dtype"]
+__all__ = [
+    "enable_mixed_precision",
+    "get_half_dtype",
+    "get_half_dtype_str",
+    "mixed_precision",
+    "optimizer_step",
+    "set_half_dtype",
+]

@@ -32,7 +32,7 @@ def optimizer_step(
             raise ConfigurationError(f"{name} must not be negative, got {limit}")
     optimizer.zero_grad()
     if grad_scaler is None:
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
     else:
         grad_scaler.scale(loss).backward()
         grad_scaler.unscale_(optimizer)
