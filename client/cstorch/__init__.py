@@ -1,6 +1,7 @@
 """The Cerebras PyTorch API on a Waferbox cluster: `import cerebras.pytorch as cstorch`, or `import cstorch`."""
 
 from cstorch import amp, backends, distributed, errors, metrics, optim, storage, utils
+from cstorch.absent import explain_in_modules
 from cstorch.backend import backend, close_backend, current_backend, current_torch_device, device, use_cs
 from cstorch.closures import checkpoint_closure, step_closure
 from cstorch.compile import compile
@@ -47,3 +48,4 @@ __all__ = [
 ]
 
 tell_of_other_providers()
+explain_in_modules()

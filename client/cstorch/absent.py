@@ -1,8 +1,61 @@
 """What the real API has and Waferbox has not, and what to do instead. docs/compatibility.md shows the same."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
-_REASONS: Mapping[str, str] = {}
+from cstorch.errors import AbsentError
+
+_NO_GRAPH = "it only names or annotates operations of the graph; leave it out, no number changes"
+_DECORATE = "decorate functions with cstorch.step_closure and cstorch.checkpoint_closure"
+_LISTENERS = "a step is traced whole and nothing can listen in; return tensors from the traced function instead"
+_MESH = "tensors are placed by the compiler; leave placements out, and set num_csx in the ClusterConfig"
+_SUMMARIES = "event files are not written here; make a torch.utils.tensorboard.SummaryWriter, call it in step closures"
+_ONE_RELEASE = "scripts of that release called it for effects inside the old runtime; leave it out"
+
+# By name; a module stands for all that is missing in it.
+_REASONS: Mapping[str, str] = {
+    "cstorch.add_debug_name": _NO_GRAPH,
+    "cstorch.amp": "it is not written yet; ask for mixed precision with enable_mixed_precision and "
+    "set_half_dtype('bfloat16'), whose gradients need no scaling",
+    "cstorch.backends": "Waferbox has nothing that the flag would change; leave it out",
+    "cstorch.checks": "its checks are always on; leave it out",
+    "cstorch.closures": _DECORATE,
+    "cstorch.configure": "it is of release 1.8: import cerebras_pytorch.experimental, or make a cstorch.backend",
+    "cstorch.core": _NO_GRAPH,
+    "cstorch.current_pol": "set cstorch.backends.csx.precision.optimization_level for the whole step",
+    "cstorch.decomp": "write the operation with others that are supported, in a function of your own",
+    "cstorch.device_annotation": _NO_GRAPH,
+    "cstorch.distributed": "ask get_streaming_rank, num_streamers and their relatives in the input_fn",
+    "cstorch.experimental": "it is experimental in the real system too; " + _LISTENERS,
+    "cstorch.from_numpy": "use torch.from_numpy",
+    "cstorch.get_debug_name": _NO_GRAPH,
+    "cstorch.make_constant": "use the tensor itself in the traced function: small ones become constants",
+    "cstorch.mesh": _MESH,
+    "cstorch.metrics": "it is not written yet; subclass cstorch.metrics.Metric",
+    "cstorch.name_scope": _NO_GRAPH,
+    "cstorch.nn": "use torch.nn and torch.nn.functional, which are traced as they are",
+    "cstorch.optim": "it is not written yet; subclass cstorch.optim.Optimizer, or LRScheduler in optim.lr_scheduler",
+    "cstorch.pol": "set cstorch.backends.csx.precision.optimization_level for the whole step",
+    "cstorch.profiler": "use executor.profiler for rates, and the compile report for where the time goes",
+    "cstorch.register_decomposition": "write the operation with others that are supported, in a function of your own",
+    "cstorch.saver": "use cstorch.save and cstorch.load",
+    "cstorch.set_debug_scope": _NO_GRAPH,
+    "cstorch.sparse": "it is not written yet; multiply weights by a mask buffer in the forward pass",
+    "cstorch.storage": "use cstorch.save and cstorch.load",
+    "cstorch.summarize_scalar": "it is of releases 1.9 to 2.1: import cerebras_pytorch, or write in a step closure",
+    "cstorch.summarize_tensor": "it is of releases 1.9 to 2.1: import cerebras_pytorch, or write in a step closure",
+    "cstorch.to_numpy": "use tensor.numpy() in a step closure; for bfloat16 tensor.float().numpy()",
+    "cstorch.utils": "it is not written yet; use torch's or Python's own means",
+    "cstorch.utils.CSConfig": "it is of releases 1.9 to 2.1: give the backend a cstorch.distributed.ClusterConfig",
+    "cstorch.utils.step_closures": _DECORATE,
+    "cstorch.utils.nest": "use torch.utils._pytree",
+    "cstorch.utils.tensorboard": _SUMMARIES,
+    "cerebras_torch.compile": "cbtorch.initialize takes compile_only and validate_only; a model goes to cbtorch.module",
+    "cerebras_torch.core": _ONE_RELEASE,
+    "cerebras_torch.env": _ONE_RELEASE,
+    "cerebras_torch.state": _ONE_RELEASE,
+}
 
 
 def reason(name: str) -> str | None:
@@ -12,4 +65,30 @@ def reason(name: str) -> str | None:
         known, dot, _ = known.rpartition(".")
         if not dot:
             return None
-    return f"{name} is not part of Waferbox: {_REASONS[known]}"
+    return f"{name} is not part of Waferbox: {_REASONS[known]}."
+
+
+def error(module: str, attribute: str) -> AttributeError:
+    """The error for an attribute that a module, or an object that stands for one, does not have."""
+    text = reason(f"{module}.{attribute}")
+    if text is None or attribute.startswith("_"):
+        return AttributeError(f"module {module!r} has no attribute {attribute!r}")
+    return AbsentError(text)
+
+
+def getter(module: str) -> Callable[[str], Any]:
+    """What a module is to call `__getattr__`, to say why a name is absent."""
+
+    def get(attribute: str) -> Any:
+        raise error(module, attribute)
+
+    return get
+
+
+def explain_in_modules() -> None:
+    """Has the loaded modules of cstorch in which names are absent say why."""
+    modules = [name.rpartition(".")[0] for name in _REASONS] + list(_REASONS)
+    for name, module in list(sys.modules.items()):
+        is_explained = name in modules or any(name.startswith(f"{known}.") for known in _REASONS)
+        if is_explained and name.partition(".")[0] == "cstorch" and "__getattr__" not in vars(module):
+            vars(module)["__getattr__"] = getter(name)

@@ -10,7 +10,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-def step_closure(function: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
+def step_closure(closure: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
     """Makes a function that runs when the tensors that it is called with have values.
 
     On CSX a call is queued and returns None. When the outputs of the step are there, the calls run in order on the
@@ -18,15 +18,15 @@ def step_closure(function: Callable[Parameters, Result]) -> Callable[Parameters,
     gave a tensor. Called in the traced function, it runs again for every step with the Python arguments of the first
     call. On the CPU, and outside an executor, it runs at once.
     """
-    return _deferred(function, at_checkpoint=False)
+    return _deferred(closure, at_checkpoint=False)
 
 
-def checkpoint_closure(function: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
+def checkpoint_closure(closure: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
     """Like `step_closure`, for a function that runs on checkpoint steps only, after the step closures.
 
     Inside it the state of exactly that step can be read and saved: `cstorch.save({"model": model.state_dict()}, path)`.
     """
-    return _deferred(function, at_checkpoint=True)
+    return _deferred(closure, at_checkpoint=True)
 
 
 def _deferred(function: Callable[Parameters, Result], *, at_checkpoint: bool) -> Callable[Parameters, Result | None]:

@@ -2,6 +2,7 @@
 
     CstorchError
     ├── UsageError (RuntimeError)            the API is used in a place or an order that it does not allow
+    ├── AbsentError (AttributeError)         the name belongs to the real API and is not part of Waferbox
     ├── ConfigurationError (ValueError)      a setting has a value that it cannot have
     ├── TraceError (RuntimeError)            the traced step does what cannot be traced, e.g. reads a value
     │   └── TraceTypeError (TypeError)       the same where Python expects a TypeError, e.g. tensor.numpy()
@@ -26,6 +27,10 @@ class CstorchError(Exception):
 
 class UsageError(CstorchError, RuntimeError):
     """The API was used in a place or an order that it does not allow."""
+
+
+class AbsentError(CstorchError, AttributeError):
+    """The name belongs to the real API and is not part of Waferbox; the message says what to do instead."""
 
 
 class ConfigurationError(CstorchError, ValueError):

@@ -58,6 +58,8 @@ class _Finder(MetaPathFinder, Loader):
         parent = fullname.rpartition(".")[0]
         if sys.modules[parent].__name__ == parent and (own := PathFinder.find_spec(fullname, path)) is not None:
             return own  # a module in which an older generation differs
+        if (reason := absent.reason(fullname)) is not None:
+            raise ImportError(reason, name=fullname)
         return None if find_spec(real) is None else ModuleSpec(fullname, self)
 
     def create_module(self, spec: ModuleSpec) -> None:
@@ -105,6 +107,8 @@ def inherit(name: str, real: str) -> Callable[[str], Any]:
     def get(attribute: str) -> Any:
         if attribute.startswith("__") and attribute != "__version__":
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+        if absent.reason(f"{name}.{attribute}") is not None:
+            raise absent.error(name, attribute)
         return getattr(module, attribute)
 
     return get

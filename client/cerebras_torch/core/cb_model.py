@@ -6,6 +6,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from cerebras_torch.session import current_session
+from cstorch import absent
 from cstorch.backend import current_torch_device as device
 from cstorch.backend import use_cs
 from cstorch.closures import step_closure
@@ -39,6 +40,8 @@ __all__ = [
     "to_cpu",
     "use_cs",
 ]
+
+__getattr__ = absent.getter("cerebras_torch.core.cb_model")
 
 
 def to_cpu(data: Any) -> Any:

@@ -1,5 +1,8 @@
 """Flags of the CSX backend."""
 
+from typing import Any
+
+from cstorch import absent
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import current_execution
 
@@ -11,6 +14,9 @@ class CsxPrecision:
 
     def __init__(self) -> None:
         self._level = 1
+
+    def __getattr__(self, name: str) -> Any:
+        raise absent.error("cstorch.backends.csx.precision", name)
 
     @property
     def optimization_level(self) -> int:
@@ -67,6 +73,9 @@ class Csx:
 
     def __init__(self) -> None:
         self.reset()
+
+    def __getattr__(self, name: str) -> Any:
+        raise absent.error("cstorch.backends.csx", name)
 
     @property
     def precision(self) -> CsxPrecision:

@@ -15,11 +15,11 @@ from cstorch.errors import CheckpointError
 from cstorch.storage import layout
 
 
-def load(path: str | os.PathLike[str], map_location: str | torch.device | None = None) -> Any:
+def load(ckpt_path: str | os.PathLike[str], map_location: str | torch.device | None = None) -> Any:
     """Loads what `save` wrote: the same tree, with CPU tensors.
 
     Args:
-        path: an H5 checkpoint.
+        ckpt_path: an H5 checkpoint.
         map_location: None or "cpu" gives plain CPU tensors, which torch.save writes as an ordinary PyTorch file;
             another device moves them there.
 
@@ -27,7 +27,7 @@ def load(path: str | os.PathLike[str], map_location: str | torch.device | None =
         FileNotFoundError: there is no such file.
         CheckpointError: the file is no checkpoint, is partially written or damaged, or holds pickled objects.
     """
-    source = Path(path)
+    source = Path(ckpt_path)
     if not source.exists():
         raise FileNotFoundError(f"there is no checkpoint {source}")
     if not h5py.is_hdf5(source):

@@ -16,18 +16,18 @@ from cstorch.storage import layout
 from interconnect.version import __version__
 
 
-def save(obj: Any, path: str | os.PathLike[str]) -> None:
+def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
     """Saves a tree of tensors, numpy arrays and Python scalars as an H5 checkpoint.
 
-    Nothing appears under `path` until the whole file is on disk. Tensors that live on the cluster are fetched one at a
-    time. Tensors that occur twice in the tree are stored once.
+    Nothing appears under `ckpt_path` until the whole file is on disk. Tensors that live on the cluster are fetched one
+    at a time. Tensors that occur twice in the tree are stored once.
 
     Raises:
-        FileExistsError: there is a file at `path`; checkpoints are never overwritten.
+        FileExistsError: there is a file at `ckpt_path`; checkpoints are never overwritten.
         TypeError: a leaf has a type that a checkpoint cannot hold.
         ValueError: two leaves have the same key.
     """
-    target = Path(path)
+    target = Path(ckpt_path)
     if target.exists():
         raise FileExistsError(
             f"{target} exists; checkpoints are never overwritten: choose another name or remove it first"
@@ -37,7 +37,7 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     try:
         # libver: attributes of more than 64 kB (the tree of a large model) need the newer layout.
         with h5py.File(temporary, "x", libver="latest") as file:
-            _write_tree(file, obj)
+            _write_tree(file, state_dict)
             file.flush()
             file.attrs[layout.SUCCESS] = True
         _sync(temporary)

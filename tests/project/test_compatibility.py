@@ -1,0 +1,80 @@
+"""docs/compatibility.md says what the code has, and absent names say so themselves."""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import cstorch
+from cstorch.errors import AbsentError
+
+DOCS = Path(__file__).parents[2] / "docs"
+sys.path.insert(0, str(DOCS))
+
+import compatibility  # noqa: E402  from docs
+
+
+def test_the_committed_page_is_current() -> None:
+    text = (DOCS / "compatibility.md").read_text()
+    assert text == compatibility.page(), "stale: run `python docs/compatibility.py`"
+
+
+def test_each_status_occurs_where_it_must() -> None:
+    status = {(module, name): (status, remark) for module, name, status, remark in compatibility.rows()}
+    assert status["cerebras.pytorch", "trace"] == ("same", "")
+    assert status["cerebras.pytorch.optim", "AdamW"] == ("same", "")
+    assert status["cerebras.pytorch.utils.data", "DataExecutor"][0] == "differs"
+    assert status["cerebras.pytorch.mesh", "Shard"][0] == "absent"
+    assert status["cerebras_torch", "state"][0] == "absent"
+    assert status["cerebras_pytorch.experimental", "configure"][0] == "differs"
+
+
+def test_differences_are_of_names_that_there_are() -> None:
+    present = {(module, name) for module, name, status, _ in compatibility.rows() if status != "absent"}
+    differences = compatibility.tomllib.loads((DOCS / "differences.toml").read_text())
+    noted = {(module, name) for module, names in differences.items() for name in names}
+    assert noted <= present
+
+
+def test_asking_for_an_absent_name_gives_the_remark() -> None:
+    for module, name, status, remark in compatibility.rows():
+        if status != "absent":
+            continue
+        with pytest.raises((AbsentError, ImportError)) as caught:
+            getattr(compatibility._holder(module), name)
+        assert remark in str(caught.value), f"{module}.{name}"
+
+
+@pytest.mark.parametrize("name", ["cstorch", "cerebras_pytorch", "cerebras_torch", "cerebras_pytorch.experimental"])
+def test_a_name_of_nobody_is_a_plain_error(name: str) -> None:
+    module = import_module(name)
+    with pytest.raises(AttributeError, match="no_such_name") as caught:
+        _ = module.no_such_name
+    assert not isinstance(caught.value, AbsentError)
+    assert not hasattr(cstorch.optim, "_private")
+    assert not hasattr(cstorch, "mesh")
+
+
+@pytest.mark.parametrize(
+    ("statement", "text"),
+    [
+        ("from cerebras.pytorch import mesh", "placed by the compiler"),
+        ("import cerebras.pytorch.profiler", "compile report"),
+        ("from cerebras_pytorch.experimental.utils.tensorboard import SummaryWriter", "step closures"),
+        ("from cerebras.pytorch import configure", "release 1.8"),
+        ("from cerebras_torch import env", "leave it out"),
+    ],
+)
+def test_importing_an_absent_name_says_what_to_do(statement: str, text: str) -> None:
+    with pytest.raises(ImportError, match=text):
+        exec(statement)
+
+
+@pytest.mark.cluster
+def test_the_script_writes_the_page(tmp_path: Path) -> None:
+    for name in ("compatibility.py", "reference_surface.toml", "differences.toml"):
+        (tmp_path / name).write_bytes((DOCS / name).read_bytes())
+    subprocess.run([sys.executable, str(tmp_path / "compatibility.py")], check=True, timeout=60)
+    assert (tmp_path / "compatibility.md").read_text() == (DOCS / "compatibility.md").read_text()
