@@ -30,7 +30,7 @@ def _from_environment(variable: str, default: str) -> Any:
 
 @dataclass(kw_only=True)
 class ClusterConfig:
-    """The fields of the real ClusterConfig, and two of Waferbox.
+    """The fields of the real ClusterConfig, and three of Waferbox.
 
     mgmt_address: `host:port` of the management service. By default that of the environment variable
         WAFERBOX_MANAGEMENT; without either, the client starts a cluster of child processes and stops it at exit.
@@ -41,6 +41,8 @@ class ClusterConfig:
     mount_dirs, python_paths: folders that the workers' input_fn imports and reads from.
     lane: how tensors travel: "auto" (shared memory within a host, gRPC between hosts), "shared_memory" or "grpc".
     run_ahead_steps: steps that the cluster may be ahead of the script's closures.
+    changes_need_checkpoint: whether weights and optimizer state may be changed between two executions only if the last
+        step of the first was a checkpoint step, as in releases up to 2.3. Later ones have no such rule.
 
     The other fields are those of the real system and are accepted; Waferbox has nothing that they would change.
 
@@ -68,6 +70,7 @@ class ClusterConfig:
     workflow_id: str | None = None
     notifications: list[Any] = field(default_factory=list)
     lane: str = _from_environment(LANE_VARIABLE, "auto")
+    changes_need_checkpoint: bool = True
     run_ahead_steps: int = field(default_factory=lambda: _integer_from_environment(RUN_AHEAD_VARIABLE, 16))
 
     def __post_init__(self) -> None:

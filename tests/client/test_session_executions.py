@@ -24,7 +24,7 @@ from cstorch.errors import (
     UsageError,
     VersionMismatchError,
 )
-from cstorch.utils.data import DataExecutor, DataLoader
+from cstorch.utils.data import DataExecutor, DataLoader, Schedule
 from wsc.v1 import coordinator_pb2, node_pb2
 
 NAMES = ["state.model.weight", "state.model.bias"]
@@ -219,7 +219,7 @@ def test_the_next_execution_goes_on_and_only_what_changed_is_sent(cluster: FakeC
     for batch in setup.executor(2):
         setup.step(batch)
     assert cluster.written[0] == NAMES
-    for batch in setup.executor(1):
+    for batch in setup.executor(1, checkpoint_steps=1):
         setup.step(batch)
     assert cluster.written[1] == []
     assert setup.weight() == 0.125
@@ -230,6 +230,31 @@ def test_the_next_execution_goes_on_and_only_what_changed_is_sent(cluster: FakeC
     assert cluster.written[2] == ["state.model.weight"]
     assert setup.weight() == 0.5
     assert len(cluster.created) == 1  # one job for all executions
+
+
+@pytest.mark.parametrize("checkpoint_steps", [None, 0])
+def test_weights_can_be_changed_only_after_a_checkpoint_on_the_last_step(
+    cluster: FakeCluster, tmp_path: Path, checkpoint_steps: int | None
+) -> None:
+    setup = Setup(cluster, tmp_path)
+    run(setup.executor(2, checkpoint_steps=checkpoint_steps), lambda batch: setup.step(batch))
+    with torch.no_grad():
+        setup.model.weight.fill_(8)
+    with pytest.raises(StateError, match=r"'state.model.weight' was changed after .* checkpoint_steps greater than 0"):
+        run(setup.executor(1), lambda batch: setup.step(batch))
+    setup.backend.cluster_config.changes_need_checkpoint = False  # as releases after 2.3 are
+    run(setup.executor(1), lambda batch: setup.step(batch))
+    assert setup.weight() == 4
+
+
+def test_a_checkpoint_elsewhere_does_not_allow_changes(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+    only_the_first = Schedule([Schedule.Range(0, 1)])
+    run(setup.executor(2, checkpoint_steps=only_the_first), lambda batch: setup.step(batch))
+    with torch.no_grad():
+        setup.model.weight.fill_(8)
+    with pytest.raises(StateError, match="without a checkpoint on its last step"):
+        run(setup.executor(1), lambda batch: setup.step(batch))
 
 
 def test_evaluation_uses_the_trained_weights(cluster: FakeCluster, tmp_path: Path) -> None:

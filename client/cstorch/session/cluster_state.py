@@ -45,6 +45,7 @@ class ClusterState:
         self._running: frozenset[str] = frozenset()
         self._snapshot: int | None = None
         self._lost: str | None = None
+        self._is_unsaved = False
 
     def prepare(self, cells: Mapping[str, Cell]) -> None:
         """To be called before the cluster loads a plan with these states.
@@ -58,6 +59,25 @@ class ClusterState:
                 holder.data()
             if entry is not None and holder is not cell:
                 del self._entries[name]
+
+    def check_changes(self, cells: Mapping[str, Cell]) -> None:
+        """To be called before an execution with these states.
+
+        Raises:
+            StateError: the script changed weights or state of an optimizer after an execution whose last step was no
+                checkpoint step.
+        """
+        if not self._is_unsaved:
+            return
+        for name, cell in cells.items():
+            entry = self._entries.get(name)
+            is_ruled = name.startswith(("state.model", "state.optimizer"))
+            if is_ruled and entry is not None and entry.cell() is cell and entry.version != cell.version:
+                raise StateError(
+                    f"{name!r} was changed after an execution without a checkpoint on its last step. Give that "
+                    "DataExecutor checkpoint_steps greater than 0, or the ClusterConfig "
+                    "changes_need_checkpoint=False"
+                )
 
     def send(
         self,
@@ -118,9 +138,14 @@ class ClusterState:
         self._running = frozenset(names)
         self._leave_here(self._running)
 
-    def settle(self) -> None:
-        """The execution has come to its end: the values on the cluster are final and can be read."""
+    def settle(self, is_saved: bool) -> None:
+        """The execution has come to its end: the values on the cluster are final and can be read.
+
+        Args:
+            is_saved: whether its last step was a checkpoint step.
+        """
         self._running = frozenset()
+        self._is_unsaved = not is_saved
 
     @contextmanager
     def at_checkpoint(self, step: int) -> Iterator[None]:

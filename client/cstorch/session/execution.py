@@ -135,6 +135,8 @@ class CsxExecution(Execution):
         executor = self.executor
         cells = {info.name: info.cell for info in self._trace.states}
         on_cluster = self._backend.session.state
+        if self._backend.cluster_config.changes_need_checkpoint:
+            on_cluster.check_changes(cells)
         on_cluster.prepare(cells)
         logger.info("Programming the cluster. Preparing to execute using %d CSX", self._backend.cluster_config.num_csx)
         begin = coordinator_pb2.Begin(
@@ -194,7 +196,7 @@ class CsxExecution(Execution):
             finished = self._stream.receive("finished").finished
             for name, seconds in sorted(finished.seconds.items()):
                 logger.debug("%s: %.3f s", name, seconds)
-            self._backend.session.state.settle()
+            self._backend.session.state.settle(self.executor.num_steps in self.executor.checkpoint_steps)
             logger.info("Execution of %d steps completed successfully!", self.executor.num_steps)
         self._finished = True
 
