@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_rig import RunningCluster, StartScript
+from cluster_rig import SCRIPTS, RunningCluster, StartScript
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 30
@@ -13,7 +13,7 @@ STEPS = 30
 pytestmark = pytest.mark.cluster
 
 
-def run(start_script: StartScript, cluster: RunningCluster, script: str, *arguments: Any) -> str:
+def run(start_script: StartScript, cluster: RunningCluster, script: str | Path, *arguments: Any) -> str:
     started = start_script(EXAMPLES / script, *arguments, management=cluster.management)
     assert started.wait() == 0, started.errors
     return started.output
@@ -72,3 +72,15 @@ def test_release_1_2_runs_a_plain_loop(start_script: StartScript, cluster: Runni
     assert on_cpu[-1] < 0.2 * on_cpu[0]
     assert on_cluster == pytest.approx(on_cpu, rel=1e-5)
     assert (tmp_path / "csx" / f"model_{len(on_cpu)}.pt").exists()
+
+
+def test_release_2_0_trains_and_evaluates(start_script: StartScript, cluster: RunningCluster) -> None:
+    values: dict[str, list[float]] = {}
+    for backend in ("CPU", "CSX"):
+        output = run(start_script, cluster, SCRIPTS / "release_2_0.py", backend)
+        found = re.findall(r"^(loss|mean): (\S+) (\d+)$", output, re.MULTILINE)
+        assert [(name, int(step)) for name, _, step in found] == [
+            (name, step) for name in ("loss", "mean") for step in range(1, 7)
+        ]
+        values[backend] = [float(value) for _, value, _ in found]
+    assert values["CSX"] == pytest.approx(values["CPU"], rel=1e-5)
