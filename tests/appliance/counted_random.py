@@ -14,11 +14,11 @@ aten = torch.ops.aten
 
 class CountedRandom(TorchDispatchMode):
     """Within it, random operations on the CPU draw what those of a traced step draw: in its first step, and after each
-    call of `next_step` in the one that follows."""
+    call of `next_step` in the one that follows. The counter is that of a step traced now, or given."""
 
-    def __init__(self) -> None:
+    def __init__(self, counter: int | None = None) -> None:
         super().__init__()
-        self._counter = int(random_counter.tensor().cpu())
+        self._counter = int(random_counter.tensor().cpu()) if counter is None else counter
         self._place = 0
 
     def next_step(self) -> None:
@@ -52,5 +52,7 @@ class CountedRandom(TorchDispatchMode):
                 return args[0].copy_(self._draw(normal(args[0].dtype, *args[1:]), args[0].shape))
             case aten.randint.low:
                 return self._draw(integers(torch.int64, *args[:2]), args[2])
+            case aten._scaled_dot_product_flash_attention_for_cpu.default if not any(args[3:4]):
+                return func(*args, **kwargs)  # without dropout it draws nothing
         assert torch.Tag.nondeterministic_seeded not in func.tags, f"{func} draws numbers of torch's own"
         return func(*args, **kwargs)

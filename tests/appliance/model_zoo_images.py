@@ -1,9 +1,16 @@
-"""Small models of images and of tables: a residual network, a vision transformer, a recommender."""
+"""Small models of images and of tables: a perceptron, a residual network, a vision transformer, a recommender."""
 
 import torch
 from compiled_steps import BATCH
 from torch import nn
 from torch.nn import functional as F
+
+
+class Perceptron(nn.Sequential):
+    """Images of 3 x 12 x 12 to scores of 5 classes."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(432, 32), nn.ReLU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 5))
 
 
 class Residual(nn.Module):
@@ -27,7 +34,7 @@ class Residual(nn.Module):
 class ResNet(nn.Module):
     """Images of 3 x 12 x 12 to scores of 5 classes."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float | None = None) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
         self.layers = nn.ModuleList([Residual(4, 4, 1), Residual(4, 6, 2)])
@@ -35,6 +42,7 @@ class ResNet(nn.Module):
         self.groups = nn.GroupNorm(3, 6)
         self.pool = nn.AdaptiveAvgPool2d(2)
         self.average = nn.AvgPool2d(2)
+        self.dropout = nn.Identity() if dropout is None else nn.Dropout(dropout)
         self.head = nn.Linear(6, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +50,7 @@ class ResNet(nn.Module):
         for layer in self.layers:
             x = layer(x)
         x = F.relu(self.groups(self.depthwise(x)))
-        return self.head(self.average(self.pool(x)).flatten(1))
+        return self.head(self.dropout(self.average(self.pool(x)).flatten(1)))
 
 
 class Attention(nn.Module):

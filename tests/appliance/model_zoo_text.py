@@ -94,12 +94,13 @@ def gpt2_loss(model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Bert(nn.Module):
-    def __init__(self, layers: int = 2) -> None:
+    def __init__(self, layers: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
         self.words, self.positions, self.types = (nn.Embedding(n, WIDTH) for n in (VOCABULARY, TOKENS, 2))
         self.norm = nn.LayerNorm(WIDTH)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, 0.0, F.gelu, batch_first=True) for _ in range(layers)
+            nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, dropout, F.gelu, batch_first=True)
+            for _ in range(layers)
         )
         self.register_buffer("position_ids", torch.arange(TOKENS)[None])
         self.pooler, self.next = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from xdsl.dialects.builtin import ModuleOp
 
 from appliance.coordinator.results import OutputReader
 from cirh.kernel import Kernel
@@ -153,11 +154,18 @@ class Role:
 class Wafer(Role):
     """One wafer."""
 
-    def __init__(self, index: int, plan: plan_pb2.WaferPlan, wires: Wires, batches: Sequence[list[torch.Tensor]]):
+    def __init__(
+        self,
+        index: int,
+        plan: plan_pb2.WaferPlan,
+        kernels: Mapping[int, Kernel],
+        wires: Wires,
+        batches: Sequence[list[torch.Tensor]],
+    ):
         super().__init__(f"wafer{index}", plan, wires)
         self.batches = batches
         self.number = torch.tensor([index])
-        self.kernels = {kernel.id: Kernel.build(kernel.cirh) for kernel in plan.kernels}
+        self.kernels = kernels
 
     def run(self) -> Iterator[None]:
         for step, batch in enumerate(self.batches, 1):
@@ -196,7 +204,14 @@ class Wafer(Role):
 class Shard(Role):
     """One MemoryX shard."""
 
-    def __init__(self, plan: plan_pb2.MemoryXPlan, wires: Wires, num_wafers: int, states: Mapping[str, torch.Tensor]):
+    def __init__(
+        self,
+        plan: plan_pb2.MemoryXPlan,
+        modules: Mapping[int, ModuleOp],
+        wires: Wires,
+        num_wafers: int,
+        states: Mapping[str, torch.Tensor],
+    ):
         super().__init__(f"shard{plan.shard}", plan, wires)
         self.num_wafers = num_wafers
         nbytes = sum(-(-tensor_bytes(slot.type) // 64) * 64 for slot in plan.states)
@@ -208,9 +223,7 @@ class Shard(Role):
             tensor = self.segment.tensor(torch_dtype(slot.type.element_type), tuple(slot.type.shape), offset)
             self.states[slot.value] = tensor.copy_(states[slot.name])
             offset += -(-tensor_bytes(slot.type) // 64) * 64
-        self.kernels = {
-            kernel.id: StateKernel(parse_module(kernel.cirh), None, self.segment) for kernel in plan.kernels
-        }
+        self.kernels = {number: StateKernel(module, None, self.segment) for number, module in modules.items()}
         for group, places in self.places.items():
             if self.groups[group].kind == plan_pb2.GROUP_KIND_WEIGHTS:
                 places |= {value: self.states[value] for value in places if value in self.states}
@@ -342,21 +355,32 @@ class SwarmX:
 
 
 class Simulation:
-    """A plan with its state; `run` may be called again and again."""
+    """A plan with its state; `run` may be called again and again, and the state be changed in between."""
 
     def __init__(self, plan: plan_pb2.Plan, states: Mapping[str, torch.Tensor]) -> None:
         self.plan = plan
         self.states = {name: tensor.detach().clone() for name, tensor in states.items()}
+        self.kernels = {kernel.id: Kernel.build(kernel.cirh) for kernel in plan.wafer.kernels}  # of all wafers
+        self.modules = [{kernel.id: parse_module(kernel.cirh) for kernel in part.kernels} for part in plan.memoryx]
 
     def run(self, batches: Sequence[Sequence[torch.Tensor]], seed: int = 0) -> list[dict[str, torch.Tensor]]:
         """Some steps, one global batch each. Returns the outputs of each, by name."""
         plan, wires = self.plan, Wires()
         with torch.no_grad():
             wafers = [
-                Wafer(i, plan.wafer, wires, [[self._rows(tensor, i) for tensor in batch] for batch in batches])
+                Wafer(
+                    i,
+                    plan.wafer,
+                    self.kernels,
+                    wires,
+                    [[self._rows(tensor, i) for tensor in batch] for batch in batches],
+                )
                 for i in range(plan.num_csx)
             ]
-            shards = [Shard(part, wires, plan.num_csx, self.states) for part in plan.memoryx]
+            shards = [
+                Shard(part, modules, wires, plan.num_csx, self.states)
+                for part, modules in zip(plan.memoryx, self.modules, strict=True)
+            ]
             swarmx = SwarmX(plan.swarmx, plan.num_csx, plan.num_shards, wires)
             threads = {wafer.name: wafer.run() for wafer in wafers}
             threads |= {shard.name: shard.run(len(batches)) for shard in shards}

@@ -444,14 +444,20 @@ class TestMisuse:
 
     def test_traced_function_called_twice(self, cluster: FakeCluster, tmp_path: Path) -> None:
         setup = Setup(cluster, tmp_path)
-        with pytest.raises(UsageError, match="called twice for one batch"):
+        with pytest.raises(UsageError, match=r"test_session_executions\.py:\d+.*called twice for one batch"):
             self.run(setup, lambda batch: (setup.step(batch), setup.step(batch)))
 
     def test_two_traced_functions(self, cluster: FakeCluster, tmp_path: Path) -> None:
         setup = Setup(cluster, tmp_path)
         steps = iter([setup.step, cstorch.trace(lambda batch: setup.compiled(batch).sum())])
-        with pytest.raises(UsageError, match=r"a second @cstorch.trace function"):
+        with pytest.raises(UsageError, match=r"test_session_executions\.py:\d+ a second @.*another DataExecutor"):
             self.run(setup, lambda batch: next(steps)(batch))
+
+    def test_another_structure(self, cluster: FakeCluster, tmp_path: Path) -> None:
+        setup = Setup(cluster, tmp_path)
+        inputs = iter([lambda batch: batch, lambda batch: [batch, batch]])
+        with pytest.raises(UsageError, match=r"test_session_executions\.py:\d+ .*structure.*another DataExecutor"):
+            self.run(setup, lambda batch: setup.step(next(inputs)(batch)))
 
     def test_traced_function_outside_a_loop(self, cluster: FakeCluster, tmp_path: Path) -> None:
         setup = Setup(cluster, tmp_path)

@@ -74,6 +74,29 @@ def test_the_message_has_the_seed_text_the_line_and_the_way_out():
     assert "step_closure" in text
 
 
+SHAPES = {
+    "nonzero": lambda t: t.nonzero(),
+    "where with one argument": lambda t: torch.where(t > 0),
+    "masked_select": lambda t: torch.masked_select(t, t > 0),
+    "mask as index": lambda t: t[t > 0],
+    "mask of rows": lambda t: t[t.sum(1) > 0],
+    "unique": lambda t: torch.unique(t),
+    "bincount": lambda t: torch.bincount(t.detach()[:, 0].long().abs()),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_shapes_that_depend_on_values_are_refused(shape):
+    states, step = model_and_step(shape)
+    with pytest.raises(TraceError, match=r"(?s)test_tracing_reads.py:\d+ the shape .* depends on.*torch\.where"):
+        trace(step, X, states)
+
+
+def test_a_result_without_a_meta_kernel_is_refused_with_a_way_out():
+    with pytest.raises(TraceError, match=r"aten::_to_sparse.*test_tracing_reads.py:\d+.*Write it with other"):
+        trace(lambda x: x.to_sparse(), X)
+
+
 def test_numpy_is_a_type_error():
     states, step = model_and_step(lambda t: t.detach().numpy())
     with pytest.raises(TypeError):

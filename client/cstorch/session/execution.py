@@ -23,7 +23,7 @@ from cstorch.session.job import Job
 from cstorch.session.outputs import Outputs, unknown_tensor, unpack, weight_in_closure
 from cstorch.session.session import outcome
 from cstorch.session.stream import ExecutionStream
-from cstorch.tracing import LazyTensor, Trace, is_tracing, trace_step
+from cstorch.tracing import LazyTensor, Trace, is_tracing, trace_step, user_line
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class CsxExecution(Execution):
         self._model: nn.Module | None = None
         self._trace: Trace | None = None
         self._function: Callable[..., Any] | None = None
+        self._structure: pytree.TreeSpec | None = None  # of the arguments that it was traced with
         self._result: Any = None
         self._outputs = Outputs()
         self._in_trace: list[Closure] = []  # closures called in the traced function: they run on every step
@@ -215,14 +216,24 @@ class CsxExecution(Execution):
         if self._running_closures or is_tracing():
             raise UsageError("a @cstorch.trace function cannot be called in a closure or in another traced function")
         if self._traced_this_step:
-            raise UsageError("the @cstorch.trace function was called twice for one batch: it is one step")
+            raise UsageError(
+                f"at {user_line()} the @cstorch.trace function was called twice for one batch: it is one step. Do all "
+                "of it in one call"
+            )
+        structure = pytree.tree_structure((args, kwargs))
         if self._function is None:
-            self._function = function
+            self._function, self._structure = function, structure
             self._trace_function(function, args, kwargs)
         elif self._function is not function:
             raise UsageError(
-                "a second @cstorch.trace function was called in one execution: an execution runs one graph. Use "
-                "another DataExecutor for the other function"
+                f"at {user_line()} a second @cstorch.trace function was called in one execution: an execution runs one "
+                "graph. Use another DataExecutor for the other function"
+            )
+        elif self._structure != structure:
+            raise UsageError(
+                f"at {user_line()} the @cstorch.trace function is called with arguments of another structure than in "
+                "the first step, which was traced and is what runs: an execution runs one graph. Use another "
+                "DataExecutor for what differs"
             )
         self._traced_this_step = True
         self._calls.extend(self._in_trace)

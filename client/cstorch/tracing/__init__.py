@@ -10,6 +10,7 @@ from cstorch.tracing.context import is_tracing
 from cstorch.tracing.device import register
 from cstorch.tracing.modes import device_scope
 from cstorch.tracing.move import move_module
+from cstorch.tracing.provenance import user_line
 from cstorch.tracing.random_counter import COUNTER, random_counter
 from cstorch.tracing.step import InputInfo, OpenTrace, OutputInfo, StateInfo, Trace, trace_step
 from cstorch.tracing.tensor import DEVICE, LazyTensor, cell_of, from_cpu, new_tensor
@@ -32,6 +33,7 @@ __all__ = [
     "new_tensor",
     "random_counter",
     "trace_step",
+    "user_line",
 ]
 
 register()

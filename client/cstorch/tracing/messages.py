@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 from cstorch.errors import TraceError
@@ -24,6 +25,13 @@ def value_read(func: OpOverload, error: type[TraceError] = TraceError) -> TraceE
             f"SyncTensor called outside of MarkStep: at {user_line()} a traced tensor was passed to `{name}` where a "
             f"Python scalar is expected. Its value is not known while the step is traced. Use a tensor expression "
             f"instead, for example `x + a * y` for `torch.add(x, y, alpha=a)`."
+        )
+    if torch.Tag.dynamic_output_shape in func.tags:
+        return error(
+            f"The Cerebras backend does not yet support `{func._schema}`\n"
+            f"At {user_line()} the shape of the result depends on the values of a traced tensor, but the step is "
+            f"compiled for fixed shapes before it runs. Keep the shape: write torch.where(mask, x, 0) for x[mask], "
+            f"weight a loss with the mask or give it ignore_index; or select in the input_fn."
         )
     return error(
         f"The Cerebras backend does not yet support `{func._schema}`\n"
@@ -49,7 +57,10 @@ def stale(tensor: Any) -> TraceError:
 
 
 def unsupported(func: OpOverload, reason: str) -> TraceError:
-    return TraceError(f"The Cerebras backend does not yet support `{func._schema}`: {reason} (At {user_line()}.)")
+    return TraceError(
+        f"The Cerebras backend does not yet support `{func._schema}`: {reason} (At {user_line()}.) Write it with other "
+        f"torch operations, or compute it in the input_fn or in a step closure."
+    )
 
 
 def own_generator(func: OpOverload) -> TraceError:
