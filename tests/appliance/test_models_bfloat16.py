@@ -17,6 +17,8 @@ from model_training import TRAINED, Run, plain, simulated
 
 from appliance.compiler.pipeline import Half, Precision
 
+pytestmark = pytest.mark.parity
+
 SEEDS = range(6)
 BOUND = 1.25
 

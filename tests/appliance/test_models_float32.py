@@ -3,6 +3,8 @@
 import pytest
 from model_training import TRAINED, assert_equal, plain, simulated
 
+pytestmark = pytest.mark.parity
+
 
 @pytest.mark.parametrize("wafers", [1, 2])
 @pytest.mark.parametrize("name", TRAINED)
