@@ -12,6 +12,7 @@ tensors, with torch's count of changes to them.
 import random
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
@@ -366,7 +367,7 @@ class Simulation:
     def run(self, batches: Sequence[Sequence[torch.Tensor]], seed: int = 0) -> list[dict[str, torch.Tensor]]:
         """Some steps, one global batch each. Returns the outputs of each, by name."""
         plan, wires = self.plan, Wires()
-        with torch.no_grad():
+        with torch.no_grad(), ExitStack() as memory:
             wafers = [
                 Wafer(
                     i,
@@ -381,6 +382,8 @@ class Simulation:
                 Shard(part, modules, wires, plan.num_csx, self.states)
                 for part, modules in zip(plan.memoryx, self.modules, strict=True)
             ]
+            for shard in shards:
+                memory.callback(shard.segment.close)
             swarmx = SwarmX(plan.swarmx, plan.num_csx, plan.num_shards, wires)
             threads = {wafer.name: wafer.run() for wafer in wafers}
             threads |= {shard.name: shard.run(len(batches)) for shard in shards}
