@@ -86,7 +86,9 @@ class RunningCluster:
             )
         assert self.process.stdout is not None
         try:
-            assert select.select([self.process.stdout], [], [], START_SECONDS)[0], self.log.read_text()
+            poller = select.poll()
+            poller.register(self.process.stdout, select.POLLIN)
+            assert poller.poll(START_SECONDS * 1000), self.log.read_text()
             line = self.process.stdout.readline()
             assert line, self.log.read_text()
             self.management: str = json.loads(line)["management"]
