@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import secrets
-import select
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from interconnect.descriptors import readable
 from interconnect.process import MODULES
 
 SOCKET_VARIABLE = "WAFERBOX_ZYGOTE"
@@ -66,9 +66,7 @@ class Child:
     def wait(self, timeout_seconds: float | None = None) -> int:
         """Raises TimeoutError when the process does not end in time."""
         if self._status is None:
-            poller = select.poll()
-            poller.register(self._pidfd, select.POLLIN)
-            if not poller.poll(None if timeout_seconds is None else timeout_seconds * 1000):
+            if not readable([self._pidfd], timeout_seconds):
                 raise TimeoutError(f"{self.module} (pid {self.pid}) still runs after {timeout_seconds} s")
             with self._lock:
                 if self._status is None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import IO, Self
 
 import grpc
 
+from interconnect.descriptors import readable
 from interconnect.server import make_channel
 from interconnect.swarmx_tree import tree_size
 from interconnect.zygote import SpawnError
@@ -102,7 +102,7 @@ class Cluster:
         for _, management in self.processes[:1]:
             # First, so that jobs end as cancelled and not for want of nodes.
             management.terminate()
-            select.select([self.announcement], [], [], STOP_SECONDS)
+            readable([self.announcement], STOP_SECONDS)
         self._launcher.close()
         for _, process in self.processes:
             process.close()
@@ -119,7 +119,7 @@ class Cluster:
             self.processes.append(("appliance", process))
         finally:
             os.close(writer)
-        if not select.select([self.announcement.fileno(), *self._ends], [], [], START_SECONDS)[0]:
+        if not readable([self.announcement, *self._ends], START_SECONDS):
             raise ClusterError(f"the management service did not start within {START_SECONDS:g} s")
         self._check_wanted()
         line = self.announcement.readline()
@@ -128,7 +128,7 @@ class Cluster:
         return str(json.loads(line)["management"])
 
     def _check_wanted(self) -> None:
-        if select.select(self._ends, [], [], 0.0)[0]:
+        if readable(self._ends, 0.0):
             raise ClusterError("it was told to end while it started")
 
     def _start_role(self, module: str, listen: str, settings: ClusterSettings) -> tuple[str, Process]:

@@ -7,13 +7,13 @@ SIGTERM comes, or somebody shuts the cluster down. With --detached it does not l
 import argparse
 import json
 import os
-import select
 import signal
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from interconnect.descriptors import readable
 from waferbox.cluster import Cluster, ClusterError, ClusterSettings
 from waferbox.launcher import ForkingLauncher
 from waferbox.records import recorded
@@ -66,7 +66,7 @@ def stay(cluster: Cluster, ends: Sequence[int]) -> None:
     ends = [*ends, cluster.announcement.fileno()]
     while True:
         processes = [process.fileno() for _, process in cluster.running()]
-        if any(ready in ends for ready in select.select([*ends, *processes], [], [])[0]):
+        if not readable([*ends, *processes], None).isdisjoint(ends):
             return
         for module, pid, status in cluster.ended():
             print(f"waferbox: {module} (pid {pid}) ended with status {status}", file=sys.stderr, flush=True)

@@ -6,13 +6,14 @@ One small file for each cluster, in a folder that only the user can use; it goes
 import contextlib
 import json
 import os
-import select
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from interconnect.descriptors import readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Record:
         except ProcessLookupError:
             return True
         try:
-            return not self.runs() or bool(select.select([pidfd], [], [], seconds)[0])
+            return not self.runs() or bool(readable([pidfd], seconds))
         finally:
             os.close(pidfd)
 

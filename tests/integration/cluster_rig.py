@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import secrets
-import select
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import TypeAlias
 import grpc
 import psutil
 
+from interconnect.descriptors import readable
 from interconnect.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
@@ -86,9 +86,7 @@ class RunningCluster:
             )
         assert self.process.stdout is not None
         try:
-            poller = select.poll()
-            poller.register(self.process.stdout, select.POLLIN)
-            assert poller.poll(START_SECONDS * 1000), self.log.read_text()
+            assert readable([self.process.stdout], START_SECONDS), self.log.read_text()
             line = self.process.stdout.readline()
             assert line, self.log.read_text()
             self.management: str = json.loads(line)["management"]

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from cstorch.cluster_config import ClusterConfig, check_address
 from cstorch.errors import ClusterError
+from interconnect.descriptors import readable
 
 logger = logging.getLogger("cstorch.cluster")
 
@@ -71,12 +71,10 @@ class EmbeddedCluster:
         assert self._process.stdout is not None
         output = self._process.stdout.fileno()
         deadline = time.monotonic() + START_SECONDS
-        poller = select.poll()  # not select.select: a script may have more descriptors open than that takes
-        poller.register(output, select.POLLIN)
         line = b""
         while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
             left = deadline - time.monotonic()
-            if left <= 0 or not poller.poll(left * 1000):
+            if left <= 0 or not readable([output], left):
                 raise ClusterError(f"the embedded cluster did not start within {START_SECONDS:.0f} s{self._log_tail()}")
             some = os.read(output, _LINE_BYTES)
             if not some:
