@@ -14,6 +14,7 @@ from types import FrameType
 
 from grpc_health.v1 import health, health_pb2_grpc
 
+from appliance.management.gateway import Gateway
 from appliance.management.service import ManagementService, ManagementSettings
 from interconnect.address import bind, split_address
 from interconnect.folders import cache_root
@@ -36,6 +37,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="compiled artifacts; default: %(default)s",
     )
     parser.add_argument(
+        "--gateway",
+        action="store_true",
+        help="clients reach this address only: hand their calls on to coordinators and MemoryX",
+    )
+    parser.add_argument(
         "--announce-fd",
         type=int,
         metavar="N",
@@ -49,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s")
     over: queue.SimpleQueue[None] = queue.SimpleQueue()  # a put is safe in a signal handler
-    service = ManagementService(ManagementSettings(cache_root=options.cache_root.absolute()), lambda: over.put(None))
+    settings = ManagementSettings(cache_root=options.cache_root.absolute(), gateway=options.gateway)
+    service = ManagementService(settings, lambda: over.put(None))
     server = make_server()
     try:
         address = bind(server, options.listen)
@@ -57,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.error("%s", error)
         return 1
     management_pb2_grpc.add_ManagementServicer_to_server(service, server)
+    if options.gateway:
+        Gateway(service.serves_clients).add_to_server(server)
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -1,7 +1,12 @@
-"""gRPC servers and channels with the options that all of the project's have."""
+"""gRPC servers and channels with the options that all of the project's have, and channels through a gateway.
+
+A cluster of containers publishes one port, that of its management service. Who comes from outside reaches the other
+processes through it: a call to `coordinator:7000 via 127.0.0.1:9000` goes to 127.0.0.1:9000 and bears the address that
+it is for, to which the gateway there (appliance.management.gateway) hands it on.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
@@ -11,6 +16,9 @@ from interconnect.allocator import keep_large_blocks
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 # Every open stream keeps a thread; threads are made when they are needed.
 MAX_THREADS: Final = 256
+
+GATEWAY_KEY: Final = "wsc-target"
+_VIA: Final = " via "
 
 _OPTIONS: Final = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -32,6 +40,38 @@ def make_server() -> grpc.Server:
 
 
 def make_channel(address: str) -> grpc.Channel:
-    """A channel to host:port; nothing is sent before it is used, and the caller closes it."""
+    """A channel to host:port, or `through` a gateway; nothing is sent before it is used, and the caller closes it."""
+    target, _, gateway = address.partition(_VIA)
     # An environment's HTTP proxy has no business between the processes of a cluster.
-    return grpc.insecure_channel(address, options=[*_OPTIONS, ("grpc.enable_http_proxy", 0)])
+    options = [*_OPTIONS, ("grpc.enable_http_proxy", 0)]
+    if not gateway:
+        return grpc.insecure_channel(target, options=options)
+    return grpc.intercept_channel(grpc.insecure_channel(gateway, options=options), _Addressed(target))
+
+
+def through(gateway: str, address: str) -> str:
+    """The address that is reached through a gateway; an empty gateway is none."""
+    return f"{address}{_VIA}{gateway}" if gateway else address
+
+
+class _Addressed(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[type-arg]  # generic for mypy only
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[type-arg]
+    grpc.StreamStreamClientInterceptor,  # type: ignore[type-arg]
+):
+    """Puts on each call for whom it is."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def _addressed(self, details: Any) -> Any:
+        return details._replace(metadata=((GATEWAY_KEY, self._target), *(details.metadata or ())))
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(self._addressed(client_call_details), request)
+
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(self._addressed(client_call_details), request)
+
+    def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return continuation(self._addressed(client_call_details), request_iterator)

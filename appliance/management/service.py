@@ -17,7 +17,7 @@ from appliance.management.jobs import ENDED, Job, JobTable
 from appliance.management.registry import PACKAGES, NodeRegistry
 from interconnect.version import __version__
 from interconnect.zygote import SpawnError, spawn
-from wsc.v1 import management_pb2, management_pb2_grpc
+from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ DEFAULT_RUN_AHEAD_STEPS = 16
 class ManagementSettings:
     cache_root: Path  # artifacts of the compiler lie below it
     lease_seconds: float = 5.0  # a node that says nothing for so long is lost
+    gateway: bool = False  # clients reach the other processes through this one
 
 
 class ManagementService(management_pb2_grpc.ManagementServicer):
@@ -67,6 +68,13 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         for job in self._jobs.all_live():
             if job.child is not None:
                 job.child.close(COORDINATOR_END_SECONDS)
+
+    def serves_clients(self, address: str) -> bool:
+        """Whether a coordinator of a live job, or a MemoryX node, listens at this address."""
+        if any(job.coordinator == address for job in self._jobs.all_live()):
+            return True
+        nodes = self._registry.nodes()
+        return any(node.address == address and node.role == node_pb2.ROLE_MEMORYX for node in nodes)
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
@@ -137,7 +145,9 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             assert job.child is not None
             job.child.kill()
             context.abort(grpc.StatusCode.INTERNAL, f"the coordinator of {job.name} did not start: {message}")
-        return management_pb2.CreateJobResponse(job=job.name, coordinator=job.coordinator, token=job.token)
+        return management_pb2.CreateJobResponse(
+            job=job.name, coordinator=job.coordinator, token=job.token, gateway=self._settings.gateway
+        )
 
     def _start_coordinator(self, job: Job) -> None:
         settings = {

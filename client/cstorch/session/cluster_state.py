@@ -37,8 +37,10 @@ class ClusterState:
     fetches them, from the live state between executions, from a snapshot on a checkpoint step.
     """
 
-    def __init__(self, lane: str) -> None:
+    def __init__(self, lane: str, gateway: str = "") -> None:
+        """gateway: the address through which the shards are reached; empty if directly."""
         self._lane = lane
+        self._gateway = gateway
         self._entries: dict[str, _Entry] = {}
         self._addresses: dict[int, coordinator_pb2.StateShard] = {}
         self._connections: dict[int, ShardConnection] = {}
@@ -131,7 +133,7 @@ class ClusterState:
             if shard.shard in self._connections:
                 self._connections.pop(shard.shard).close()
             self._addresses[shard.shard] = shard
-            self._connections[shard.shard] = ShardConnection(shard, self._lane)
+            self._connections[shard.shard] = ShardConnection(shard, self._lane, self._gateway)
 
     def begin(self, names: Iterable[str]) -> None:
         """The execution with these states runs from now on: the cluster has the values, and they change."""

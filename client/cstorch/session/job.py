@@ -10,7 +10,7 @@ import grpc
 from cstorch.cluster_config import LANES, ClusterConfig
 from cstorch.errors import ClusterUnreachableError, CstorchError, NodeLostError
 from cstorch.session import failures
-from interconnect.server import make_channel
+from interconnect.server import make_channel, through
 from interconnect.version import __version__
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
@@ -62,9 +62,10 @@ class Job:
             self._management = management_pb2_grpc.ManagementStub(self._management_channel)
             created = self._create(compile_dir)
             self.name = created.job
-            self._address = created.coordinator
+            self.gateway = management if created.gateway else ""
+            self._address = through(self.gateway, created.coordinator)
             self._token = created.token
-            self._channel = connect(created.coordinator, f"coordinator of job {created.job}")
+            self._channel = connect(self._address, f"coordinator of job {created.job}")
         except BaseException:
             self._management_channel.close()
             raise

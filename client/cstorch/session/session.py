@@ -116,7 +116,7 @@ class Session:
             raise
         self._drop_job()
         self._job = job
-        self._state = ClusterState(lane=self._config.lane)
+        self._state = ClusterState(lane=self._config.lane, gateway=job.gateway)
         return job
 
     @property

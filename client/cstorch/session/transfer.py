@@ -15,6 +15,7 @@ from interconnect.hub import Hub, Stopped
 from interconnect.link import Link, LinkLost
 from interconnect.listener import dial
 from interconnect.segment import Segment, Slice
+from interconnect.server import through
 from wsc.v1 import coordinator_pb2, node_pb2, node_pb2_grpc
 
 CALL_SECONDS = 10.0
@@ -34,10 +35,15 @@ class Outgoing:
 
 
 class ShardConnection:
-    """A connection to a shard, opened at its first use and again after a failure. Used by one thread."""
+    """A connection to a shard, opened at its first use and again after a failure. Used by one thread.
 
-    def __init__(self, shard: coordinator_pb2.StateShard, lane: str) -> None:
+    Args:
+        gateway: the address through which the shard is reached; empty if directly.
+    """
+
+    def __init__(self, shard: coordinator_pb2.StateShard, lane: str, gateway: str = "") -> None:
         self._shard = shard
+        self._gateway = gateway
         self._lane = LANES[lane]
         self._open: _OpenConnection | None = None
 
@@ -71,7 +77,7 @@ class ShardConnection:
     def connection(self) -> "_OpenConnection":
         """The open connection."""
         if self._open is None:
-            self._open = _OpenConnection(self._shard, self._lane)
+            self._open = _OpenConnection(self._shard, self._lane, self._gateway)
         return self._open
 
     def close(self) -> None:
@@ -115,14 +121,15 @@ def batches(states: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
 
 
 class _OpenConnection:
-    def __init__(self, shard: coordinator_pb2.StateShard, lane: "node_pb2.Lane.ValueType") -> None:
+    def __init__(self, shard: coordinator_pb2.StateShard, lane: "node_pb2.Lane.ValueType", gateway: str) -> None:
         name = f"memoryx-{shard.shard}"
         self._job = shard.job
-        self._channel = connect(shard.address, f"MemoryX shard {shard.shard}")
+        self._channel = connect(through(gateway, shard.address), f"MemoryX shard {shard.shard}")
         try:
             self._stub = node_pb2_grpc.StateServiceStub(self._channel)
             opened = self._stub.OpenState(node_pb2.OpenStateRequest(job=shard.job), timeout=CALL_SECONDS)
             self._token = opened.token
+            opened.endpoint.address = through(gateway, opened.endpoint.address)
             self._link: Link = dial(
                 opened.endpoint, opened.token, name=name, own_name="client", lane=lane, deadline_seconds=CALL_SECONDS
             )

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from wsc.v1 import node_pb2 as wsc_dot_v1_dot_node__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17wsc/v1/management.proto\x12\x06wsc.v1\x1a\x11wsc/v1/node.proto\"q\n\x0fRegisterRequest\x12\x1a\n\x04role\x18\x01 \x01(\x0e\x32\x0c.wsc.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\nprocess_id\x18\x05 \x01(\r\":\n\x10RegisterResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rlease_seconds\x18\x02 \x01(\x01\"\xa4\x01\n\x08NodeInfo\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x1a\n\x04role\x18\x02 \x01(\x0e\x32\x0c.wsc.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x12\n\nprocess_id\x18\x05 \x01(\r\x12\x0b\n\x03job\x18\x06 \x01(\t\x12\x1a\n\x12lease_left_seconds\x18\x07 \x01(\x01\x12\x0f\n\x07version\x18\x08 \x01(\t\"\xa3\x01\n\x07JobInfo\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05phase\x18\x02 \x01(\x0e\x32\x10.wsc.v1.JobPhase\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x13\n\x0b\x61ge_seconds\x18\x04 \x01(\x01\x12\x0e\n\x06labels\x18\x05 \x03(\t\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\x12\x13\n\x0b\x63oordinator\x18\x08 \x01(\t\"\xc4\x01\n\x10\x43reateJobRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07num_csx\x18\x02 \x01(\r\x12\x1b\n\x13num_workers_per_csx\x18\x03 \x01(\r\x12\x17\n\x0fmax_wgt_servers\x18\x04 \x01(\r\x12\x0e\n\x06labels\x18\x05 \x03(\t\x12\x1a\n\x04lane\x18\x06 \x01(\x0e\x32\x0c.wsc.v1.Lane\x12\x13\n\x0b\x63ompile_dir\x18\x07 \x01(\t\x12\x17\n\x0frun_ahead_steps\x18\x08 \x01(\r\"D\n\x11\x43reateJobResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\":\n\x10ListNodesRequest\x12\x10\n\x08\x61t_least\x18\x01 \x01(\r\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\"4\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.wsc.v1.NodeInfo\"\x11\n\x0fListJobsRequest\"1\n\x10ListJobsResponse\x12\x1d\n\x04jobs\x18\x01 \x03(\x0b\x32\x0f.wsc.v1.JobInfo\"\x1f\n\x10\x43\x61ncelJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x13\n\x11\x43\x61ncelJobResponse\"\x11\n\x0fShutdownRequest\"\x12\n\x10ShutdownResponse\"?\n\x10\x43oordinatorHello\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\"P\n\x07\x41\x63quire\x12\x12\n\nnum_wafers\x18\x01 \x01(\r\x12\x1d\n\x15num_workers_per_wafer\x18\x02 \x01(\r\x12\x12\n\nmax_shards\x18\x03 \x01(\r\"^\n\tJobReport\x12\x1f\n\x05phase\x18\x01 \x01(\x0e\x32\x10.wsc.v1.JobPhase\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x11\n\tnum_steps\x18\x04 \x01(\x04\"\x8f\x01\n\x11\x43oordinateRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.wsc.v1.CoordinatorHelloH\x00\x12\"\n\x07\x61\x63quire\x18\x02 \x01(\x0b\x32\x0f.wsc.v1.AcquireH\x00\x12#\n\x06report\x18\x03 \x01(\x0b\x32\x11.wsc.v1.JobReportH\x00\x42\x06\n\x04kind\"<\n\x08\x41\x63quired\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.wsc.v1.NodeInfo\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"\x0e\n\x0c\x43\x61ncelNotice\"\xb5\x01\n\x12\x43oordinateResponse\x12\'\n\x03job\x18\x01 \x01(\x0b\x32\x18.wsc.v1.CreateJobRequestH\x00\x12$\n\x08\x61\x63quired\x18\x02 \x01(\x0b\x32\x10.wsc.v1.AcquiredH\x00\x12&\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x14.wsc.v1.CancelNoticeH\x00\x12 \n\x04lost\x18\x04 \x01(\x0b\x32\x10.wsc.v1.NodeInfoH\x00\x42\x06\n\x04kind*\xdf\x01\n\x08JobPhase\x12\x19\n\x15JOB_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12JOB_PHASE_STARTING\x10\x01\x12\x17\n\x13JOB_PHASE_COMPILING\x10\x02\x12\x14\n\x10JOB_PHASE_QUEUED\x10\x03\x12\x15\n\x11JOB_PHASE_RUNNING\x10\x04\x12\x12\n\x0eJOB_PHASE_IDLE\x10\x05\x12\x17\n\x13JOB_PHASE_SUCCEEDED\x10\x06\x12\x14\n\x10JOB_PHASE_FAILED\x10\x07\x12\x17\n\x13JOB_PHASE_CANCELLED\x10\x08\x32\xdc\x03\n\nManagement\x12\x41\n\x08Register\x12\x17.wsc.v1.RegisterRequest\x1a\x18.wsc.v1.RegisterResponse(\x01\x30\x01\x12@\n\tCreateJob\x12\x18.wsc.v1.CreateJobRequest\x1a\x19.wsc.v1.CreateJobResponse\x12G\n\nCoordinate\x12\x19.wsc.v1.CoordinateRequest\x1a\x1a.wsc.v1.CoordinateResponse(\x01\x30\x01\x12@\n\tListNodes\x12\x18.wsc.v1.ListNodesRequest\x1a\x19.wsc.v1.ListNodesResponse\x12=\n\x08ListJobs\x12\x17.wsc.v1.ListJobsRequest\x1a\x18.wsc.v1.ListJobsResponse\x12@\n\tCancelJob\x12\x18.wsc.v1.CancelJobRequest\x1a\x19.wsc.v1.CancelJobResponse\x12=\n\x08Shutdown\x12\x17.wsc.v1.ShutdownRequest\x1a\x18.wsc.v1.ShutdownResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17wsc/v1/management.proto\x12\x06wsc.v1\x1a\x11wsc/v1/node.proto\"q\n\x0fRegisterRequest\x12\x1a\n\x04role\x18\x01 \x01(\x0e\x32\x0c.wsc.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\nprocess_id\x18\x05 \x01(\r\":\n\x10RegisterResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rlease_seconds\x18\x02 \x01(\x01\"\xa4\x01\n\x08NodeInfo\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x1a\n\x04role\x18\x02 \x01(\x0e\x32\x0c.wsc.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x12\n\nprocess_id\x18\x05 \x01(\r\x12\x0b\n\x03job\x18\x06 \x01(\t\x12\x1a\n\x12lease_left_seconds\x18\x07 \x01(\x01\x12\x0f\n\x07version\x18\x08 \x01(\t\"\xa3\x01\n\x07JobInfo\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05phase\x18\x02 \x01(\x0e\x32\x10.wsc.v1.JobPhase\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x13\n\x0b\x61ge_seconds\x18\x04 \x01(\x01\x12\x0e\n\x06labels\x18\x05 \x03(\t\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\x12\x13\n\x0b\x63oordinator\x18\x08 \x01(\t\"\xc4\x01\n\x10\x43reateJobRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07num_csx\x18\x02 \x01(\r\x12\x1b\n\x13num_workers_per_csx\x18\x03 \x01(\r\x12\x17\n\x0fmax_wgt_servers\x18\x04 \x01(\r\x12\x0e\n\x06labels\x18\x05 \x03(\t\x12\x1a\n\x04lane\x18\x06 \x01(\x0e\x32\x0c.wsc.v1.Lane\x12\x13\n\x0b\x63ompile_dir\x18\x07 \x01(\t\x12\x17\n\x0frun_ahead_steps\x18\x08 \x01(\r\"U\n\x11\x43reateJobResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x0f\n\x07gateway\x18\x04 \x01(\x08\":\n\x10ListNodesRequest\x12\x10\n\x08\x61t_least\x18\x01 \x01(\r\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\"4\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.wsc.v1.NodeInfo\"\x11\n\x0fListJobsRequest\"1\n\x10ListJobsResponse\x12\x1d\n\x04jobs\x18\x01 \x03(\x0b\x32\x0f.wsc.v1.JobInfo\"\x1f\n\x10\x43\x61ncelJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x13\n\x11\x43\x61ncelJobResponse\"\x11\n\x0fShutdownRequest\"\x12\n\x10ShutdownResponse\"?\n\x10\x43oordinatorHello\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\"P\n\x07\x41\x63quire\x12\x12\n\nnum_wafers\x18\x01 \x01(\r\x12\x1d\n\x15num_workers_per_wafer\x18\x02 \x01(\r\x12\x12\n\nmax_shards\x18\x03 \x01(\r\"^\n\tJobReport\x12\x1f\n\x05phase\x18\x01 \x01(\x0e\x32\x10.wsc.v1.JobPhase\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x11\n\tnum_steps\x18\x04 \x01(\x04\"\x8f\x01\n\x11\x43oordinateRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.wsc.v1.CoordinatorHelloH\x00\x12\"\n\x07\x61\x63quire\x18\x02 \x01(\x0b\x32\x0f.wsc.v1.AcquireH\x00\x12#\n\x06report\x18\x03 \x01(\x0b\x32\x11.wsc.v1.JobReportH\x00\x42\x06\n\x04kind\"<\n\x08\x41\x63quired\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.wsc.v1.NodeInfo\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"\x0e\n\x0c\x43\x61ncelNotice\"\xb5\x01\n\x12\x43oordinateResponse\x12\'\n\x03job\x18\x01 \x01(\x0b\x32\x18.wsc.v1.CreateJobRequestH\x00\x12$\n\x08\x61\x63quired\x18\x02 \x01(\x0b\x32\x10.wsc.v1.AcquiredH\x00\x12&\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x14.wsc.v1.CancelNoticeH\x00\x12 \n\x04lost\x18\x04 \x01(\x0b\x32\x10.wsc.v1.NodeInfoH\x00\x42\x06\n\x04kind*\xdf\x01\n\x08JobPhase\x12\x19\n\x15JOB_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12JOB_PHASE_STARTING\x10\x01\x12\x17\n\x13JOB_PHASE_COMPILING\x10\x02\x12\x14\n\x10JOB_PHASE_QUEUED\x10\x03\x12\x15\n\x11JOB_PHASE_RUNNING\x10\x04\x12\x12\n\x0eJOB_PHASE_IDLE\x10\x05\x12\x17\n\x13JOB_PHASE_SUCCEEDED\x10\x06\x12\x14\n\x10JOB_PHASE_FAILED\x10\x07\x12\x17\n\x13JOB_PHASE_CANCELLED\x10\x08\x32\xdc\x03\n\nManagement\x12\x41\n\x08Register\x12\x17.wsc.v1.RegisterRequest\x1a\x18.wsc.v1.RegisterResponse(\x01\x30\x01\x12@\n\tCreateJob\x12\x18.wsc.v1.CreateJobRequest\x1a\x19.wsc.v1.CreateJobResponse\x12G\n\nCoordinate\x12\x19.wsc.v1.CoordinateRequest\x1a\x1a.wsc.v1.CoordinateResponse(\x01\x30\x01\x12@\n\tListNodes\x12\x18.wsc.v1.ListNodesRequest\x1a\x19.wsc.v1.ListNodesResponse\x12=\n\x08ListJobs\x12\x17.wsc.v1.ListJobsRequest\x1a\x18.wsc.v1.ListJobsResponse\x12@\n\tCancelJob\x12\x18.wsc.v1.CancelJobRequest\x1a\x19.wsc.v1.CancelJobResponse\x12=\n\x08Shutdown\x12\x17.wsc.v1.ShutdownRequest\x1a\x18.wsc.v1.ShutdownResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wsc.v1.management_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOBPHASE']._serialized_start=1760
-  _globals['_JOBPHASE']._serialized_end=1983
+  _globals['_JOBPHASE']._serialized_start=1777
+  _globals['_JOBPHASE']._serialized_end=2000
   _globals['_REGISTERREQUEST']._serialized_start=54
   _globals['_REGISTERREQUEST']._serialized_end=167
   _globals['_REGISTERRESPONSE']._serialized_start=169
@@ -45,37 +45,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATEJOBREQUEST']._serialized_start=563
   _globals['_CREATEJOBREQUEST']._serialized_end=759
   _globals['_CREATEJOBRESPONSE']._serialized_start=761
-  _globals['_CREATEJOBRESPONSE']._serialized_end=829
-  _globals['_LISTNODESREQUEST']._serialized_start=831
-  _globals['_LISTNODESREQUEST']._serialized_end=889
-  _globals['_LISTNODESRESPONSE']._serialized_start=891
-  _globals['_LISTNODESRESPONSE']._serialized_end=943
-  _globals['_LISTJOBSREQUEST']._serialized_start=945
-  _globals['_LISTJOBSREQUEST']._serialized_end=962
-  _globals['_LISTJOBSRESPONSE']._serialized_start=964
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1013
-  _globals['_CANCELJOBREQUEST']._serialized_start=1015
-  _globals['_CANCELJOBREQUEST']._serialized_end=1046
-  _globals['_CANCELJOBRESPONSE']._serialized_start=1048
-  _globals['_CANCELJOBRESPONSE']._serialized_end=1067
-  _globals['_SHUTDOWNREQUEST']._serialized_start=1069
-  _globals['_SHUTDOWNREQUEST']._serialized_end=1086
-  _globals['_SHUTDOWNRESPONSE']._serialized_start=1088
-  _globals['_SHUTDOWNRESPONSE']._serialized_end=1106
-  _globals['_COORDINATORHELLO']._serialized_start=1108
-  _globals['_COORDINATORHELLO']._serialized_end=1171
-  _globals['_ACQUIRE']._serialized_start=1173
-  _globals['_ACQUIRE']._serialized_end=1253
-  _globals['_JOBREPORT']._serialized_start=1255
-  _globals['_JOBREPORT']._serialized_end=1349
-  _globals['_COORDINATEREQUEST']._serialized_start=1352
-  _globals['_COORDINATEREQUEST']._serialized_end=1495
-  _globals['_ACQUIRED']._serialized_start=1497
-  _globals['_ACQUIRED']._serialized_end=1557
-  _globals['_CANCELNOTICE']._serialized_start=1559
-  _globals['_CANCELNOTICE']._serialized_end=1573
-  _globals['_COORDINATERESPONSE']._serialized_start=1576
-  _globals['_COORDINATERESPONSE']._serialized_end=1757
-  _globals['_MANAGEMENT']._serialized_start=1986
-  _globals['_MANAGEMENT']._serialized_end=2462
+  _globals['_CREATEJOBRESPONSE']._serialized_end=846
+  _globals['_LISTNODESREQUEST']._serialized_start=848
+  _globals['_LISTNODESREQUEST']._serialized_end=906
+  _globals['_LISTNODESRESPONSE']._serialized_start=908
+  _globals['_LISTNODESRESPONSE']._serialized_end=960
+  _globals['_LISTJOBSREQUEST']._serialized_start=962
+  _globals['_LISTJOBSREQUEST']._serialized_end=979
+  _globals['_LISTJOBSRESPONSE']._serialized_start=981
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1030
+  _globals['_CANCELJOBREQUEST']._serialized_start=1032
+  _globals['_CANCELJOBREQUEST']._serialized_end=1063
+  _globals['_CANCELJOBRESPONSE']._serialized_start=1065
+  _globals['_CANCELJOBRESPONSE']._serialized_end=1084
+  _globals['_SHUTDOWNREQUEST']._serialized_start=1086
+  _globals['_SHUTDOWNREQUEST']._serialized_end=1103
+  _globals['_SHUTDOWNRESPONSE']._serialized_start=1105
+  _globals['_SHUTDOWNRESPONSE']._serialized_end=1123
+  _globals['_COORDINATORHELLO']._serialized_start=1125
+  _globals['_COORDINATORHELLO']._serialized_end=1188
+  _globals['_ACQUIRE']._serialized_start=1190
+  _globals['_ACQUIRE']._serialized_end=1270
+  _globals['_JOBREPORT']._serialized_start=1272
+  _globals['_JOBREPORT']._serialized_end=1366
+  _globals['_COORDINATEREQUEST']._serialized_start=1369
+  _globals['_COORDINATEREQUEST']._serialized_end=1512
+  _globals['_ACQUIRED']._serialized_start=1514
+  _globals['_ACQUIRED']._serialized_end=1574
+  _globals['_CANCELNOTICE']._serialized_start=1576
+  _globals['_CANCELNOTICE']._serialized_end=1590
+  _globals['_COORDINATERESPONSE']._serialized_start=1593
+  _globals['_COORDINATERESPONSE']._serialized_end=1774
+  _globals['_MANAGEMENT']._serialized_start=2003
+  _globals['_MANAGEMENT']._serialized_end=2479
 # @@protoc_insertion_point(module_scope)

@@ -239,21 +239,25 @@ class CreateJobResponse(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    GATEWAY_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     coordinator: _builtins.str
     """address"""
     token: _builtins.str
     """what the client shows the coordinator"""
+    gateway: _builtins.bool
+    """coordinator and MemoryX are to be reached through the management service"""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         coordinator: _builtins.str = ...,
         token: _builtins.str = ...,
+        gateway: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "job", b"job", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "gateway", b"gateway", "job", b"job", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
