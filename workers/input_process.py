@@ -39,8 +39,15 @@ class InputProcess:
         """Returns when the process is started. JobFailure when it cannot be."""
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
+            # On another host, or in a container, the script's interpreter need not be there.
+            interpreter = request.interpreter if os.access(request.interpreter, os.X_OK) else sys.executable
+            self._note = (
+                f" (it ran under {interpreter}, for {request.interpreter} is not on {socket.gethostname()})"
+                if request.interpreter and interpreter != request.interpreter
+                else ""
+            )
             try:
-                self._process = _start(request.interpreter, theirs.fileno())
+                self._process = _start(interpreter, theirs.fileno())
             except (SpawnError, OSError) as error:
                 self._connection.close()
                 raise JobFailure(
@@ -90,7 +97,9 @@ class InputProcess:
         if message is None:
             raise JobFailure(node_pb2.Failure.KIND_INPUT, self._epitaph())
         if message["kind"] == "failed":
-            raise JobFailure(node_pb2.Failure.KIND_INPUT, str(message["message"]), traceback=str(message["traceback"]))
+            raise JobFailure(
+                node_pb2.Failure.KIND_INPUT, f"{message['message']}{self._note}", traceback=str(message["traceback"])
+            )
         assert (message["kind"], message["slot"]) == ("filled", slot), message
 
     def close(self) -> None:
@@ -162,7 +171,7 @@ class _ForeignPython:
 
 
 def _start(interpreter: str, descriptor: int) -> _Process:
-    if not interpreter or _is_ours(interpreter):
+    if _is_ours(interpreter):
         return spawn("workers.child", ["--socket", "3"], fds=[descriptor])
     return _ForeignPython(interpreter, descriptor)
 

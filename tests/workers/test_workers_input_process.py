@@ -186,9 +186,14 @@ def test_another_interpreter(prepare: Prepare, tmp_path: Path) -> None:
         assert shutil.which(str(psutil.Process(harness.process._process.pid).cmdline()[0])) == str(interpreter)
 
 
-def test_an_interpreter_that_does_not_exist(prepare: Prepare) -> None:
-    with pytest.raises(JobFailure, match=r"cannot be started.*/nowhere/python"):
-        InputProcess(prepare(input_functions.counting, interpreter="/nowhere/python"))
+def test_an_interpreter_that_is_not_on_this_host(prepare: Prepare) -> None:
+    with running(prepare(input_functions.counting, ROWS, interpreter="/nowhere/python")) as harness:
+        assert harness.batch()[0] == 0
+    with (
+        running(prepare(input_functions.raising, interpreter="/nowhere/python")) as harness,
+        pytest.raises(JobFailure, match=rf"it ran under {sys.executable}, for /nowhere/python is not on"),
+    ):
+        harness.batch()
 
 
 def test_forked_by_the_fork_server(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
