@@ -1,6 +1,6 @@
 """The Cerebras PyTorch API on a Waferbox cluster: `import cerebras.pytorch as cstorch`, or `import cstorch`."""
 
-from cstorch import amp, backends, distributed, errors, metrics, optim, storage, utils
+from cstorch import amp, backends, distributed, errors, metrics, optim, sparse, storage, utils
 from cstorch.absent import explain_in_modules
 from cstorch.backend import backend, close_backend, current_backend, current_torch_device, device, use_cs
 from cstorch.closures import checkpoint_closure, step_closure
@@ -37,6 +37,7 @@ __all__ = [
     "optim",
     "save",
     "set_rng_state",
+    "sparse",
     "step_closure",
     "storage",
     "tensor",

@@ -41,7 +41,7 @@ _REASONS: Mapping[str, str] = {
     "cstorch.register_decomposition": "write the operation with others that are supported, in a function of your own",
     "cstorch.saver": "use cstorch.save and cstorch.load",
     "cstorch.set_debug_scope": _NO_GRAPH,
-    "cstorch.sparse": "it is not written yet; multiply weights by a mask buffer in the forward pass",
+    "cstorch.sparse": "call cstorch.sparse.configure, and give what it returns to model.apply and optimizer.apply",
     "cstorch.storage": "use cstorch.save and cstorch.load",
     "cstorch.summarize_scalar": "it is of releases 1.9 to 2.1: import cerebras_pytorch, or write in a step closure",
     "cstorch.summarize_tensor": "it is of releases 1.9 to 2.1: import cerebras_pytorch, or write in a step closure",

@@ -1,8 +1,8 @@
 """Which tensors are loop-carried state, and what they are called in the graph.
 
-Models, optimizers, schedulers, grad scalers and metrics register themselves when they are made. The names are those of
-the real system: `state.model.fc1.weight`, `state.optimizer.state.0.exp_avg`, `state.schedulers.0.last_epoch`,
-`state.grad_scaler.0.scale`, `state.metrics.accuracy.0.total`.
+Models, optimizers, schedulers, grad scalers and metrics register themselves when made, sparsity algorithms when
+they are applied. The names are those of the real system: `state.model.fc1.weight`, `state.optimizer.state.0.exp_avg`,
+`state.schedulers.0.last_epoch`, `state.grad_scaler.0.scale`, `state.metrics.accuracy.0.total`.
 """
 
 import weakref
@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-Kind = Literal["model", "optimizer", "scheduler", "grad_scaler", "metric"]
+Kind = Literal["model", "optimizer", "scheduler", "grad_scaler", "sparsity", "metric"]
 Getter = Callable[[], torch.Tensor]
 
 
@@ -82,6 +82,8 @@ def named_getters(registry: Registry | None = None) -> dict[str, Getter]:
         getters.update(_of_attributes(f"state.schedulers.{number}", scheduler))
     for number, scaler in registry.of_kind("grad_scaler"):
         getters.update(_of_attributes(f"state.grad_scaler.{number}", scaler))
+    for number, algorithm in registry.of_kind("sparsity"):
+        getters.update(_of_attributes(f"state.sparsity.{number}", algorithm))
     for number, metric in registry.of_kind("metric"):
         getters.update(_of_module(f"state.metrics.{metric.name}.{number}", metric))
     return getters

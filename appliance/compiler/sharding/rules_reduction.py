@@ -131,6 +131,7 @@ def softmax(query: Query) -> Outcome:
     "aten.cumprod",
     "aten.topk",
     "aten.sort",
+    "aten.sort.stable",
 )
 def log_softmax(query: Query) -> Outcome:
     return along(query, query.axis(query.get("dim", -1)))

@@ -1,0 +1,21 @@
+"""Sparse training: parameters of which most elements are zero, and masks that say which."""
+
+from cstorch.sparse.algorithms import GMP, SET, RigL
+from cstorch.sparse.base import SparseParameter, SparsityAlgorithm
+from cstorch.sparse.configure import configure, map_sparsity_algorithm
+from cstorch.sparse.dynamic import DynamicSparsityAlgorithm
+from cstorch.sparse.group import Group
+from cstorch.sparse.static import Static
+
+__all__ = [
+    "GMP",
+    "SET",
+    "DynamicSparsityAlgorithm",
+    "Group",
+    "RigL",
+    "SparseParameter",
+    "SparsityAlgorithm",
+    "Static",
+    "configure",
+    "map_sparsity_algorithm",
+]

@@ -1,0 +1,242 @@
+"""The base class of every sparsity algorithm: finds parameters, keeps their masks, and holds the pruned at zero."""
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from cstorch.compile import CompiledModel
+from cstorch.optim.optimizer import Optimizer
+from cstorch.sparse.masks import WHOLE, ScoreShaper, init_method
+from cstorch.sparse.schedules import Constant, HyperParameterSchedule, ScheduleLike, make_schedule
+
+# Of the weight, the sparsity (float32, rank 0), the groups to balance and the device: the first mask.
+InitMethod: TypeAlias = Callable[[Any, torch.Tensor, ScoreShaper | None, torch.device | None], torch.Tensor]
+# Of the algorithm, the parameter's name and a sparsity.
+Hook: TypeAlias = Callable[[Any, str, torch.Tensor], None]
+
+_NOT_SPARSE = ("embedding", "norm", "lm_head", "pe_helper")
+
+
+def default_sparse_param_filter(name: str, param: torch.Tensor) -> bool:
+    """Whether a parameter becomes sparse where nothing else is said: a matrix or more, and no embedding or norm."""
+    return param.dim() > 1 and not any(word in name.lower() for word in _NOT_SPARSE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseParameter:
+    """A parameter with a mask. name: its path in the model that was made sparse."""
+
+    module: nn.Module
+    name: str
+
+    @property
+    def param(self) -> torch.Tensor:
+        """The parameter, dense: zero where it is pruned."""
+        return self.module.get_parameter(self._own_name)
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """Which elements are kept: bool, a persistent buffer of the module, `<parameter>_mask`."""
+        return self.module.get_buffer(f"{self._own_name}_mask")
+
+    @property
+    def _own_name(self) -> str:
+        return self.name.rpartition(".")[2]
+
+    def prune(self, tensor: torch.Tensor) -> None:
+        """Sets the pruned elements of a tensor of the parameter's shape to zero."""
+        tensor.copy_(torch.where(self.mask, tensor, 0.0))
+
+
+class SparsityAlgorithm:
+    """Keeps some parameters of a model sparse.
+
+    Give it to `model.apply`, which makes the masks and zeroes what they prune, and then to `optimizer.apply`: from then
+    on each update is followed by `update`, gradients are masked before it, and pruned elements of the weights and of
+    the optimizer's `state_names_to_sparsify` are exactly zero after it. The forward pass reads the zeroed weights.
+
+    sparsity: the fraction of elements that are zero, or a schedule; None where the first mask says it.
+    init_method: "random", "topk" (largest magnitudes stay), "from_zeros" (what is zero is pruned), "checkerboard", or a
+        function that returns the mask.
+    """
+
+    def __init__(self, sparsity: ScheduleLike | None = None, init_method: str | InitMethod = "random") -> None:
+        self._schedule = None if sparsity is None else make_schedule(sparsity)
+        if isinstance(self._schedule, Constant) and not 0 <= self._schedule.value < 1:
+            raise ValueError(f"sparsity must be at least 0 and less than 1, got {self._schedule.value}")
+        if sparsity is None and init_method in ("random", "topk", "checkerboard"):
+            raise ValueError(f"init_method={init_method!r} needs a sparsity")
+        self._first_mask = _init_function(init_method)
+        self._sparse_params: list[SparseParameter] = []
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._target_hooks: OrderedDict[int, Hook] = OrderedDict()
+        self._computed_hooks: OrderedDict[int, Hook] = OrderedDict()
+
+    @property
+    def num_sparse_params(self) -> int:
+        """How many parameters are sparse."""
+        return len(self._sparse_params)
+
+    @property
+    def sparsity(self) -> Mapping[str, HyperParameterSchedule | None]:
+        """The schedule of every sparse parameter, by its name."""
+        return {sparse.name: self._schedule for sparse in self._sparse_params}
+
+    def __call__(self, obj: Any) -> None:
+        """What `model.apply` and `optimizer.apply` call."""
+        # Module.apply calls this for each submodule first, but names are those in the module that it was asked of.
+        if not isinstance(obj, nn.Module) or _outermost_applied(self, obj) is obj:
+            self.apply(obj)
+
+    def apply(self, obj: Any) -> None:
+        """Makes a model or an optimizer sparse. TypeError for anything else."""
+        if isinstance(obj, CompiledModel):
+            obj = obj.module
+        if isinstance(obj, nn.Module):
+            self.sparsify_module(obj)
+        elif isinstance(obj, torch.optim.Optimizer):
+            self.sparsify_optimizer(obj)
+        else:
+            raise TypeError(f"sparsity is applied to a module or an optimizer, not to {type(obj).__name__}")
+
+    def sparsify_module(self, module: nn.Module) -> None:
+        """Makes the parameters sparse that `default_sparse_param_filter` chooses, unless they have a mask."""
+        for owner, name, parameter in dense_parameters(module):
+            if default_sparse_param_filter(name, parameter):
+                self.sparsify_parameter(owner, name, parameter)
+
+    def sparsify_parameter(self, module: nn.Module, name: str, param: torch.Tensor) -> None:
+        """Makes one parameter sparse.
+
+        module: the module that owns it. name: its path in the model.
+        """
+        shaper = self._shaper()
+        shaper.check(name, param)
+        sparse = SparseParameter(module=module, name=name)
+        with torch.no_grad():
+            mask = self._first_mask(param.detach(), self._first_sparsity(param), shaper, param.device)
+            if mask.shape != param.shape or mask.dtype is not torch.bool:
+                raise ValueError(f"init_method made {mask.dtype}{list(mask.shape)} for {name}, not a bool mask of it")
+            # State is a tensor of its own, not a view.
+            whole = mask.clone(memory_format=torch.contiguous_format)
+            module.register_buffer(f"{name.rpartition('.')[2]}_mask", whole)
+            sparse.prune(param)
+        self._sparse_params.append(sparse)
+        module.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
+            lambda owner, _: self.prune_weight(
+                SparseParameter(module=owner, name=name)
+            )  # owner: a copy has the hook too
+        )
+
+    def _shaper(self) -> ScoreShaper:
+        """The groups of a weight that are balanced."""
+        return WHOLE
+
+    def _first_sparsity(self, param: torch.Tensor) -> torch.Tensor:
+        step = torch.zeros((), dtype=torch.int64, device=param.device)
+        return step.float() if self._schedule is None else self._schedule(step, step != 0)
+
+    def prune_weight(self, sparse_param: SparseParameter) -> None:
+        """Sets the pruned elements of a parameter to zero."""
+        with torch.no_grad():
+            sparse_param.prune(sparse_param.param)
+
+    def sparsify_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Has an optimizer mask gradients, and update and apply the masks after each of its steps.
+
+        Raises ValueError if there is no sparse parameter in it, or if there is another optimizer already.
+        """
+        if self._optimizer is not None:
+            raise ValueError("a sparsity algorithm goes with one optimizer: make another algorithm for another one")
+        if not any(True for _ in self.get_sparse_params(optimizer)):
+            raise ValueError("the optimizer has no sparse parameter: call model.apply(sparsity) first")
+        self._optimizer = optimizer
+        optimizer.register_step_pre_hook(lambda *_: self._mask_gradients(optimizer))
+        optimizer.register_step_post_hook(lambda *_: self.update(optimizer))
+
+    def get_sparse_params(self, obj: Any) -> Iterator[SparseParameter]:
+        """The sparse parameters of a module or an optimizer, or the one that a tensor is."""
+        if isinstance(obj, torch.Tensor):
+            wanted = {id(obj)}
+        elif isinstance(obj, torch.optim.Optimizer):
+            wanted = {id(parameter) for group in obj.param_groups for parameter in group["params"]}
+        else:
+            wanted = {id(parameter) for parameter in obj.parameters()}
+        return (sparse for sparse in self._sparse_params if id(sparse.param) in wanted)
+
+    def _mask_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        for sparse in self.get_sparse_params(optimizer):
+            if sparse.param.grad is not None:
+                sparse.param.grad = torch.where(sparse.mask, sparse.param.grad, 0.0)
+
+    def update(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Applies the masks to the weights and to the state of the optimizer: called after each of its steps."""
+        optimizer = optimizer or self._optimizer
+        if optimizer is None:
+            raise ValueError("call optimizer.apply(sparsity) before update()")
+        names = optimizer.state_names_to_sparsify() if isinstance(optimizer, Optimizer) else []
+        with torch.no_grad():
+            for sparse in self.get_sparse_params(optimizer):
+                sparse.prune(sparse.param)
+                for name in names:
+                    if name in optimizer.state[sparse.param]:
+                        sparse.prune(optimizer.state[sparse.param][name])
+                for hook in self._computed_hooks.values():
+                    hook(self, sparse.name, 1 - sparse.mask.float().mean())
+
+    def register_target_sparsity_hook(self, hook: Hook) -> RemovableHandle:
+        """Have hook(algorithm, name, sparsity) called in each step with what a parameter's sparsity is to be. The
+        sparsity is a tensor of the step: return it from there, or read it in a step closure."""
+        return _add_hook(self._target_hooks, hook)
+
+    def register_computed_sparsity_hook(self, hook: Hook) -> RemovableHandle:
+        """Have hook(algorithm, name, sparsity) called in each step with the fraction that the mask of it prunes."""
+        return _add_hook(self._computed_hooks, hook)
+
+    def visit_state(self, f: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        """Call f with every state tensor beside the masks; where it returns a tensor, that takes its place."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state beside the masks, which the model has."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+
+
+def dense_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """Owner, path and value of the parameters that have no mask; one that several modules share comes once."""
+    for name, parameter in list(module.named_parameters()):
+        path, _, own = name.rpartition(".")
+        owner = module.get_submodule(path)
+        if f"{own}_mask" not in owner._buffers:
+            yield owner, name, parameter
+
+
+def _init_function(method: str | InitMethod) -> InitMethod:
+    if not isinstance(method, str):
+        return method
+    function = init_method(method)
+    return lambda weight, sparsity, shaper, device: function(weight, sparsity, shaper or WHOLE)
+
+
+def _outermost_applied(algorithm: SparsityAlgorithm, module: nn.Module) -> nn.Module:
+    """The module whose `apply` was called with the algorithm; the module itself if it was called by hand."""
+    outermost, frame = module, sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is nn.Module.apply.__code__ and frame.f_locals["fn"] is algorithm:
+            outermost = frame.f_locals["self"]
+    return outermost
+
+
+def _add_hook(hooks: "OrderedDict[int, Hook]", hook: Hook) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
