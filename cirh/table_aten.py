@@ -61,7 +61,7 @@ _ALLOWED = """
     logical_and logical_or logical_not logical_xor
     bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar bitwise_left_shift.Tensor bitwise_right_shift.Tensor
     div.Tensor_mode div.Scalar_mode floor_divide where.ScalarSelf where.ScalarOther where.Scalar
-    topk sort sort.stable kthvalue
+    topk sort kthvalue
 """
 ALLOWED = frozenset(_ALLOWED.split())
 

@@ -11,6 +11,7 @@ from cirh.attention import attention_types, prepare_attention, prepare_attention
 from cirh.cbfloat16 import round_to_cbfloat16, round_to_cbfloat16_out
 from cirh.errors import CirhError
 from cirh.float16_products import in_float32
+from cirh.mask_from_topk import mask_types, prepare_mask_from_topk
 from cirh.spec import AttributeSpec, Call, Count, Format, Kind, OperandSpec, OpSpec, Site, Typed
 from cirh.table_matrix import prepare_dot_general, prepare_matmul
 from cirh.table_network import (
@@ -237,6 +238,7 @@ _row(
     typed=Typed.OPTIONAL,
     rule=rules.reduce,
 )
+_row("MaskFromTopK", "input k", prepare_mask_from_topk, attributes="dimension=INT", rule=mask_types)
 _row("Concat", "values*", prepare_concat, rule=rules.concat, attributes="axis=INT?")
 _row("Split", "input", prepare_split, rule=rules.split, attributes="split_sizes=INTS axis=INT", results=None)
 _row("Gather", "input indices", prepare_gather, attributes="axis=INT? batch_dims=INT? is_sparse=BOOL?")

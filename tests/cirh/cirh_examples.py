@@ -157,6 +157,7 @@ def examples() -> Iterator[Example]:
     yield Example("cirh.Select", [yes, r(3, 4), r(3, 4) + 1])
     yield Example("cirh.Clamp", [r(3, 4), r() * 0.1, r() + 0.5])
     yield Example("cirh.Softmax", [r(3, 4)], {"axis": 1})
+    yield Example("cirh.MaskFromTopK", [r(3, 4), torch.tensor(2)], {"dimension": 1})
     for a in (False, True):
         for b in (False, True):
             operands = [r(*((5, 3) if a else (3, 5))), r(*((4, 5) if b else (5, 4)))]

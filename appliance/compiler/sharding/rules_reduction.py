@@ -131,7 +131,17 @@ def softmax(query: Query) -> Outcome:
     "aten.cumprod",
     "aten.topk",
     "aten.sort",
-    "aten.sort.stable",
 )
 def log_softmax(query: Query) -> Outcome:
     return along(query, query.axis(query.get("dim", -1)))
+
+
+@rule("cirh.MaskFromTopK")
+def mask_from_topk(query: Query) -> Outcome:
+    """input, k: one number, or one for each row."""
+    data = query.placements[0]
+    if not data.is_sharded:
+        return query.replicated()
+    if data.dim == query.axis(query.get("dimension")):
+        raise query.mixes(f"goes along the samples ({data})")
+    return Outcome(wants=[data, data if query.shape(1) else R], results=[data])

@@ -67,3 +67,10 @@ def softmax(lowering: Lowering, node: fx.Node) -> SSAValue:
 def matmul(lowering: Lowering, node: fx.Node) -> SSAValue:
     operands = [lowering.value(node.args[0]), lowering.value(node.args[1])]
     return lowering.emit("cirh.MatMul", operands, {"transpose_a": False, "transpose_b": False})
+
+
+def mask_from_topk(lowering: Lowering, node: fx.Node) -> SSAValue:
+    """The highest elements along a dimension, as many as a tensor says."""
+    input, k, dimension = node.args
+    assert isinstance(dimension, int)
+    return lowering.emit("cirh.MaskFromTopK", [lowering.value(input), lowering.value(k)], {"dimension": dimension})

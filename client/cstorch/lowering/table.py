@@ -37,7 +37,7 @@ from cstorch.lowering.random_numbers import (
     permutation,
     uniform,
 )
-from cstorch.lowering.reductions import matmul, norm, position, reduce, softmax
+from cstorch.lowering.reductions import mask_from_topk, matmul, norm, position, reduce, softmax
 from cstorch.lowering.shapes import (
     as_strided,
     as_strided_scatter,
@@ -150,6 +150,7 @@ _NAMES: Mapping[str, Rule] = {
     "_scaled_dot_product_flash_attention_for_cpu": attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
     "mm": matmul,
+    "cstorch::mask_from_topk": mask_from_topk,
     # Constants.
     "zeros": filled(0),
     "zeros_like": filled(0),

@@ -14,8 +14,8 @@ from cstorch.sparse.schedules import HyperParameterSchedule, ScheduleLike, Updat
 class DynamicSparsityAlgorithm(SparsityAlgorithm, ABC):
     """Subclasses say in `update_mask` what the next mask is.
 
-    The masks and `step` (int64, rank 0: optimizer steps so far) are loop-carried state. The next mask is computed in
-    every step, and taken where the step is one of `update`.
+    The masks and `step` (int64, rank 0: optimizer steps so far) are loop-carried state. A mask is computed in every
+    step, and taken where the step is one of `update`. In others it is asked for sparsity 1, which costs little.
 
     sparsity: as in SparsityAlgorithm; the first mask has that of step 0.
     update: {"freq", "start", "stop"}, {"steps"}, a function of the step, or None for every step.
@@ -64,7 +64,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm, ABC):
         """Called once before the masks of all parameters are updated."""
 
     def _update_one(self, sparse: SparseParameter, sparsity: torch.Tensor, is_update_step: torch.Tensor) -> None:
-        new = self.update_mask(sparse.param, sparse.mask, sparsity)
+        asked = torch.where(is_update_step, sparsity, 1.0)
+        new = self.update_mask(sparse.param, sparse.mask, asked)
         sparse.mask.copy_(torch.where(is_update_step, new, sparse.mask))
         for hook in self._target_hooks.values():
             hook(self, sparse.name, sparsity)

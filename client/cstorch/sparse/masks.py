@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from cirh.mask_from_topk import mask_from_topk
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreShaper:
@@ -32,11 +34,22 @@ class ScoreShaper:
 WHOLE = ScoreShaper()
 
 
+def _empty_mask(input: torch.Tensor, k: torch.Tensor, dimension: int) -> torch.Tensor:
+    return input.new_empty(input.shape, dtype=torch.bool)
+
+
+# An operation of its own, so that a traced step has it whole: its cost is linear, and nothing where the count is 0.
+# (torch.library.custom_op would import torch's compiler.)
+_LIBRARY = torch.library.Library("cstorch", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("mask_from_topk(Tensor input, Tensor k, int dimension) -> Tensor")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("mask_from_topk", mask_from_topk, "CPU")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("mask_from_topk", _empty_mask, "Meta")  # type: ignore[no-untyped-call]
+
+
 def highest(rows: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """The mask of the `count` highest of each row; of equal ones the first. count: int64, for all rows or for each."""
-    order = torch.sort(rows, dim=-1, descending=True, stable=True).indices
-    # The order is a permutation: what sorts it is where each element has gone.
-    return torch.sort(order, dim=-1).indices < count
+    mask: torch.Tensor = torch.ops.cstorch.mask_from_topk(rows, count, 1)
+    return mask
 
 
 def num_kept(fraction: torch.Tensor, whole: int | torch.Tensor) -> torch.Tensor:
