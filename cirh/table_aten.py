@@ -28,7 +28,7 @@ _ALLOWED = """
     linalg_vector_norm amax amin any any.dim any.dims all all.dim all.dims argmax argmin max.dim min.dim
     cumsum cumprod logsumexp prod prod.dim_int
     maximum minimum fmod.Tensor fmod.Scalar remainder.Tensor remainder.Scalar
-    addcmul addcdiv lerp.Scalar lerp.Tensor
+    xlogy.Tensor addcmul addcdiv lerp.Scalar lerp.Tensor
     select.int slice.Tensor select_backward slice_backward select_scatter slice_scatter
     index_select index_add gather gather_backward scatter.value scatter.src scatter_add index.Tensor index_put
     stack cat split.Tensor split_with_sizes unbind.int flip roll repeat

@@ -1,6 +1,6 @@
 """The Cerebras PyTorch API on a Waferbox cluster: `import cerebras.pytorch as cstorch`, or `import cstorch`."""
 
-from cstorch import amp, backends, distributed, errors, metrics, optim, sparse, storage, utils
+from cstorch import amp, backends, distributed, errors, metrics, nn, optim, sparse, storage, utils
 from cstorch.absent import explain_in_modules
 from cstorch.backend import backend, close_backend, current_backend, current_torch_device, device, use_cs
 from cstorch.closures import checkpoint_closure, step_closure
@@ -32,6 +32,7 @@ __all__ = [
     "get_rng_state",
     "load",
     "metrics",
+    "nn",
     "ones",
     "ones_like",
     "optim",

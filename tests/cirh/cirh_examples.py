@@ -279,6 +279,7 @@ def _aten_examples() -> Iterator[Example]:
     for name in ("fmod.Scalar", "remainder.Scalar"):
         yield e(name, a, other=0.3)
     yield e("addcmul", a, b, a, value=0.5)
+    yield e("xlogy.Tensor", a, b.abs())
     yield e("addcdiv", a, b, b, value=2)
     yield e("lerp.Scalar", a, b, weight=0.3)
     yield e("lerp.Tensor", a, b, a)

@@ -72,6 +72,7 @@ _NAMES: Mapping[str, Rule] = {
     "mul": binary("cirh.Mul"),
     "pow": binary("cirh.Pow"),
     "atan2": binary("cirh.Atan2"),
+    "xlogy": binary("aten.xlogy.Tensor"),
     "maximum": binary("aten.maximum"),
     "minimum": binary("aten.minimum"),
     "bitwise_and": binary("cirh.And"),

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from cstorch.errors import TraceError
+from cstorch.tracing import losses
 from cstorch.tracing.provenance import user_line
 from cstorch.tracing.tensor import LazyTensor
 
@@ -62,7 +63,12 @@ def _largest(rows: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
     return torch.where(kept.any(1), largest, torch.zeros_like(largest))
 
 
-_COMPOSITES: Mapping[Callable[..., Any], Callable[..., Any]] = {functional.embedding_bag: _embedding_bag}
+_COMPOSITES: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    functional.embedding_bag: _embedding_bag,
+    functional.ctc_loss: losses.ctc_loss,
+    functional.gaussian_nll_loss: losses.gaussian_nll_loss,
+    functional.multi_margin_loss: losses.multi_margin_loss,
+}
 
 
 def recorded_function(function: Callable[..., Any], arguments: Sequence[Any]) -> Callable[..., Any]:

@@ -1,0 +1,54 @@
+"""cstorch.nn.functional, scopes, what is absent; losses as a step records them, at the edges."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from traced_steps import trace
+
+import cstorch
+from cstorch.errors import AbsentError, TraceError
+from cstorch.tracing import losses
+
+
+def test_functions() -> None:
+    values = torch.randn(2, 3, 4)
+    assert torch.equal(cstorch.nn.functional.one_hot(torch.tensor([[2, 0]]), 3), F.one_hot(torch.tensor([[2, 0]]), 3))
+    for dim in (0, 1, 2, -1):
+        bias = torch.randn(values.shape[dim])
+        expected = (values.movedim(dim, -1) + bias).movedim(-1, dim)
+        assert torch.equal(cstorch.nn.functional.bias_add(values, bias, dim), expected)
+    assert all(map(torch.equal, cstorch.nn.functional.unbind(values), values))
+    scope = cstorch.nn.Scope("encoder")
+    assert scope.exit(scope(values)) is values
+    assert cstorch.nn.functional.scope_boundary(values, "begin", "encoder") is values
+    assert cstorch.nn.Parameter is nn.Parameter
+
+
+def test_absent_names_say_what_to_do() -> None:
+    with pytest.raises(AbsentError, match="multiply gradients by masks"):
+        _ = cstorch.nn.SelectiveGrad
+    with pytest.raises(AbsentError, match=r"write it with torch\.matmul"):
+        _ = cstorch.nn.functional.sparse_matmul
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_recorded_ctc_is_that_of_torch_where_labels_repeat_are_absent_or_do_not_fit(
+    reduction: str, zero_infinity: bool
+) -> None:
+    scores = torch.randn(4, 5, 3, dtype=torch.float64)
+    targets = torch.tensor([[1, 1], [2, 1], [1, 0], [2, 2], [1, 2]])
+    lengths = torch.tensor([4, 2, 3, 2, 4]), torch.tensor([2, 2, 1, 2, 0])  # the fourth does not fit
+    found = losses.ctc_loss(scores.log_softmax(-1), targets, *lengths, 0, reduction, zero_infinity)
+    expected = F.ctc_loss(scores.log_softmax(-1), targets, *lengths, 0, reduction, zero_infinity)
+    assert not (reduction == "none" and not zero_infinity) or expected.isinf().any()
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+
+
+def test_losses_that_cannot_be_cut_are_refused_with_the_line() -> None:
+    scores, lengths = torch.randn(4, 2, 3), torch.tensor([4, 4])
+    with pytest.raises(TraceError, match=r"test_nn_functions\.py:.*give targets as a matrix"):
+        trace(lambda batch: F.ctc_loss(batch[0], batch[1], batch[2], batch[2]), (scores, torch.ones(2).long(), lengths))
+    with pytest.raises(TraceError, match=r"test_nn_functions\.py:.*a row for each sample"):
+        trace(lambda batch: F.multi_margin_loss(batch[0], batch[1]), (scores[0, 0], torch.tensor(1)))
