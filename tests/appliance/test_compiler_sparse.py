@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import Getters, Step, Traced
+from compiled_steps import BATCH, Getters, Step, Traced
 from counted_random import CountedRandom
 from plan_simulator import Simulation
 from sparse_cases import CASES, LR, MOMENTUM, SparseCase, batches, losses_by_hand, network
+from torch import nn
 from torch.nn import functional as F
 
+from appliance.compiler.errors import CompileError
 from cstorch import sparse
 from cstorch.optim import SGD
 from cstorch.state import Registry, named_getters
@@ -71,3 +73,27 @@ def test_ten_steps_on_every_cluster_equal_those_written_out(case: SparseCase) ->
             weight = simulation.states[f"state.model.{name}"]
             torch.testing.assert_close(weight, reference.get_parameter(name).detach(), rtol=1e-9, atol=1e-12)
             assert not weight[~mask].any()
+
+
+@pytest.mark.parametrize("count", [torch.tensor(2), torch.tensor([[1], [2]] * (BATCH // 2))], ids=["one", "of rows"])
+def test_a_mask_along_the_features_is_made_where_the_samples_are(count: torch.Tensor) -> None:
+    def built(model: Any) -> Step:
+        def step(batch: Any) -> torch.Tensor:
+            counts = batch[1] if count.dim() else count
+            return torch.where(torch.ops.cstorch.mask_from_topk(batch[0], counts, 1), batch[0], 0.0)
+
+        return step
+
+    batch = (torch.randn(BATCH, 5, dtype=torch.float64), count.expand(BATCH, 1).contiguous())
+    Traced(built, nn.Linear(1, 1), batch).check([batch], [(2, 1)])
+
+
+def test_a_mask_along_the_samples_needs_one_wafer() -> None:
+    def step(batch: Any) -> torch.Tensor:
+        return torch.ops.cstorch.mask_from_topk(batch, torch.tensor(2), 0)
+
+    batch = torch.randn(BATCH, 5, dtype=torch.float64)
+    traced = Traced(lambda model: step, nn.Linear(1, 1), batch)
+    traced.check([batch], [(1, 1)])
+    with pytest.raises(CompileError, match=r"MaskFromTopK.*goes along the samples"):
+        traced.plan(2)
