@@ -6,9 +6,10 @@ import os
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,20 +73,34 @@ class InputProcess:
                 [builder.fileno()],
             )
 
-    def load(self, layout: dict[str, Any], ring: int) -> None:
-        """Say what a batch looks like, and hand over the ring of slots (a file descriptor)."""
-        self._send({"kind": "load", **layout}, [ring])
+    def load(self, layout: dict[str, Any], ring: int, state_steps: Sequence[int]) -> None:
+        """Say what a batch looks like, and hand over the ring of slots (a file descriptor).
 
-    def ask(self, slot: int) -> None:
-        """Ask for the next batch, in this slot."""
-        self._send({"kind": "fill", "slot": slot})
+        state_steps: the steps before that of the first batch after which the loader's state is wanted.
+        """
+        self._send({"kind": "load", **layout, "state_steps": list(state_steps)}, [ring])
 
-    def wait_filled(self, slot: int, stop: int) -> None:
-        """Until the slot that was asked for first is filled.
+    def ask(self, slot: int, state_steps: Sequence[int]) -> None:
+        """Ask for the next batch, in this slot; state_steps: as in load, from its step to before that of the next."""
+        self._send({"kind": "fill", "slot": slot, "state_steps": list(state_steps)})
+
+    def wait_filled(self, slot: int, stop: int, on_state: Callable[[int, bytes], None]) -> None:
+        """Until the slot that was asked for first is filled; on_state is called with step and state of what comes.
 
         stop: a file descriptor that becomes readable when the wait is to end with Stopped. JobFailure (KIND_INPUT) with
         the user's traceback when the input_fn or its loader failed, or when its process died.
         """
+        while (message := self._wait_message(stop))["kind"] == "state":
+            on_state(message["step"], message["state"])
+        assert (message["kind"], message["slot"]) == ("filled", slot), message
+
+    def wait_state(self, stop: int) -> tuple[int, bytes]:
+        """The next state, and its step; all batches that were asked for have come. Stopped, JobFailure: as above."""
+        message = self._wait_message(stop)
+        assert message["kind"] == "state", message
+        return message["step"], message["state"]
+
+    def _wait_message(self, stop: int) -> dict[str, Any]:
         self._poller.register(stop, select.POLLIN)
         try:
             ready = {descriptor for descriptor, _ in self._poller.poll()}
@@ -100,7 +115,7 @@ class InputProcess:
             raise JobFailure(
                 node_pb2.Failure.KIND_INPUT, f"{message['message']}{self._note}", traceback=str(message["traceback"])
             )
-        assert (message["kind"], message["slot"]) == ("filled", slot), message
+        return message
 
     def close(self) -> None:
         """End the process and those that it has started."""
@@ -121,10 +136,16 @@ class InputProcess:
 
     def _receive(self) -> dict[str, Any] | None:
         try:
-            data = self._connection.recv(child.MESSAGE_BYTES)
+            data, descriptors, _, _ = socket.recv_fds(self._connection, child.MESSAGE_BYTES, 1)
         except ConnectionResetError:
             return None
-        return json.loads(data) if data else None
+        with contextlib.ExitStack() as files:
+            for descriptor in descriptors:
+                files.callback(os.close, descriptor)
+            message = json.loads(data) if data else None
+            if message is not None and message["kind"] == "state":
+                message["state"] = _read_state(descriptors[0])
+        return message
 
     def _epitaph(self) -> str:
         try:
@@ -136,6 +157,14 @@ class InputProcess:
         name = signal.Signals(-status).name
         hint = "; was it out of memory?" if -status == signal.SIGKILL else ""
         return f"the process of the input_fn was killed by {name}{hint}"
+
+
+def _read_state(descriptor: int) -> bytes:
+    """A file of the child, which is the user's and may have sent anything."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > child.STATE_BYTES:
+        raise JobFailure(node_pb2.Failure.KIND_INPUT, "the process of the input_fn sent something else than a state")
+    return os.pread(descriptor, child.STATE_BYTES, 0)
 
 
 class _ForeignPython:

@@ -1,5 +1,7 @@
 """A job on an input worker."""
 
+import os
+import socket
 from collections.abc import Mapping
 
 from interconnect.hub import Hub
@@ -21,6 +23,13 @@ class WorkerJob(RoleJob):
 
     def prepare_input(self, request: node_pb2.PrepareInput) -> None:
         """Start the input_fn's process at once: it makes the loader while the step is compiled."""
+        for folder in request.mount_dirs:
+            if not os.path.isdir(folder):
+                raise JobFailure(
+                    node_pb2.Failure.KIND_USER,
+                    f"{self.context.node} on {socket.gethostname()} has no folder {folder!r} (mount_dirs of the "
+                    "ClusterConfig): make it there, or mount it where this worker runs, or take it out of mount_dirs",
+                )
         self._end_waiting(request.loader)
         self._prepared[request.loader] = request
         self._waiting[request.loader] = InputProcess(request)
@@ -32,7 +41,13 @@ class WorkerJob(RoleJob):
         if request.loader not in self._waiting:
             self._waiting[request.loader] = InputProcess(prepared)
         ((_, link),) = ((key, link) for key, link in links.items() if key[0] == node_pb2.LINK_PURPOSE_WAFER)
-        program = WorkerProgram(request.worker, prepared, self._waiting[request.loader], hub, link)
+
+        def emit(step: int, state: bytes) -> None:
+            response = node_pb2.InputState(execution=request.execution, step=step, state=state)
+            self.context.emit(node_pb2.AttachResponse(input_state=response))
+
+        process = self._waiting[request.loader]
+        program = WorkerProgram(request.worker, prepared, process, hub, link, request.state_steps, emit)
         del self._waiting[request.loader]  # the program's from now on
         return program
 

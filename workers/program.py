@@ -6,7 +6,7 @@ acknowledged the batch that it held, so the process is at most the ring ahead, a
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from interconnect.elements import tensor_bytes
 from interconnect.hub import Hub
@@ -25,8 +25,16 @@ class WorkerProgram:
     """Supplies the batches of this worker's steps; owns the ring and the input_fn's process."""
 
     def __init__(
-        self, plan: plan_pb2.WorkerPlan, prepared: node_pb2.PrepareInput, process: InputProcess, hub: Hub, link: Link
+        self,
+        plan: plan_pb2.WorkerPlan,
+        prepared: node_pb2.PrepareInput,
+        process: InputProcess,
+        hub: Hub,
+        link: Link,
+        state_steps: Sequence[int],
+        on_state: Callable[[int, bytes], None],
     ) -> None:
+        """on_state(step, state) is called, while it runs, with the loader's state after each of the state_steps."""
         self._process = process
         self._hub = hub
         self._link = link
@@ -34,6 +42,9 @@ class WorkerProgram:
         self._nbytes = plan.batch.nbytes
         self._worker = prepared.worker
         self._num_workers = max(1, prepared.num_workers)
+        self._state_steps = frozenset(state_steps)
+        self._states_due = len(self._state_steps)
+        self._on_state = on_state
         self._slot_bytes = -(-max(self._nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
         layout = {
             "members": [_layout(member, plan.batch) for member in plan.batch.members],
@@ -44,28 +55,40 @@ class WorkerProgram:
         }
         self._ring = Segment.create(self._slot_bytes * NUM_SLOTS)
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
-        process.load(layout, self._ring.fileno())
+        process.load(layout, self._ring.fileno(), self._states_wanted(1, 1 + self._worker))
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
         """Send the batch of every step that is this worker's. Returns the seconds spent on what."""
         steps = [s for s in range(1, schedule.num_steps + 1) if worker_of_step(s, self._num_workers) == self._worker]
         begin = time.perf_counter()
         waited_for_input = 0.0
-        for number in range(min(NUM_SLOTS, len(steps))):
-            self._process.ask(number)
+        for number, step in enumerate(steps[:NUM_SLOTS]):
+            self._ask(number, step)
         for number, step in enumerate(steps):
             slot = number % NUM_SLOTS
             if number >= NUM_SLOTS:
                 self._hub.wait_acked(self._link, steps[number - NUM_SLOTS])
-                self._process.ask(slot)
+                self._ask(slot, step)
             before = time.perf_counter()
-            self._process.wait_filled(slot, self._stop)
+            self._process.wait_filled(slot, self._stop, self._receive_state)
             waited_for_input += time.perf_counter() - before
             self._hub.send(self._link, self._group, step, Slice(self._ring, slot * self._slot_bytes, self._nbytes))
+        while self._states_due:
+            self._receive_state(*self._process.wait_state(self._stop))
         if steps:
             # The ring must last until the wafer has read all of it.
             self._hub.wait_acked(self._link, steps[-1])
         return {"total": time.perf_counter() - begin, "input": waited_for_input}
+
+    def _ask(self, slot: int, step: int) -> None:
+        self._process.ask(slot, self._states_wanted(step, step + self._num_workers))
+
+    def _states_wanted(self, first: int, end: int) -> list[int]:
+        return [step for step in range(first, end) if step in self._state_steps]
+
+    def _receive_state(self, step: int, state: bytes) -> None:
+        self._states_due -= 1
+        self._on_state(step, state)
 
     def interrupt(self) -> None:
         """Make run raise Stopped where it waits for the input_fn."""

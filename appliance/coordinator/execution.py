@@ -69,6 +69,7 @@ class Execution:
         self._missing: set[str] = set()
         self._seconds: dict[str, float] = {}
         self._snapshots: dict[int, set[str]] = defaultdict(set)
+        self._input_states: dict[int, dict[str, bytes]] = defaultdict(dict)  # step, worker
         self._taken: set[int] = set()
         self._abandoned = False
         self.stopping = False  # links end now, and nobody is to blame
@@ -130,7 +131,8 @@ class Execution:
                     self._on_progress(step)
             if self._schedule.keeps_snapshot(step):
                 self._wait(partial(_has_size, self._snapshots[step], num_shards))
-                yield coordinator_pb2.ExecuteResponse(checkpoint=coordinator_pb2.CheckpointReady(step=step))
+                ready = coordinator_pb2.CheckpointReady(step=step, input_states=self._take_input_states(step))
+                yield coordinator_pb2.ExecuteResponse(checkpoint=ready)
         self._wait(lambda: self._all_in(self._finished))
         # The nodes keep the last snapshot until they are told to stop.
         wanted = {step for step in self._schedule.checkpoint_steps if 1 <= step <= self._schedule.num_steps}
@@ -188,6 +190,9 @@ class Execution:
                         self._seconds[f"{member.name}.{what}"] = seconds
                 case "snapshot":
                     self._snapshots[response.snapshot.step].add(member.name)
+                case "input_state" if response.input_state.execution == self.number:
+                    if response.input_state.step in self._schedule.checkpoint_steps:
+                        self._input_states[response.input_state.step][member.name] = response.input_state.state
                 case "stopped" if response.stopped.execution == self.number:
                     self._stopped.add(member.name)
             self._changed.notify_all()
@@ -226,6 +231,16 @@ class Execution:
                     raise TimeoutError(f"the nodes did not do what they were told within {seconds:g} s")
                 self._changed.wait(every if deadline is None else max(0.0, deadline - time.monotonic()))
 
+    def _take_input_states(self, step: int) -> list[bytes]:
+        """Where the loaders of all workers stand after a step; waits for them."""
+        if not self._begin.wants_input_states:
+            return []
+        workers = self._crew.topology.workers
+        self._wait(lambda: len(self._input_states[step]) == len(workers))
+        with self._changed:
+            states = self._input_states.pop(step)
+        return [states[worker.name] for worker in workers]
+
     def _all_in(self, names: set[str]) -> bool:
         return len(names) == len(self._crew.topology.members())
 
@@ -242,6 +257,9 @@ class Execution:
             case node_pb2.ROLE_WORKER:
                 load.worker.CopyFrom(self._plan.worker)
                 load.loader = self._begin.loader
+                if self._begin.wants_input_states:
+                    wanted = sorted(self._schedule.checkpoint_steps)
+                    load.state_steps.extend(step for step in wanted if 1 <= step <= self._schedule.num_steps)
         return node_pb2.AttachRequest(load=load)
 
 

@@ -41,6 +41,14 @@ class Execution(ABC):
         """Yields the batch of each step; work between two yields is the end of a step."""
 
     @abstractmethod
+    def input_states(self) -> list[dict[str, Any]]:
+        """The state of every worker's loader after the checkpoint step at hand.
+
+        Raises:
+            UsageError: it is not known at this moment.
+        """
+
+    @abstractmethod
     def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of the traced function."""
 
@@ -56,10 +64,20 @@ class Execution(ABC):
 class CpuExecution(Execution):
     """Runs the step eagerly with plain CPU tensors; closures run at once."""
 
+    def __init__(self, executor: "DataExecutor") -> None:
+        super().__init__(executor)
+        self._samples = 0
+
     def batches(self) -> Generator[Any]:
         for batch in itertools.islice(self.executor.dataloader.passes(), self.executor.num_steps):
-            self.executor.profiler.step(infer_batch_size(batch) or 0)
+            rows = infer_batch_size(batch) or 0
+            self._samples += rows
+            self.executor.profiler.step(rows)
             yield batch
+
+    def input_states(self) -> list[dict[str, Any]]:
+        step = self.executor.user_iteration
+        return [self.executor.dataloader.own_state(worker_step=step, samples_streamed=self._samples)]
 
     def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return function(*args, **kwargs)

@@ -26,7 +26,7 @@ def prepare() -> Callable[..., node_pb2.PrepareInput]:
             "numpy": np.random.get_state(),
             "python": random.getstate(),
         }
-        recipe = {"input_fn": input_fn, "args": args, "kwargs": {}, "random_state": state}
+        recipe = {"input_fn": input_fn, "args": args, "kwargs": {}, "random_state": state, "position": None}
         request = {
             "builder": cloudpickle.dumps(recipe),
             "interpreter": sys.executable,

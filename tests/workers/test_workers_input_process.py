@@ -53,16 +53,17 @@ class Harness:
         ring = os.memfd_create("ring")
         os.truncate(ring, SLOT_BYTES * SLOTS)
         self.memory = mmap.mmap(ring, SLOT_BYTES * SLOTS)
-        self.process.load(LAYOUT, ring)
+        self.process.load(LAYOUT, ring, [])
         os.close(ring)
         self.asked = 0
+        self.states: dict[int, bytes] = {}
 
     def batch(self) -> list[float]:
         """The second tensor of the next batch; the first must agree with it."""
         slot = self.asked % SLOTS
         self.asked += 1
-        self.process.ask(slot)
-        self.process.wait_filled(slot, self.stop)
+        self.process.ask(slot, [])
+        self.process.wait_filled(slot, self.stop, self.states.__setitem__)
         values = np.frombuffer(self.memory, np.float32, ROWS * 3, slot * SLOT_BYTES).reshape(ROWS, 3)
         rows = np.frombuffer(self.memory, np.int64, ROWS, slot * SLOT_BYTES + 64)
         assert (values == rows[:, None]).all()
@@ -111,11 +112,23 @@ def test_a_shuffled_torch_loader_gives_what_it_would_here(prepare: Prepare) -> N
     ("input_fn", "args", "good", "message", "trace"),
     [
         (input_functions.raising, (), 0, "the input_fn raised ValueError: no such file", ", in raise_here"),
-        (input_functions.raising_later, (ROWS,), 2, "loader raised ValueError: no such file", ", in raise_here"),
+        (
+            input_functions.raising_later,
+            (ROWS,),
+            2,
+            r"loader of the input_fn raising_later \(.*input_functions.py:\d+\) raised ValueError: no such file",
+            ", in raise_here",
+        ),
         (input_functions.once, (ROWS,), 2, "ran dry after 2 batches", None),
         (input_functions.not_a_loader, (), 0, "returned int, which is not an iterable", None),
         (input_functions.leaving, (), 0, "ended with exit status 3", None),
-        (input_functions.counting, (3,), 0, "has 3 rows, .* compiled for 4", None),
+        (
+            input_functions.counting,
+            (3,),
+            0,
+            r"counting \(.*input_functions.py:\d+\) has 3 rows, .* compiled for 4",
+            None,
+        ),
     ],
 )
 def test_failures(
@@ -148,7 +161,7 @@ def test_a_wait_is_stopped_and_everything_ends(prepare: Prepare, tmp_path: Path)
     processes = [psutil.Process(int(pid)) for pid in pid_file.read_text().split()]
     os.eventfd_write(harness.stop, 1)
     with pytest.raises(Stopped):
-        harness.process.wait_filled(0, harness.stop)
+        harness.process.wait_filled(0, harness.stop, harness.states.__setitem__)
     begin = time.monotonic()
     harness.close()
     gone, alive = psutil.wait_procs(processes, timeout=5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from workers import child
-from workers.child import InputFailure, Selection, endless
+from workers.child import InputFailure, Position, Selection, endless
 
 ROWS = 4
 
@@ -31,7 +31,13 @@ def selection(*, wafer: int = 0, worker: int = 0, num_workers: int = 1, num_csx:
     return Selection(
         {"wafer": wafer, "worker": worker, "num_workers": num_workers},
         {"members": members(local), "global_rows": ROWS, "local_rows": local},
+        "input_fn (train.py:7)",
     )
+
+
+def own(selected: Selection, batches: Iterator[Any]) -> Iterator[list[torch.Tensor]]:
+    """What is selected while nobody wants the loader's state."""
+    return selected.own(batches, Position(None, None, {}, []))
 
 
 def first_column(tensors: list[torch.Tensor]) -> list[float]:
@@ -42,28 +48,32 @@ def test_workers_deal_out_batches_and_wafers_cut_rows() -> None:
     taken = {}
     for wafer in range(2):
         for worker in range(3):
-            own = selection(wafer=wafer, worker=worker, num_workers=3, num_csx=2).own(batch(n) for n in range(7))
-            taken[wafer, worker] = [first_column(tensors) for tensors in own]
+            chosen = selection(wafer=wafer, worker=worker, num_workers=3, num_csx=2)
+            taken[wafer, worker] = [first_column(tensors) for tensors in own(chosen, (batch(n) for n in range(7)))]
     assert taken[0, 0] == [[0, 1], [300, 301], [600, 601]]
     assert taken[1, 0] == [[2, 3], [302, 303], [602, 603]]
     assert taken[1, 2] == [[202, 203], [502, 503]]
 
 
 def test_batches_of_one_wafers_rows_are_taken_as_they_are() -> None:
-    own = selection(wafer=1, worker=1, num_workers=2, num_csx=2).own(batch(n, 2) for n in range(3))
-    assert [first_column(tensors) for tensors in own] == [[0, 1], [100, 101], [200, 201]]
+    chosen = selection(wafer=1, worker=1, num_workers=2, num_csx=2)
+    assert [first_column(tensors) for tensors in own(chosen, (batch(n, 2) for n in range(3)))] == [
+        [0, 1],
+        [100, 101],
+        [200, 201],
+    ]
 
 
 def test_on_one_wafer_an_input_fn_that_asks_for_its_rank_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "_rank_was_asked", lambda: True)
-    own = selection(worker=1, num_workers=2).own(batch(n) for n in range(2))
-    assert [first_column(tensors)[0] for tensors in own] == [0, 100]
+    chosen = selection(worker=1, num_workers=2)
+    assert [first_column(tensors)[0] for tensors in own(chosen, (batch(n) for n in range(2)))] == [0, 100]
 
 
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (batch(0, 3), r"batch 0 of the input_fn has 3 rows, .* compiled for 4.*drop_last=True"),
+        (batch(0, 3), r"batch 0 of the input_fn input_fn \(train.py:7\) has 3 rows, .* compiled for 4.*drop_last=True"),
         ({"x": torch.zeros(4, 1)}, "has 1 tensors, but the step was compiled for 2"),
         (
             {"x": torch.zeros(4, 1), "y": torch.zeros(3)},
@@ -72,18 +82,18 @@ def test_on_one_wafer_an_input_fn_that_asks_for_its_rank_shards(monkeypatch: pyt
         ({"x": torch.zeros(4, 1), "y": torch.tensor(3)}, "differ in their first dimension"),
         (
             {"x": torch.zeros(4, 1, dtype=torch.float64), "y": torch.zeros(4, dtype=torch.int64)},
-            r"tensor 0 of batch 0 is float64 with \[1\] per sample, but the step was compiled for float32 with \[1\]",
+            r"tensor 0 of batch 0 .* float64 with \[1\] per sample, but the step was compiled for float32 with \[1\]",
         ),
         ({"x": torch.zeros(4, 2), "y": torch.zeros(4, dtype=torch.int64)}, r"float32 with \[2\] per sample"),
     ],
 )
 def test_bad_batches(bad: dict[str, Any], message: str) -> None:
     with pytest.raises(InputFailure, match=message):
-        next(selection().own(iter([bad])))
+        next(own(selection(), iter([bad])))
 
 
 def test_a_loader_is_iterated_again() -> None:
-    assert list(islice(endless([1, 2, 3]), 8)) == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert list(islice(endless([1, 2, 3], 1), 8)) == [1, 2, 3, 1, 2, 3, 1, 2]
 
 
 def test_loaders_that_run_dry() -> None:
@@ -92,11 +102,11 @@ def test_loaders_that_run_dry() -> None:
 
     seen: list[int] = []
     with pytest.raises(InputFailure, match="ran dry after 3 batches"):
-        seen.extend(endless(generate()))
-    batches = endless(generate())
+        seen.extend(endless(generate(), 1))
+    batches = endless(generate(), 1)
     assert list(islice(batches, 3)) == [0, 1, 2]
     with pytest.raises(InputFailure, match="ran dry after 0 batches"):
-        next(endless([]))
+        next(endless([], 1))
 
     class Once:
         passes = 0
@@ -105,7 +115,7 @@ def test_loaders_that_run_dry() -> None:
             self.passes += 1
             return iter([1, 2] if self.passes == 1 else [])
 
-    batches = endless(Once())
+    batches = endless(Once(), 1)
     assert list(islice(batches, 2)) == [1, 2]
     with pytest.raises(InputFailure, match="ran dry after 2 batches"):
         next(batches)

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from cstorch.session.outputs import Outputs, unknown_tensor, unpack, weight_in_c
 from cstorch.session.session import outcome
 from cstorch.session.stream import ExecutionStream
 from cstorch.tracing import LazyTensor, Trace, is_tracing, trace_step, user_line
+from cstorch.utils.data.restartable import read_state
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class CsxExecution(Execution):
         self._calls: list[Closure] = []  # closures of the step at hand, in order
         self._traced_this_step = False
         self._running_closures = False
+        self._input_states: list[bytes] | None = None  # of the checkpoint step whose closures run
         self._compiled: coordinator_pb2.CompileResponse | None = None
         self._stream: ExecutionStream | None = None
         self._finished = False
@@ -147,6 +149,7 @@ class CsxExecution(Execution):
             num_steps=executor.num_steps,
             activation_steps=executor.activation_steps,
             checkpoint_steps=executor.checkpoint_steps,
+            wants_input_states=bool(executor.checkpoint_steps) and executor.dataloader.is_restartable,
         )
         self._stream = ExecutionStream(job, begin)
         wanted = self._stream.receive("state_wanted").state_wanted
@@ -174,15 +177,23 @@ class CsxExecution(Execution):
             values = unpack(self._compiled.outputs, self._stream.receive_outputs())
         calls = [call for call in self._calls if not call.at_checkpoint]
         if executor.on_checkpoint_step:
-            self._stream.receive("checkpoint")
+            self._input_states = list(self._stream.receive("checkpoint").checkpoint.input_states)
             calls += [call for call in self._calls if call.at_checkpoint]
             with self._backend.session.state.at_checkpoint(step):
                 self._run_closures(calls, values)
+            self._input_states = None
             taken = coordinator_pb2.CheckpointTaken(step=step)
             self._stream.send(coordinator_pb2.ExecuteRequest(checkpoint_taken=taken))
         else:
             self._run_closures(calls, values)
         self._stream.consumed(step)
+
+    def input_states(self) -> list[dict[str, Any]]:
+        if self._input_states is None:
+            raise UsageError(
+                "the cluster has not come to this step yet: ask for the state of the input in a @checkpoint_closure"
+            )
+        return [read_state(state) for state in self._input_states]
 
     def _run_closures(self, calls: list[Closure], values: dict[str, torch.Tensor]) -> None:
         self._running_closures = True
@@ -323,6 +334,11 @@ def _prepared_input(builder: bytes, backend: "CsxBackend", artifact_dir: Path) -
         loader=loader_name(artifact_dir),
         builder=builder,
         interpreter=sys.executable,
-        python_paths=[*backend.cluster_config.python_paths, *own],
+        python_paths=[*_absolute(backend.cluster_config.python_paths), *own],
         working_directory=str(Path.cwd()),
+        mount_dirs=_absolute(backend.cluster_config.mount_dirs),
     )
+
+
+def _absolute(folders: Sequence[str]) -> list[str]:
+    return [str(Path(folder).absolute()) for folder in folders]

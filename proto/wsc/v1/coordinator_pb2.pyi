@@ -208,11 +208,14 @@ class Begin(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     ACTIVATION_STEPS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_STEPS_FIELD_NUMBER: _builtins.int
+    WANTS_INPUT_STATES_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     artifact: _builtins.str
     loader: _builtins.str
     num_steps: _builtins.int
     activation_steps: _builtins.int
+    wants_input_states: _builtins.bool
+    """with every checkpoint"""
     @_builtins.property
     def checkpoint_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -224,10 +227,11 @@ class Begin(_message.Message):
         num_steps: _builtins.int = ...,
         activation_steps: _builtins.int = ...,
         checkpoint_steps: _abc.Iterable[_builtins.int] | None = ...,
+        wants_input_states: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_steps", b"activation_steps", "artifact", b"artifact", "checkpoint_steps", b"checkpoint_steps", "loader", b"loader", "num_steps", b"num_steps", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_steps", b"activation_steps", "artifact", b"artifact", "checkpoint_steps", b"checkpoint_steps", "loader", b"loader", "num_steps", b"num_steps", "token", b"token", "wants_input_states", b"wants_input_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -442,15 +446,21 @@ class CheckpointReady(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
+    INPUT_STATES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
+    @_builtins.property
+    def input_states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of the loader of every worker, wafer by wafer"""
+
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
+        input_states: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_states", b"input_states", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

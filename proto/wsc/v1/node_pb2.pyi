@@ -222,6 +222,7 @@ class PrepareInput(_message.Message):
     WAFER_FIELD_NUMBER: _builtins.int
     NUM_CSX_FIELD_NUMBER: _builtins.int
     WORKING_DIRECTORY_FIELD_NUMBER: _builtins.int
+    MOUNT_DIRS_FIELD_NUMBER: _builtins.int
     loader: _builtins.str
     builder: _builtins.bytes
     interpreter: _builtins.str
@@ -234,6 +235,10 @@ class PrepareInput(_message.Message):
     working_directory: _builtins.str
     @_builtins.property
     def python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def mount_dirs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """folders that must exist where the worker runs"""
+
     def __init__(
         self,
         *,
@@ -246,10 +251,11 @@ class PrepareInput(_message.Message):
         wafer: _builtins.int = ...,
         num_csx: _builtins.int = ...,
         working_directory: _builtins.str = ...,
+        mount_dirs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["builder", b"builder", "interpreter", b"interpreter", "loader", b"loader", "num_csx", b"num_csx", "num_workers", b"num_workers", "python_paths", b"python_paths", "wafer", b"wafer", "worker", b"worker", "working_directory", b"working_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["builder", b"builder", "interpreter", b"interpreter", "loader", b"loader", "mount_dirs", b"mount_dirs", "num_csx", b"num_csx", "num_workers", b"num_workers", "python_paths", b"python_paths", "wafer", b"wafer", "worker", b"worker", "working_directory", b"working_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -267,6 +273,7 @@ class Load(_message.Message):
     LINKS_FIELD_NUMBER: _builtins.int
     LOADER_FIELD_NUMBER: _builtins.int
     WAFER_NUMBER_FIELD_NUMBER: _builtins.int
+    STATE_STEPS_FIELD_NUMBER: _builtins.int
     execution: _builtins.int
     loader: _builtins.str
     """workers: which prepared input"""
@@ -282,6 +289,10 @@ class Load(_message.Message):
     def worker(self) -> _plan_pb2.WorkerPlan: ...
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkSpec]: ...
+    @_builtins.property
+    def state_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """workers: the steps, ascending, after which the loader's state is wanted"""
+
     def __init__(
         self,
         *,
@@ -293,10 +304,11 @@ class Load(_message.Message):
         links: _abc.Iterable[Global___LinkSpec] | None = ...,
         loader: _builtins.str = ...,
         wafer_number: _builtins.int = ...,
+        state_steps: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memoryx", b"memoryx", "plan", b"plan", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "plan", b"plan", "swarmx", b"swarmx", "wafer", b"wafer", "wafer_number", b"wafer_number", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "plan", b"plan", "state_steps", b"state_steps", "swarmx", b"swarmx", "wafer", b"wafer", "wafer_number", b"wafer_number", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_plan: _TypeAlias = _typing.Literal["wafer", "memoryx", "swarmx", "worker"]  # noqa: Y015
     _WhichOneofArgType_plan: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
@@ -489,6 +501,33 @@ class Snapshot(_message.Message):
 Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
 
 @_typing.final
+class InputState(_message.Message):
+    """Workers: the state of the user's loader after a step, as JSON text that only the client reads (workers/child.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    execution: _builtins.int
+    step: _builtins.int
+    state: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        execution: _builtins.int = ...,
+        step: _builtins.int = ...,
+        state: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "state", b"state", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InputState: _TypeAlias = InputState  # noqa: Y015
+
+@_typing.final
 class Finished(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -623,6 +662,7 @@ class AttachResponse(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     STOPPED_FIELD_NUMBER: _builtins.int
+    INPUT_STATE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached: ...
     @_builtins.property
@@ -635,6 +675,8 @@ class AttachResponse(_message.Message):
     def snapshot(self) -> Global___Snapshot: ...
     @_builtins.property
     def stopped(self) -> Global___Stopped: ...
+    @_builtins.property
+    def input_state(self) -> Global___InputState: ...
     def __init__(
         self,
         *,
@@ -644,12 +686,13 @@ class AttachResponse(_message.Message):
         failed: Global___Failure | None = ...,
         snapshot: Global___Snapshot | None = ...,
         stopped: Global___Stopped | None = ...,
+        input_state: Global___InputState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "failed", b"failed", "finished", b"finished", "kind", b"kind", "loaded", b"loaded", "snapshot", b"snapshot", "stopped", b"stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "snapshot", b"snapshot", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "failed", b"failed", "finished", b"finished", "kind", b"kind", "loaded", b"loaded", "snapshot", b"snapshot", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "snapshot", b"snapshot", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "loaded", "finished", "failed", "snapshot", "stopped"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "loaded", "finished", "failed", "snapshot", "stopped", "input_state"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

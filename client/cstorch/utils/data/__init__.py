@@ -1,8 +1,25 @@
-"""Input: the DataLoader, the executor that loops over its batches, and schedules of steps."""
+"""Input: the DataLoader, the executor that loops over its batches, samplers, and schedules of steps."""
 
 from cstorch.batch import infer_batch_size
+from cstorch.utils.data import sampler
 from cstorch.utils.data.dataloader import DataLoader
 from cstorch.utils.data.executor import DataExecutor
+from cstorch.utils.data.restartable import RestartableDataLoader
+from cstorch.utils.data.sampler import DistributedSampler
 from cstorch.utils.data.schedule import Schedule
+from cstorch.utils.data.steps import compute_num_steps
+from cstorch.utils.data.synthetic import SyntheticDataset
+from cstorch.utils.nest import visit_torch_tensors
 
-__all__ = ["DataExecutor", "DataLoader", "Schedule", "infer_batch_size"]
+__all__ = [
+    "DataExecutor",
+    "DataLoader",
+    "DistributedSampler",
+    "RestartableDataLoader",
+    "Schedule",
+    "SyntheticDataset",
+    "compute_num_steps",
+    "infer_batch_size",
+    "sampler",
+    "visit_torch_tensors",
+]

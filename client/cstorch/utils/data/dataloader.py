@@ -8,7 +8,10 @@ import cloudpickle
 import numpy as np
 import torch
 
-from cstorch.errors import InputError
+from cstorch.distributed.worker_state import DataLoaderCheckpoint, WorkerState
+from cstorch.errors import InputError, UsageError
+from cstorch.execution import current_execution
+from cstorch.utils.data.restartable import RestartableDataLoader
 
 
 class DataLoader:
@@ -32,6 +35,8 @@ class DataLoader:
         self.input_fn = input_fn
         self.args = args
         self.kwargs = kwargs
+        self._loader: Iterable[Any] | None = None  # the one that was made last
+        self._position: dict[str, Any] | None = None  # where the next execution begins
 
     def __len__(self) -> int:
         """The number of batches of one pass.
@@ -39,20 +44,91 @@ class DataLoader:
         Raises:
             TypeError: the loader does not know its length.
         """
-        before = random_state()
-        try:
-            loader = self._make()
-            return len(loader)  # type: ignore[arg-type]  # a TypeError says so
-        finally:
-            set_random_state(before)
+        return len(self._make_aside())  # type: ignore[arg-type]  # a TypeError says so
 
-    def builder(self) -> bytes:
-        """The recipe for the workers: input_fn, its arguments and the state of the random generators, pickled.
+    @property
+    def is_restartable(self) -> bool:
+        """Whether the loader of the input_fn has what `RestartableDataLoader` names."""
+        return isinstance(self._made(), RestartableDataLoader)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the input stands: what `aggregate_state_dict` makes of the states of all workers' loaders.
+
+        It is that after the batch of the step at hand, though workers are ahead. To be called on a checkpoint step of
+        the executor that runs with this DataLoader; on CSX in a checkpoint closure.
+
+        An execution gives its first step to the first worker of each wafer, its second to the next, and so on. A loader
+        whose state says how much all have taken together continues exactly with any number of workers; one that keeps
+        a place for each worker does so if the steps until the checkpoint are a multiple of num_workers_per_csx.
 
         Raises:
-            InputError: the input_fn or an argument cannot be pickled.
+            UsageError: it is no such moment, or the loader cannot be restarted.
+            InputError: a state cannot be read.
         """
-        recipe = {"input_fn": self.input_fn, "args": self.args, "kwargs": self.kwargs, "random_state": random_state()}
+        execution = current_execution()
+        if execution is None or execution.executor.dataloader is not self:
+            raise UsageError("the input has a state while an executor runs with it: ask in a @checkpoint_closure")
+        if not execution.executor.on_checkpoint_step:
+            raise UsageError(
+                f"step {execution.executor.user_iteration} is no checkpoint step, and the state of the input is known "
+                "on those only: ask in a @checkpoint_closure, and give the DataExecutor checkpoint_steps"
+            )
+        loader = self._restartable()
+        return loader.aggregate_state_dict(execution.input_states())
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Makes the next execution with this DataLoader begin where `state_dict` was taken.
+
+        Every worker's loader gets what its `deaggregate_state_dict` makes of it.
+
+        Args:
+            state_dict: from `state_dict`.
+            strict: handed to the loader's own methods when it is False.
+
+        Raises:
+            UsageError: an executor is being iterated with it, or the loader cannot be restarted.
+        """
+        execution = current_execution()
+        if execution is not None and execution.executor.dataloader is self:
+            raise UsageError("the loop over this input has begun: load its state before `for batch in executor:`")
+        self._restartable()
+        self._position = {"state": state_dict, "strict": strict}
+
+    def own_state(self, *, worker_step: int, samples_streamed: int) -> dict[str, Any]:
+        """The state of the loader in this process, the only worker, which has streamed so much."""
+        standing = DataLoaderCheckpoint(
+            appliance_step=worker_step, worker_step=worker_step, samples_streamed=samples_streamed
+        )
+        WorkerState.configure(standing)
+        try:
+            return self._restartable().state_dict()
+        finally:
+            WorkerState.clear()
+
+    def _restartable(self) -> RestartableDataLoader:
+        loader = self._made()
+        if not isinstance(loader, RestartableDataLoader):
+            raise UsageError(
+                f"the {type(loader).__name__} that the input_fn {_name(self.input_fn)} returned cannot be restarted: "
+                "give it state_dict, load_state_dict, aggregate_state_dict and deaggregate_state_dict (see "
+                "cstorch.utils.data.RestartableDataLoader)"
+            )
+        return loader
+
+    def builder(self) -> bytes:
+        """The recipe for the workers of an execution, pickled: input_fn, its arguments, the state of the random
+        generators, and where to begin.
+
+        Raises:
+            InputError: the input_fn, an argument or a loaded state cannot be pickled.
+        """
+        recipe = {
+            "input_fn": self.input_fn,
+            "args": self.args,
+            "kwargs": self.kwargs,
+            "random_state": random_state(),
+            "position": self._take_position(),
+        }
         try:
             return bytes(cloudpickle.dumps(recipe))
         except Exception as error:
@@ -84,6 +160,12 @@ class DataLoader:
             InputError: a pass yields nothing, or the loader cannot be iterated twice.
         """
         loader = self._make()
+        may_be_empty = False
+        if (position := self._take_position()) is not None:
+            strict = {} if position["strict"] else {"strict": False}
+            restartable = self._restartable()
+            restartable.load_state_dict(restartable.deaggregate_state_dict(position["state"], **strict), **strict)
+            may_be_empty = True  # it may have stood at the end of a pass
         count = 0
         while True:
             before = count
@@ -91,8 +173,24 @@ class DataLoader:
             for batch in iterator:
                 count += 1
                 yield batch
-            if count == before or iterator is loader:
+            if (count == before and not may_be_empty) or iterator is loader:
                 raise InputError(_dry(count))
+            may_be_empty = False
+
+    def _take_position(self) -> dict[str, Any] | None:
+        position, self._position = self._position, None
+        return position
+
+    def _made(self) -> Iterable[Any]:
+        return self._make_aside() if self._loader is None else self._loader
+
+    def _make_aside(self) -> Iterable[Any]:
+        """A loader that nobody iterates; the random generators do not notice."""
+        before = random_state()
+        try:
+            return self._make()
+        finally:
+            set_random_state(before)
 
     def _make(self) -> Iterable[Any]:
         loader = self.input_fn(*self.args, **self.kwargs)
@@ -100,6 +198,7 @@ class DataLoader:
             raise InputError(
                 f"the input_fn {_name(self.input_fn)} returned {type(loader).__name__}, not an iterable of batches"
             )
+        self._loader = loader
         return loader
 
 

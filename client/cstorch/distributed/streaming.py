@@ -6,21 +6,6 @@ the client and on the CPU, the answers are those of a lone process that streams 
 
 import os
 
-from cstorch.cluster_config import ClusterConfig
-
-__all__ = [
-    "ClusterConfig",
-    "get_ordinal",
-    "get_streaming_batch_size",
-    "get_streaming_rank",
-    "is_master_ordinal",
-    "is_receiver",
-    "is_streamer",
-    "num_receivers",
-    "num_streamers",
-    "num_tasks",
-]
-
 _rank_was_asked = False
 
 
@@ -49,14 +34,38 @@ def rank_was_asked() -> bool:
     return _rank_was_asked
 
 
-def get_streaming_batch_size(effective_batch_size: int) -> int:
-    """The rows of the global batch that this process is to yield: its wafer's share; on the client all."""
-    wafer = int(os.environ.get("WAFERBOX_STREAMER_WAFER", "0"))
-    num_csx = int(os.environ.get("WAFERBOX_STREAMER_NUM_CSX", "1"))
-    if effective_batch_size < num_csx:
-        raise ValueError(f"a batch of {effective_batch_size} rows cannot be spread over {num_csx} systems")
-    share, left_over = divmod(effective_batch_size, num_csx)
+def get_streaming_batch_size(effective_batch_size: int, global_rank: int | None = None) -> int:
+    """The rows of the global batch that a process is to yield: its wafer's share; on the client all.
+
+    Args:
+        effective_batch_size: rows of the global batch.
+        global_rank: the number of another streamer; by default it is this process.
+
+    Raises:
+        ValueError: there are fewer rows than systems, or no such streamer.
+    """
+    if global_rank is not None and not 0 <= global_rank < max(1, num_streamers()):
+        raise ValueError(f"there is no streamer {global_rank}: there are {num_streamers()}")
+    wafer = streaming_wafer() if global_rank is None else global_rank // num_workers_per_csx()
+    if effective_batch_size < num_csx():
+        raise ValueError(f"a batch of {effective_batch_size} rows cannot be spread over {num_csx()} systems")
+    share, left_over = divmod(effective_batch_size, num_csx())
     return share + (1 if wafer < left_over else 0)
+
+
+def num_csx() -> int:
+    """The systems that the streamers feed; 1 on the client."""
+    return int(os.environ.get("WAFERBOX_STREAMER_NUM_CSX", "1"))
+
+
+def num_workers_per_csx() -> int:
+    """The streamers of one system; 1 on the client."""
+    return max(1, num_streamers() // num_csx())
+
+
+def streaming_wafer() -> int:
+    """The number of the system that this process feeds; 0 on the client."""
+    return int(os.environ.get("WAFERBOX_STREAMER_WAFER", "0"))
 
 
 def num_tasks() -> int:

@@ -1,0 +1,39 @@
+"""Which cluster, and where this process stands among the input workers, for use in an input_fn."""
+
+from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed import cluster_resolver
+from cstorch.distributed.cluster_resolver import BaseServiceResolver, TaskRole, service_resolver
+from cstorch.distributed.streaming import (
+    get_ordinal,
+    get_streaming_batch_size,
+    get_streaming_rank,
+    is_master_ordinal,
+    is_receiver,
+    is_streamer,
+    num_receivers,
+    num_streamers,
+    num_tasks,
+)
+from cstorch.distributed.worker_cache import WORKER_CACHE_ROOT, hit_worker_cache_limit
+from cstorch.distributed.worker_state import WorkerState, get_worker_state
+
+__all__ = [
+    "WORKER_CACHE_ROOT",
+    "BaseServiceResolver",
+    "ClusterConfig",
+    "TaskRole",
+    "WorkerState",
+    "cluster_resolver",
+    "get_ordinal",
+    "get_streaming_batch_size",
+    "get_streaming_rank",
+    "get_worker_state",
+    "hit_worker_cache_limit",
+    "is_master_ordinal",
+    "is_receiver",
+    "is_streamer",
+    "num_receivers",
+    "num_streamers",
+    "num_tasks",
+    "service_resolver",
+]

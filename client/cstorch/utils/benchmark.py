@@ -1,0 +1,94 @@
+"""How fast an input_fn's loader is, by itself."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cstorch.batch import infer_batch_size
+from cstorch.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochMetrics:
+    """One pass over the loader.
+
+    first_batch_seconds: from its begin to its first batch.
+    seconds: from its begin to its last batch.
+    """
+
+    batches: int
+    samples: int
+    first_batch_seconds: float
+    seconds: float
+
+    @property
+    def samples_per_second(self) -> float:
+        """The rate over the whole pass."""
+        return self.samples / max(self.seconds, 1e-9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """What `benchmark_dataloader` has measured.
+
+    build_seconds: of the call of the input_fn.
+    """
+
+    build_seconds: float
+    epochs: list[EpochMetrics] = field(default_factory=list)
+
+    @property
+    def samples_per_second(self) -> float:
+        """The rate over all passes."""
+        return sum(epoch.samples for epoch in self.epochs) / max(sum(epoch.seconds for epoch in self.epochs), 1e-9)
+
+
+def benchmark_dataloader(
+    input_fn: Callable[..., Iterable[Any]],
+    num_epochs: int | None = None,
+    steps_per_epoch: int | None = None,
+    sampling_frequency: int | None = None,
+    profile_activities: list[str] | None = None,
+    print_metrics: bool = True,
+) -> Metrics:
+    """Calls an input_fn and takes batches from its loader as fast as they come.
+
+    Args:
+        input_fn: is called without arguments.
+        num_epochs: passes over the loader; by default one.
+        steps_per_epoch: batches of a pass at most; by default all.
+        sampling_frequency, profile_activities: are accepted; rates are those of whole passes.
+        print_metrics: whether to print a line for each pass.
+
+    Raises:
+        ConfigurationError: a number is less than 1.
+    """
+    for name, value in (("num_epochs", num_epochs), ("steps_per_epoch", steps_per_epoch)):
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name} must be at least 1, got {value}")
+    begin = time.perf_counter()
+    loader = input_fn()
+    metrics = Metrics(build_seconds=time.perf_counter() - begin)
+    for number in range(num_epochs or 1):
+        epoch = _measure(itertools.islice(iter(loader), steps_per_epoch))
+        metrics.epochs.append(epoch)
+        if print_metrics:
+            print(
+                f"epoch {number}: {epoch.batches} batches, {epoch.samples_per_second:.1f} samples/s, "
+                f"first batch after {epoch.first_batch_seconds:.3f} s"
+            )
+    return metrics
+
+
+def _measure(batches: Iterable[Any]) -> EpochMetrics:
+    begin = time.perf_counter()
+    count = samples = 0
+    first = seconds = 0.0
+    for batch in batches:
+        seconds = time.perf_counter() - begin
+        first = first or seconds
+        count += 1
+        samples += infer_batch_size(batch) or 0
+    return EpochMetrics(batches=count, samples=samples, first_batch_seconds=first, seconds=seconds)

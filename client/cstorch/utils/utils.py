@@ -1,0 +1,59 @@
+"""Small helpers that scripts take from here."""
+
+import fnmatch
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from cstorch.distributed.worker_cache import get_dir_size
+
+__all__ = ["convert_glob_to_regex", "get_dir_size", "make_param_filter", "override_env_vars"]
+
+ParamFilter = Callable[[str, nn.Parameter], bool]
+
+
+def convert_glob_to_regex(f: str) -> re.Pattern[str]:
+    """The pattern that matches what a glob matches, whole."""
+    return re.compile(fnmatch.translate(f))
+
+
+def make_param_filter(param_filter: str | list[str] | ParamFilter) -> ParamFilter:
+    """A function that says of a parameter's name, and the parameter, whether it is chosen.
+
+    Args:
+        param_filter: a glob, several of which one must match, or such a function.
+
+    Raises:
+        TypeError: it is none of these, or a function that does not take two arguments.
+    """
+    if isinstance(param_filter, str):
+        param_filter = [param_filter]
+    if isinstance(param_filter, list) and all(isinstance(glob, str) for glob in param_filter):
+        patterns = [convert_glob_to_regex(glob) for glob in param_filter]
+        return lambda name, _: any(pattern.match(name) for pattern in patterns)
+    if not callable(param_filter):
+        raise TypeError(f"a filter of parameters is a glob, a list of globs or a function, not {param_filter!r}")
+    try:
+        inspect.signature(param_filter).bind("name", None)
+    except TypeError as error:
+        raise TypeError(f"a filter of parameters is called with a name and a parameter: {error}") from None
+    return param_filter
+
+
+@contextmanager
+def override_env_vars(**kwargs: str) -> Iterator[None]:
+    """Within it, environment variables have these values."""
+    before = {name: os.environ.get(name) for name in kwargs}
+    os.environ.update(kwargs)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
