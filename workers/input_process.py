@@ -144,7 +144,7 @@ class InputProcess:
                 files.callback(os.close, descriptor)
             message = json.loads(data) if data else None
             if message is not None and message["kind"] == "state":
-                message["state"] = _read_state(descriptors[0])
+                message["state"] = _read_state(descriptors)
         return message
 
     def _epitaph(self) -> str:
@@ -159,12 +159,13 @@ class InputProcess:
         return f"the process of the input_fn was killed by {name}{hint}"
 
 
-def _read_state(descriptor: int) -> bytes:
+def _read_state(descriptors: Sequence[int]) -> bytes:
     """A file of the child, which is the user's and may have sent anything."""
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > child.STATE_BYTES:
-        raise JobFailure(node_pb2.Failure.KIND_INPUT, "the process of the input_fn sent something else than a state")
-    return os.pread(descriptor, child.STATE_BYTES, 0)
+    for descriptor in descriptors:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and status.st_size <= child.STATE_BYTES:
+            return os.pread(descriptor, child.STATE_BYTES, 0)
+    raise JobFailure(node_pb2.Failure.KIND_INPUT, "the process of the input_fn sent something else than a state")
 
 
 class _ForeignPython:

@@ -11,22 +11,31 @@ import numpy as np
 import pytest
 import torch
 
+from workers import child
 from wsc.v1 import node_pb2
 
 sys.path.insert(0, str(Path(__file__).parent))  # for input_functions
+
+
+@pytest.fixture(autouse=True)
+def _nobody_asked_for_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have."""
+    monkeypatch.setattr(child, "_rank_was_asked", lambda: False)
 
 
 @pytest.fixture
 def prepare() -> Callable[..., node_pb2.PrepareInput]:
     """prepare(input_fn, *args, **fields of PrepareInput): the request as the client makes it."""
 
-    def make(input_fn: Callable[..., Any], *args: Any, **fields: Any) -> node_pb2.PrepareInput:
+    def make(input_fn: Callable[..., Any], *args: Any, position: Any = None, **fields: Any) -> node_pb2.PrepareInput:
         state = {
             "torch": torch.get_rng_state().numpy().tobytes(),
             "numpy": np.random.get_state(),
             "python": random.getstate(),
         }
         recipe = {"input_fn": input_fn, "args": args, "kwargs": {}, "random_state": state, "position": None}
+        if position is not None:
+            recipe["position"] = dict(zip(("state", "strict"), position, strict=True))
         request = {
             "builder": cloudpickle.dumps(recipe),
             "interpreter": sys.executable,

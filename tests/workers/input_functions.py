@@ -27,6 +27,31 @@ def counting(rows: int, columns: int = 3, length: int = 5) -> Counting:
     return Counting(rows, columns, length)
 
 
+class Restartable(Counting):
+    """Goes on, without end, behind the batches that have been taken."""
+
+    batch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            rows = self.batch * 100 + torch.arange(self.rows)
+            self.batch += 1
+            yield rows.float().unsqueeze(1).expand(self.rows, self.columns), rows
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batch": self.batch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.batch = state["batch"]
+
+    def deaggregate_state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+
+def restartable(rows: int) -> Restartable:
+    return Restartable(rows, 3)
+
+
 def random_rows(rows: int) -> torch.utils.data.DataLoader[Any]:
     """A shuffled torch DataLoader with worker processes of its own."""
     values = torch.arange(8 * rows)

@@ -21,7 +21,8 @@ import torch
 from interconnect.hub import Stopped
 from interconnect.node_job import JobFailure
 from interconnect.zygote import SOCKET_VARIABLE, Zygote
-from workers.input_process import InputProcess
+from workers import child
+from workers.input_process import InputProcess, _read_state
 from wsc.v1 import node_pb2
 
 pytestmark = pytest.mark.cluster
@@ -197,6 +198,21 @@ def test_another_interpreter(prepare: Prepare, tmp_path: Path) -> None:
     with running(prepare(input_functions.counting, ROWS, interpreter=str(interpreter), python_paths=paths)) as harness:
         assert harness.batch()[0] == 0
         assert shutil.which(str(psutil.Process(harness.process._process.pid).cmdline()[0])) == str(interpreter)
+
+
+def test_what_is_no_state_is_not_read() -> None:
+    reading, writing = os.pipe()
+    large = os.memfd_create("state")
+    os.truncate(large, child.STATE_BYTES + 1)
+    try:
+        for descriptor in (reading, large):
+            with pytest.raises(JobFailure, match="sent something else than a state"):
+                _read_state([descriptor])
+        with pytest.raises(JobFailure, match="sent something else than a state"):
+            _read_state([])
+    finally:
+        for descriptor in (reading, writing, large):
+            os.close(descriptor)
 
 
 def test_an_interpreter_that_is_not_on_this_host(prepare: Prepare) -> None:

@@ -3,7 +3,8 @@
 import queue
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import input_functions
 import pytest
@@ -12,7 +13,7 @@ import torch
 from interconnect.hub import Hub
 from interconnect.link import Link
 from interconnect.listener import LinkListener
-from interconnect.node_job import JobContext
+from interconnect.node_job import JobContext, JobFailure
 from interconnect.server import make_server
 from workers.job import WorkerJob
 from workers.program import NUM_SLOTS
@@ -59,7 +60,9 @@ class Wafer:
         self.hub = Hub()
         self.link: Link | None = None
 
-    def load(self, job: WorkerJob, plan: plan_pb2.WorkerPlan, execution: int = 1) -> None:
+    def load(
+        self, job: WorkerJob, plan: plan_pb2.WorkerPlan, execution: int = 1, state_steps: Sequence[int] = ()
+    ) -> None:
         token = secrets.token_hex(8)
         pending = self.listener.expect(token, "worker-0")
         spec = node_pb2.LinkSpec(
@@ -69,7 +72,7 @@ class Wafer:
             dial=True,
             purpose=node_pb2.LINK_PURPOSE_WAFER,
         )
-        job.load(node_pb2.Load(execution=execution, worker=plan, links=[spec], loader="train"))
+        job.load(node_pb2.Load(execution=execution, worker=plan, links=[spec], loader="train", state_steps=state_steps))
         self.link = pending.wait(10)
         self.link.expect({GROUP: plan.batch.nbytes})
         self.hub.add(self.link)
@@ -189,6 +192,33 @@ def test_a_wafer_that_goes_away(wafer: Wafer, job: WorkerJob, prepare: Prepare) 
     wafer.link = None
     failure = wafer.response().failed
     assert (failure.kind, failure.peer) == (node_pb2.Failure.KIND_NODE, "wafer-0")
+
+
+def test_a_folder_that_is_not_there(prepare: Prepare, job: WorkerJob, tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    with pytest.raises(
+        JobFailure, match=rf"worker-0 on .* has no folder '{missing}' \(mount_dirs.*make it there"
+    ) as caught:
+        job.prepare_input(prepare(input_functions.counting, ROWS, mount_dirs=[str(tmp_path), missing]))
+    assert caught.value.kind == node_pb2.Failure.KIND_USER
+
+
+def test_a_position_that_is_wanted_comes_with_its_execution(wafer: Wafer, job: WorkerJob, prepare: Prepare) -> None:
+    """Worker 1 of 2, which the batches of steps 2, 4 are dealt to: the state after step 3 is behind batch 3."""
+    job.prepare_input(
+        prepare(
+            input_functions.restartable, ROWS, loader="train", worker=1, num_workers=2, position=({"batch": 2}, True)
+        )
+    )
+    wafer.load(job, worker_plan(3, 1), execution=4, state_steps=[1, 3])
+    start(job, 4, execution=4)
+    assert [wafer.receive(step)[0] for step in (2, 4)] == [300, 500]
+    states = [wafer.response().input_state for _ in range(2)]
+    assert [(state.execution, state.step, state.state) for state in states] == [
+        (4, 1, b'["dict", ["batch", 3]]'),
+        (4, 3, b'["dict", ["batch", 5]]'),
+    ]
+    assert wafer.response().HasField("finished")
 
 
 def test_input_that_nobody_prepared(wafer: Wafer, job: WorkerJob, prepare: Prepare) -> None:

@@ -66,8 +66,8 @@ class ClusterResolver:
         return self.task_role is role
 
     def cluster_spec(self) -> ClusterSpec:
-        """The processes that have its role."""
-        per_csx, own = streaming.num_workers_per_csx(), streaming.get_ordinal()
+        """The processes that have its role. An input_fn that asks is taken to shard, as by get_streaming_rank."""
+        per_csx, own = streaming.num_workers_per_csx(), streaming.get_streaming_rank()
         tasks = [
             TaskSpec(rank, rank % per_csx, rank // per_csx, socket.gethostname() if rank == own else "")
             for rank in range(streaming.num_tasks())

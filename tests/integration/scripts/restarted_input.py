@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,17 @@ import cerebras.pytorch as cstorch
 
 BATCH_SIZE = 8
 BATCHES = 5  # of a pass
+
+
+class Pair(NamedTuple):
+    features: torch.Tensor
+    labels: torch.Tensor
+
+
+def collate(rows: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Any]:
+    """A nest with more in it than tensors."""
+    features, labels = zip(*rows, strict=True)
+    return {"pair": [Pair(torch.stack(features), torch.stack(labels))], "name": "random", "times": 2, "nothing": None}
 
 
 class Restartable(DataLoader):
@@ -56,7 +67,7 @@ def input_fn(folder: str, batch_size: int) -> DataLoader:
     features, labels = samples()
     dataset = TensorDataset(features * scale, labels)
     sampler = cstorch.utils.data.DistributedSampler(dataset, seed=7, batch_size=batch_size)
-    return Restartable(dataset, batch_sampler=sampler)
+    return Restartable(dataset, batch_sampler=sampler, collate_fn=collate)
 
 
 def samples() -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,9 +97,10 @@ def train(
         loader.load_state_dict(state["input"])
 
     @cstorch.trace
-    def step(batch: list[torch.Tensor]) -> torch.Tensor:
-        features, labels = batch
-        loss = F.cross_entropy(compiled(features), labels)
+    def step(batch: dict[str, Any]) -> torch.Tensor:
+        (pair,) = batch["pair"]
+        assert (batch["name"], batch["nothing"]) == ("random", None)
+        loss = F.cross_entropy(compiled(pair.features), pair.labels) * batch["times"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -124,7 +136,7 @@ def plain(num_steps: int, scale: float) -> list[float]:
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(7 + number))
         number += 1
         for rows in order[: BATCHES * BATCH_SIZE].split(BATCH_SIZE):
-            loss = F.cross_entropy(model(features[rows] * scale), labels[rows])
+            loss = F.cross_entropy(model(features[rows] * scale), labels[rows]) * 2
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

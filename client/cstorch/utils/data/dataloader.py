@@ -35,7 +35,8 @@ class DataLoader:
         self.input_fn = input_fn
         self.args = args
         self.kwargs = kwargs
-        self._loader: Iterable[Any] | None = None  # the one that was made last
+        self._loader: RestartableDataLoader | None = None  # the one that was made last, if it is restartable
+        self._was_made = False
         self._position: dict[str, Any] | None = None  # where the next execution begins
 
     def __len__(self) -> int:
@@ -49,7 +50,9 @@ class DataLoader:
     @property
     def is_restartable(self) -> bool:
         """Whether the loader of the input_fn has what `RestartableDataLoader` names."""
-        return isinstance(self._made(), RestartableDataLoader)
+        if not self._was_made:
+            self._make_aside()
+        return self._loader is not None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the input stands: what `aggregate_state_dict` makes of the states of all workers' loaders.
@@ -106,14 +109,14 @@ class DataLoader:
             WorkerState.clear()
 
     def _restartable(self) -> RestartableDataLoader:
-        loader = self._made()
-        if not isinstance(loader, RestartableDataLoader):
+        if not self.is_restartable:
             raise UsageError(
-                f"the {type(loader).__name__} that the input_fn {_name(self.input_fn)} returned cannot be restarted: "
-                "give it state_dict, load_state_dict, aggregate_state_dict and deaggregate_state_dict (see "
+                f"the loader that the input_fn {_name(self.input_fn)} returned cannot be restarted: give it "
+                "state_dict, load_state_dict, aggregate_state_dict and deaggregate_state_dict (see "
                 "cstorch.utils.data.RestartableDataLoader)"
             )
-        return loader
+        assert self._loader is not None
+        return self._loader
 
     def builder(self) -> bytes:
         """The recipe for the workers of an execution, pickled: input_fn, its arguments, the state of the random
@@ -181,9 +184,6 @@ class DataLoader:
         position, self._position = self._position, None
         return position
 
-    def _made(self) -> Iterable[Any]:
-        return self._make_aside() if self._loader is None else self._loader
-
     def _make_aside(self) -> Iterable[Any]:
         """A loader that nobody iterates; the random generators do not notice."""
         before = random_state()
@@ -198,7 +198,8 @@ class DataLoader:
             raise InputError(
                 f"the input_fn {_name(self.input_fn)} returned {type(loader).__name__}, not an iterable of batches"
             )
-        self._loader = loader
+        self._was_made = True
+        self._loader = loader if isinstance(loader, RestartableDataLoader) else None
         return loader
 
 
