@@ -48,6 +48,21 @@ def get_half_dtype_str() -> str:
     return _settings.half
 
 
+def get_floating_point_dtype(default: torch.dtype = torch.float32) -> torch.dtype:
+    """The half's torch dtype if steps are compiled for mixed precision, or else the default."""
+    return get_half_dtype() if mixed_precision() else default
+
+
+def get_floating_point_dtype_str(default: str = "float32") -> str:
+    """The half's name if steps are compiled for mixed precision, or else the default."""
+    return get_half_dtype_str() if mixed_precision() else default
+
+
+def is_cbfloat16_tensor(tensor: torch.Tensor) -> bool:
+    """Whether a float16 tensor stands for one of cbfloat16: whether that is the half."""
+    return _settings.half == "cbfloat16" and tensor.dtype is torch.float16
+
+
 def enable_mixed_precision(enable: bool = True) -> bool:
     """Steps that are compiled from now on compute in mixed precision, or in float32 throughout. Returns `enable`.
 

@@ -1,16 +1,16 @@
 """optimizer_step: from the loss to the updated weights, with or without a gradient scaler."""
 
-from typing import Any
-
 import torch
 
+from cstorch.amp.grad_scaler import GradScaler
+from cstorch.amp.updates import clip_norm, unscaled_norm
 from cstorch.errors import ConfigurationError
 
 
 def optimizer_step(
     loss: torch.Tensor,
     optimizer: torch.optim.Optimizer,
-    grad_scaler: Any = None,
+    grad_scaler: GradScaler | None = None,
     max_gradient_norm: float | None = None,
     max_gradient_value: float | None = None,
 ) -> None:
@@ -36,10 +36,10 @@ def optimizer_step(
     else:
         grad_scaler.scale(loss).backward()
         grad_scaler.unscale_(optimizer)
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if max_gradient_norm is not None:
-        torch.nn.utils.clip_grad_norm_(parameters, max_gradient_norm)
+        clip_norm(optimizer, max_gradient_norm, unscaled_norm(optimizer))
     elif max_gradient_value is not None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         torch.nn.utils.clip_grad_value_(parameters, max_gradient_value)
     if grad_scaler is None:
         optimizer.step()

@@ -1,0 +1,261 @@
+"""GradScaler: scales the loss, so that small gradients do not vanish in half precision."""
+
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any, Final, Literal
+
+import torch
+
+from cstorch import state
+from cstorch.amp.mixed_precision import get_half_dtype_str
+from cstorch.amp.updates import ConditionalUpdate, StepNotes, clip_norm, gradients, step_notes
+from cstorch.backend import current_backend, has_backend
+from cstorch.errors import ConfigurationError, UsageError
+from cstorch.tensors import full
+
+# Where a dynamic scale begins, and the most that it becomes unless told: bfloat16 has the exponents of float32.
+_LARGEST: Final = {"float16": 2.0**15, "bfloat16": 1.0, "cbfloat16": 2.0**31}
+_STATES: Final = ("loss_scale", "steps_since_rescale", "overflows_since_rescale", "num_skipped_steps")
+
+
+class GradScaler:
+    """Scales the loss before the backward pass, and the gradients back before the update.
+
+    A dynamic scale is state of the traced step. A step whose gradients are not all finite changes neither parameters
+    nor optimizer state. If more than `overflow_tolerance` of the steps since the scale last changed were such, it is
+    halved; else, `steps_per_increase` steps after it last changed, it is doubled. A static scale stays what it is, and
+    no step is skipped. On the CPU backend nothing is scaled, and there is no state.
+
+    Args:
+        loss_scale: "dynamic", or the static scale; None and 0 are 1.
+        init_scale: where a dynamic scale begins; by default 2^15 for float16, 2^31 for cbfloat16, 1 for bfloat16.
+        steps_per_increase: of a dynamic scale; by default 2000.
+        min_loss_scale: of a dynamic scale; by default 2^-14.
+        max_loss_scale: of a dynamic scale; by default that of init_scale.
+        overflow_tolerance: the fraction of steps with infinite or undefined gradients, from 0 to less than 1, that does
+            not yet halve the scale.
+        max_gradient_norm: clips the norm over all gradients of an optimizer in its step.
+
+    Raises:
+        ConfigurationError: one of them is not what it has to be.
+    """
+
+    def __init__(
+        self,
+        loss_scale: float | Literal["dynamic"] | None = None,
+        init_scale: float | None = None,
+        steps_per_increase: int | None = None,
+        min_loss_scale: float | None = None,
+        max_loss_scale: float | None = None,
+        overflow_tolerance: float = 0.0,
+        max_gradient_norm: float | None = None,
+    ) -> None:
+        self._is_dynamic = loss_scale == "dynamic"
+        if isinstance(loss_scale, str) and not self._is_dynamic:
+            raise ConfigurationError(f"loss_scale is a number or 'dynamic', not {loss_scale!r}")
+        self._static_scale = float(loss_scale) if loss_scale and not isinstance(loss_scale, str) else 1.0
+        half = get_half_dtype_str()
+        self._initial = _LARGEST[half] if init_scale is None else init_scale
+        self._steps_per_increase = 2000 if steps_per_increase is None else steps_per_increase
+        self._smallest = 2.0**-14 if min_loss_scale is None else min_loss_scale
+        self._largest = max(_LARGEST[half], self._initial) if max_loss_scale is None else max_loss_scale
+        self._overflow_tolerance = overflow_tolerance
+        self._max_gradient_norm = max_gradient_norm
+        self._check()
+        self._is_csx = has_backend() and current_backend().is_csx
+        if self._has_state:
+            self._loss_scale = full((), self._initial, torch.float32)
+            self._steps_since_rescale = full((), 0, torch.int64)
+            self._overflows_since_rescale = full((), 0, torch.int64)
+            self._num_skipped_steps = full((), 0, torch.int64)
+            state.register("grad_scaler", self)
+
+    def _check(self) -> None:
+        scales = {
+            "loss_scale": self._static_scale,
+            "init_scale": self._initial,
+            "min_loss_scale": self._smallest,
+            "max_loss_scale": self._largest,
+        }
+        for name, scale in scales.items():
+            if not 0 < scale < math.inf:
+                raise ConfigurationError(f"{name} must be a positive number, not {scale}")
+        if self._smallest > self._largest:
+            raise ConfigurationError(f"min_loss_scale, {self._smallest}, is above max_loss_scale, {self._largest}")
+        if self._steps_per_increase < 1:
+            raise ConfigurationError(f"steps_per_increase must be at least 1, not {self._steps_per_increase}")
+        if not 0 <= self._overflow_tolerance < 1:
+            raise ConfigurationError(
+                f"overflow_tolerance must be at least 0 and less than 1, not {self._overflow_tolerance}"
+            )
+        if self._max_gradient_norm is not None and self._max_gradient_norm < 0:
+            raise ConfigurationError(f"max_gradient_norm must not be negative, not {self._max_gradient_norm}")
+
+    @property
+    def _has_state(self) -> bool:
+        return self._is_csx and self._is_dynamic
+
+    def state_dict(self, destination: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The state of a dynamic scale by name; nothing on the CPU backend or of a static scale.
+
+        Args:
+            destination: takes the state, and is returned.
+        """
+        destination = {} if destination is None else destination
+        if self._has_state:
+            destination.update({name: getattr(self, f"_{name}") for name in _STATES})
+        return destination
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the state of a dynamic scale. What has no state takes none; one saved without any changes nothing.
+
+        Raises:
+            ValueError: part of the state is missing.
+        """
+        if not self._has_state or not state_dict:
+            return
+        missing = [name for name in _STATES if name not in state_dict]
+        if missing:
+            raise ValueError(f"the loaded state of the GradScaler lacks {', '.join(missing)}")
+        with torch.no_grad():
+            for name in _STATES:
+                getattr(self, f"_{name}").copy_(torch.as_tensor(state_dict[name]))
+
+    def get_non_clamped_scale(self) -> torch.Tensor | float:
+        """The scale as it was set or loaded, be it out of bounds."""
+        if not self._is_csx:
+            return 1.0
+        return self._loss_scale if self._is_dynamic else self._static_scale
+
+    def get_scale(self) -> torch.Tensor | float:
+        """The scale: a float32 tensor of rank 0 if dynamic; 1 on the CPU backend."""
+        scale = self.get_non_clamped_scale()
+        return scale.clamp(self._smallest, self._largest) if isinstance(scale, torch.Tensor) else scale
+
+    def get_num_skipped_steps(self) -> torch.Tensor | int:
+        """How many steps were skipped."""
+        return self._num_skipped_steps if self._has_state else 0
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss, scaled; itself on the CPU backend."""
+        return loss * self.get_scale() if self._is_csx else loss
+
+    @torch.no_grad()
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Scales the gradients of the optimizer back, in place; for who reads or clips them before the step.
+
+        Raises:
+            UsageError: it was done in this step, or this is no traced step.
+        """
+        if not self._is_csx:
+            return
+        notes = step_notes()
+        if optimizer in notes.norms:
+            raise UsageError("the gradients of this optimizer were unscaled in this step already: call unscale_ once")
+        self._unscale(optimizer, notes)
+
+    def _unscale(self, optimizer: torch.optim.Optimizer, notes: StepNotes) -> None:
+        inverse = 1 / self.get_scale()
+        found = gradients(optimizer)
+        # Of the gradients as they come: so unscaling them is part of the update, and not a pass of its own.
+        notes.norms[optimizer] = torch.nn.utils.get_total_norm(found) * inverse
+        for gradient in found:
+            gradient.mul_(inverse)
+
+    @torch.no_grad()
+    def clip_gradients_and_return_isfinite(
+        self, optimizers: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
+    ) -> torch.Tensor | bool:
+        """Unscales gradients, if that was not done, and clips their norm to max_gradient_norm, if there is one.
+
+        Returns:
+            Whether all were finite, as a boolean tensor of rank 0; True on the CPU backend.
+        """
+        chosen = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+        return self._clip(chosen) if self._is_csx else True
+
+    def _clip(self, optimizers: list[torch.optim.Optimizer]) -> torch.Tensor:
+        notes = step_notes()
+        for optimizer in optimizers:
+            norm = None  # the user may have changed what was unscaled before
+            if optimizer not in notes.norms:
+                self._unscale(optimizer, notes)
+                norm = notes.norms[optimizer]
+            if self._max_gradient_norm is not None:
+                clip_norm(optimizer, self._max_gradient_norm, norm)
+        return _all_finite(notes, optimizers)
+
+    def step_if_finite(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """A step of the optimizer that changes nothing where its gradients are not all finite; as `step`."""
+        if not self._is_csx:
+            return optimizer.step(*args, **kwargs)
+        with torch.no_grad():
+            finite = self._clip([optimizer])
+        update = ConditionalUpdate(optimizer)
+        result = optimizer.step(*args, **kwargs)
+        update.choose(finite)
+        return result
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Unscales and clips gradients, if that was not done, and updates; a dynamic scale only where they are finite.
+
+        Args:
+            optimizer: whose gradients are those of the scaled loss.
+            args: of its step.
+            kwargs: of its step.
+
+        Returns:
+            What its step returns.
+        """
+        if self._has_state:
+            return self.step_if_finite(optimizer, *args, **kwargs)
+        self.clip_gradients_and_return_isfinite(optimizer)
+        return optimizer.step(*args, **kwargs)
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """Ends the step: the dynamic scale follows from the gradients of all optimizers that were unscaled in it.
+
+        Args:
+            new_scale: set the scale to this instead.
+
+        Raises:
+            UsageError: no gradients were unscaled in this step, or a static scale is to be set.
+        """
+        if new_scale is not None and not self._is_dynamic:
+            raise UsageError("a static loss scale stays what it is: make the GradScaler with loss_scale='dynamic'")
+        if not self._has_state:
+            return
+        self.update_scale(list(step_notes().norms))
+        if new_scale is not None:
+            with torch.no_grad():
+                self._loss_scale.copy_(torch.as_tensor(new_scale, dtype=torch.float32))
+
+    @torch.no_grad()
+    def update_scale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """As `update`, from the gradients of some optimizers.
+
+        Raises:
+            UsageError: they were not unscaled in this step.
+        """
+        if not self._has_state:
+            return
+        notes, chosen = step_notes(), list(optimizers)
+        if not chosen or any(optimizer not in notes.norms for optimizer in chosen):
+            raise UsageError("no gradients were unscaled in this step: call scaler.step(optimizer) before the update")
+        overflow = ~_all_finite(notes, chosen)
+        steps = self._steps_since_rescale + 1
+        overflows = self._overflows_since_rescale + overflow
+        is_halved = overflows > self._overflow_tolerance * steps
+        is_doubled = ~is_halved & (steps >= self._steps_per_increase)
+        is_kept = ~(is_halved | is_doubled)
+        scale = self._loss_scale.clamp(self._smallest, self._largest)
+        scale = torch.where(is_halved, scale / 2, torch.where(is_doubled, scale * 2, scale))
+        self._loss_scale.copy_(scale.clamp(self._smallest, self._largest))
+        self._steps_since_rescale.copy_(steps * is_kept)
+        self._overflows_since_rescale.copy_(overflows * is_kept)
+        self._num_skipped_steps.add_(overflow)
+
+
+def _all_finite(notes: StepNotes, optimizers: Iterable[torch.optim.Optimizer]) -> torch.Tensor:
+    return functools.reduce(torch.logical_and, (notes.norms[optimizer] < math.inf for optimizer in optimizers))

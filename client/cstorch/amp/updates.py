@@ -1,0 +1,114 @@
+"""Updates that take effect only where the gradients are finite: a choice between two values of every state."""
+
+import math
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from cstorch.errors import UsageError
+from cstorch.tracing.context import context
+from cstorch.tracing.recorder import Recorder
+
+
+class StepNotes:
+    """What is known of optimizers in the step that is being traced."""
+
+    def __init__(self) -> None:
+        self.norms: dict[torch.optim.Optimizer, torch.Tensor] = {}  # of the unscaled gradients, before any clipping
+        self.marked: dict[torch.optim.Optimizer, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # with the value before
+
+
+# They end with the recording, and hold nothing of it after it.
+_notes: "weakref.WeakKeyDictionary[Recorder, StepNotes]" = weakref.WeakKeyDictionary()
+
+
+def step_notes() -> StepNotes:
+    """The notes of the step that this thread traces.
+
+    Raises:
+        UsageError: it traces none.
+    """
+    recorder = context.recorder
+    if recorder is None:
+        raise UsageError("a GradScaler works within a traced step: call it in a function decorated with cstorch.trace")
+    return _notes.setdefault(recorder, StepNotes())
+
+
+def unscaled_norm(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+    """The norm over all gradients of the optimizer, as a GradScaler has unscaled them in this step, if it has."""
+    return None if context.recorder is None else step_notes().norms.get(optimizer)
+
+
+def isfinite(optimizer: torch.optim.Optimizer) -> torch.Tensor | bool:
+    """Whether all gradients of the optimizer are finite in this step, as a boolean tensor of rank 0.
+
+    True where no GradScaler has unscaled its gradients in this step, as on the CPU.
+    """
+    norm = unscaled_norm(optimizer)
+    return True if norm is None else norm < math.inf
+
+
+def update_if_finite(optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> None:
+    """Marks a tensor of an own optimizer before its step changes it in place.
+
+    If a GradScaler then skips the step for gradients that are not finite, the tensor keeps the value that it has now.
+    Parameters and the state of the optimizer need no mark.
+    """
+    if context.recorder is not None:
+        step_notes().marked.setdefault(optimizer, []).append((tensor, tensor.detach().clone()))
+
+
+class ConditionalUpdate:
+    """Remembers all that a step of the optimizer may change; `choose` then keeps the change or takes it back."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._before = {
+            (id(values), name): value.detach().clone()
+            for values in _states(optimizer)
+            for name, value in values.items()
+            if isinstance(value, torch.Tensor)
+        }
+        self._parameters = [(parameter, parameter.detach().clone()) for parameter in _updated(optimizer)]
+
+    @torch.no_grad()
+    def choose(self, finite: torch.Tensor) -> None:
+        """Keeps what changed where `finite` (boolean, rank 0) is true."""
+        for values in _states(self._optimizer):
+            for name, value in values.items():
+                before = self._before.get((id(values), name))
+                if before is not None:
+                    value.copy_(torch.where(finite, value, before))
+        for tensor, before in (*self._parameters, *step_notes().marked.pop(self._optimizer, ())):
+            tensor.copy_(torch.where(finite, tensor, before))
+
+
+def _updated(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """The parameters that a step updates: those that have a gradient."""
+    for group in optimizer.param_groups:
+        yield from (parameter for parameter in group["params"] if parameter.grad is not None)
+
+
+def _states(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
+    yield from (optimizer.state[parameter] for parameter in _updated(optimizer) if parameter in optimizer.state)
+
+
+def gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The gradients that a step of the optimizer reads."""
+    return [parameter.grad for parameter in _updated(optimizer) if parameter.grad is not None]
+
+
+def clip_norm(optimizer: torch.optim.Optimizer, largest: float, norm: torch.Tensor | None) -> None:
+    """Clips the norm over all gradients of the optimizer.
+
+    Args:
+        norm: what it is, if that is known: it need not be computed again, and gradients that were only unscaled since
+            are then not written before the update reads them.
+    """
+    parameters = list(_updated(optimizer))
+    if norm is None:
+        torch.nn.utils.clip_grad_norm_(parameters, largest)
+    else:
+        torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
