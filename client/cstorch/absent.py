@@ -16,8 +16,9 @@ _ONE_RELEASE = "scripts of that release called it for effects inside the old run
 # By name; a module stands for all that is missing in it.
 _REASONS: Mapping[str, str] = {
     "cstorch.add_debug_name": _NO_GRAPH,
-    "cstorch.amp": "it is not written yet; ask for mixed precision with enable_mixed_precision and "
-    "set_half_dtype('bfloat16'), whose gradients need no scaling",
+    "cstorch.amp": "the compiler inserts casts, by operation and not by function: set "
+    "cstorch.backends.csx.precision.optimization_level, or cast tensors to a half yourself, which is left as it is",
+    "cstorch.amp.setup_optimizer": "a GradScaler needs no preparation of the optimizer; leave it out",
     "cstorch.backends": "Waferbox has nothing that the flag would change; leave it out",
     "cstorch.checks": "its checks are always on; leave it out",
     "cstorch.closures": _DECORATE,

@@ -10,6 +10,7 @@ from plan_simulator import Simulation
 from test_compiler_optimizers import committing_runs
 from torch import nn
 
+import cerebras_torch
 import cstorch
 from cirh.parser import parse_module
 from cstorch.optim import SGD, AdamW, Optimizer
@@ -172,3 +173,32 @@ def test_it_costs_no_more_kernels_and_exchanges_than_clipping(clip: float | None
         assert exchanges == allowed_exchanges
         for text in loops:
             lower(parse_module(text))
+
+
+def test_the_oldest_release_unscales_in_the_step_of_the_optimizer() -> None:
+    def build(model: Any) -> tuple[Step, Getters]:
+        registry = Registry()
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        registry.register("optimizer", optimizer)
+        on_device = isinstance(model[0].weight, LazyTensor)
+        settings = {"initial_loss_scale": 2.0**10, "steps_per_increase": 2, "max_loss_scale": 2.0**20}
+        scaler: Any = cerebras_torch.amp.GradScaler("dynamic", **settings) if on_device else torch_scaler()
+        if on_device:
+            registry.register("grad_scaler", scaler)
+
+        def step(batch: Any) -> Any:
+            optimizer.zero_grad()
+            loss = (model(batch[0]) - batch[1]).square().mean()
+            if on_device:
+                scaler(loss).backward()
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            return loss, torch.as_tensor(scaler.get_scale())
+
+        return step, dict(named_getters(registry))
+
+    given = batches(2)
+    Traced(build, network(), given[0]).check(given, [(2, 2)])

@@ -4,7 +4,7 @@
 1.9: `backend` and `utils.data.DataExecutor` as in 2.0, with `compile_step` for `trace`. All else is cstorch.
 """
 
-from cerebras_pytorch.experimental import metrics, utils
+from cerebras_pytorch.experimental import amp, metrics, utils
 from cerebras_pytorch.experimental.compiling import compile, compile_step
 from cerebras_pytorch.experimental.configuration import configure
 from cerebras_pytorch.experimental.summaries import save_summaries, scalar_summary
@@ -13,6 +13,7 @@ from cerebras_pytorch.summaries import summarize_scalar, summarize_tensor
 from cstorch.generations import inherit
 
 __all__ = [
+    "amp",
     "backend",
     "compile",
     "compile_step",

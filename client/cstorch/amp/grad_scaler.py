@@ -39,6 +39,7 @@ class GradScaler:
 
     Raises:
         ConfigurationError: one of them is not what it has to be.
+        UsageError: by its methods, if it is dynamic and was made before the backend of a cluster.
     """
 
     def __init__(
@@ -63,8 +64,8 @@ class GradScaler:
         self._overflow_tolerance = overflow_tolerance
         self._max_gradient_norm = max_gradient_norm
         self._check()
-        self._is_csx = has_backend() and current_backend().is_csx
-        if self._has_state:
+        self._has_tensors = self._is_csx and self._is_dynamic
+        if self._has_tensors:
             self._loss_scale = full((), self._initial, torch.float32)
             self._steps_since_rescale = full((), 0, torch.int64)
             self._overflows_since_rescale = full((), 0, torch.int64)
@@ -93,8 +94,18 @@ class GradScaler:
             raise ConfigurationError(f"max_gradient_norm must not be negative, not {self._max_gradient_norm}")
 
     @property
+    def _is_csx(self) -> bool:
+        return has_backend() and current_backend().is_csx
+
+    @property
     def _has_state(self) -> bool:
-        return self._is_csx and self._is_dynamic
+        if not (self._is_csx and self._is_dynamic):
+            return False
+        if not self._has_tensors:
+            raise UsageError(
+                "this GradScaler was made before the backend, so it has no state there: make it afterwards"
+            )
+        return True
 
     def state_dict(self, destination: dict[str, Any] | None = None) -> dict[str, Any]:
         """The state of a dynamic scale by name; nothing on the CPU backend or of a static scale.
@@ -124,9 +135,9 @@ class GradScaler:
 
     def get_non_clamped_scale(self) -> torch.Tensor | float:
         """The scale as it was set or loaded, be it out of bounds."""
-        if not self._is_csx:
-            return 1.0
-        return self._loss_scale if self._is_dynamic else self._static_scale
+        if self._has_state:
+            return self._loss_scale
+        return self._static_scale if self._is_csx else 1.0
 
     def get_scale(self) -> torch.Tensor | float:
         """The scale: a float32 tensor of rank 0 if dynamic; 1 on the CPU backend."""

@@ -34,7 +34,7 @@ def optimizer_step(
     if grad_scaler is None:
         loss.backward()  # type: ignore[no-untyped-call]
     else:
-        grad_scaler.scale(loss).backward()
+        grad_scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         grad_scaler.unscale_(optimizer)
     if max_gradient_norm is not None:
         clip_norm(optimizer, max_gradient_norm, unscaled_norm(optimizer))

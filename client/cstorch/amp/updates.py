@@ -75,7 +75,7 @@ class ConditionalUpdate:
 
     @torch.no_grad()
     def choose(self, finite: torch.Tensor) -> None:
-        """Keeps what changed where `finite` (boolean, rank 0) is true."""
+        """Keeps what changed where `finite`, a boolean of rank 0, is true."""
         for values in _states(self._optimizer):
             for name, value in values.items():
                 before = self._before.get((id(values), name))

@@ -1,0 +1,132 @@
+"""cstorch.amp, with a GradScaler that a plain loop only calls: `scaler(loss).backward()`, then `optimizer.step()`."""
+
+import itertools
+import weakref
+from typing import Any, Literal
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from cstorch.amp import GradScaler as _GradScaler
+from cstorch.amp import enable_mixed_precision
+from cstorch.amp.updates import ConditionalUpdate, StepNotes, step_notes
+from cstorch.errors import UsageError
+from cstorch.generations import inherit
+from cstorch.tracing import is_tracing
+
+__all__ = ["GradScaler", "load_state_dict", "state_dict"]
+
+__getattr__ = inherit("cerebras_torch.amp", "cstorch.amp")
+
+
+class GradScaler(_GradScaler):
+    """As cstorch.amp.GradScaler, with these differences.
+
+    The step of the optimizer that follows on a call unscales its gradients, and updates the scale; a loop has one
+    optimizer.
+
+    Args:
+        initial_loss_scale: what init_scale is there.
+        mixed_precision: enables mixed precision, or disables it; by default it stays as it is.
+    """
+
+    def __init__(
+        self,
+        loss_scale: float | Literal["dynamic"] | None = None,
+        initial_loss_scale: float | None = None,
+        steps_per_increase: int | None = None,
+        min_loss_scale: float | None = None,
+        max_loss_scale: float | None = None,
+        max_gradient_norm: float | None = None,
+        mixed_precision: bool | None = None,
+    ) -> None:
+        self._init_params = {
+            "loss_scale": loss_scale,
+            "initial_loss_scale": initial_loss_scale,
+            "steps_per_increase": steps_per_increase,
+            "min_loss_scale": min_loss_scale,
+            "max_loss_scale": max_loss_scale,
+            "max_gradient_norm": max_gradient_norm,
+            "mixed_precision": mixed_precision,
+        }
+        if mixed_precision is not None:
+            enable_mixed_precision(mixed_precision)
+        super().__init__(
+            loss_scale,
+            initial_loss_scale,
+            steps_per_increase,
+            min_loss_scale,
+            max_loss_scale,
+            max_gradient_norm=max_gradient_norm,
+        )
+        self._scaled_in: weakref.ref[StepNotes] | None = None  # the step whose loss it has scaled
+        self._pending: tuple[ConditionalUpdate, torch.Tensor] | None = None
+        _scalers[next(_numbers)] = self
+
+    def __call__(self, loss: torch.Tensor) -> torch.Tensor:
+        """The scaled loss, for its backward pass."""
+        if self._is_csx:
+            self._scaled_in = weakref.ref(step_notes())
+        return self.scale(loss)
+
+    def get_init_params(self) -> dict[str, Any]:
+        """What it was made with, by name."""
+        return dict(self._init_params)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._has_scaled():
+            return
+        if step_notes().norms.keys() - {optimizer}:
+            raise UsageError("a GradScaler of cerebras_torch works for one optimizer: use that of cerebras.pytorch.amp")
+        finite = self.clip_gradients_and_return_isfinite(optimizer)
+        if self._has_state:
+            assert isinstance(finite, torch.Tensor)
+            self._pending = ConditionalUpdate(optimizer), finite
+
+    def _after_step(self) -> None:
+        if not self._has_scaled():
+            return
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            update, finite = pending
+            update.choose(finite)
+        self.update()
+
+    def _has_scaled(self) -> bool:
+        """Whether it has scaled the loss of the step that is being recorded."""
+        return is_tracing() and self._scaled_in is not None and self._scaled_in() is step_notes()
+
+
+_numbers = itertools.count()
+_scalers: "weakref.WeakValueDictionary[int, GradScaler]" = weakref.WeakValueDictionary()
+
+
+def state_dict() -> dict[str, Any]:
+    """The state of the GradScaler; nothing if there is none. Of several, that of the newest."""
+    scaler = _newest()
+    return {} if scaler is None else scaler.state_dict()
+
+
+def load_state_dict(state_dict: dict[str, Any]) -> None:
+    """Gives the newest GradScaler, if there is one, its state. Raises as its own method."""
+    scaler = _newest()
+    if scaler is not None:
+        scaler.load_state_dict(state_dict)
+
+
+def _newest() -> GradScaler | None:
+    return _scalers[max(_scalers)] if _scalers else None
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for scaler in list(_scalers.values()):
+        scaler._before_step(optimizer)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for scaler in list(_scalers.values()):
+        scaler._after_step()
+
+
+register_optimizer_step_pre_hook(_before_step)
+register_optimizer_step_post_hook(_after_step)
