@@ -36,18 +36,20 @@ def settings_of_its_own() -> Iterator[None]:
     cstorch.backends.reset()
 
 
-def simulated(text: str, model: torch.nn.Module, precision: Precision, num_csx: int) -> list[float]:
-    """The losses, by the simulation: all states but the weights begin with zeros."""
+def simulated(
+    text: str, model: torch.nn.Module, precision: Precision, num_csx: int, num_steps: int, **others: float
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The losses and last states, by the simulation: all states but the weights and `others` begin with zeros."""
     module = parse_module(text)
     arguments = func_of(module).block.args
     states = {s.name: torch.zeros(*info(arguments[s.argument])[:1]) for s in signature(module).states}
     states |= {f"state.model.{name}": p.detach() for name, p in model.named_parameters()}
+    states |= {name: torch.tensor(value) for name, value in others.items()}
     plan = compile_module(text, Target(num_csx=num_csx, num_shards=2, precision=precision))
-    batches = itertools.islice(itertools.cycle(mixed_precision.input_fn()), STEPS)
-    return [
-        float(*step.values())
-        for step in plan_simulator.Simulation(plan, states).run([list(batch) for batch in batches])
-    ]
+    batches = itertools.islice(itertools.cycle(mixed_precision.input_fn()), num_steps)
+    simulation = plan_simulator.Simulation(plan, states)
+    losses = [float(*step.values()) for step in simulation.run([list(batch) for batch in batches])]
+    return losses, simulation.states
 
 
 @pytest.fixture
@@ -70,9 +72,32 @@ def test_training_goes_as_in_the_simulation(
     torch.manual_seed(0)
     model = mixed_precision.Network()
     initial = copy.deepcopy(model)
-    losses = mixed_precision.train(tmp_path, model, half, level, num_csx, STEPS)
+    losses, _ = mixed_precision.train(tmp_path, model, half, level, num_csx, STEPS)
     (text,) = (path.read_text() for path in tmp_path.rglob("cirh.mlir"))
-    expected = simulated(text, initial, Precision(half=Half(half), level=level), num_csx)
+    expected, _ = simulated(text, initial, Precision(half=Half(half), level=level), num_csx, STEPS)
     assert losses == pytest.approx(expected, rel=1e-5)
     assert losses[-1] < 0.25 * losses[0]
     assert all(p.dtype is torch.float32 for p in model.parameters())
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("generated_updates")
+def test_a_loss_scale_that_overflows_is_halved_until_it_fits(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Gradients in float16, of a loss that is scaled by far too much at first."""
+    monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
+    torch.manual_seed(0)
+    model = mixed_precision.Network()
+    initial = copy.deepcopy(model)
+    num_steps, scale = 16, 2.0**30
+    losses, state = mixed_precision.train(tmp_path, model, "float16", 1, 2, num_steps, scale)
+    (text,) = (path.read_text() for path in tmp_path.rglob("cirh.mlir"))
+    others = {"state.grad_scaler.0.loss_scale": scale}
+    expected, states = simulated(text, initial, Precision(half=Half.FLOAT16), 2, num_steps, **others)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert state == {name: float(states[f"state.grad_scaler.0.{name}"]) for name in state}
+    skipped = int(state["num_skipped_steps"])
+    assert 0 < skipped < num_steps
+    assert state["loss_scale"] == scale / 2**skipped
+    assert losses[-1] < losses[skipped]

@@ -28,8 +28,16 @@ def input_fn() -> DataLoader:
     return DataLoader(TensorDataset(images, torch.tensor(digits.target)), batch_size=BATCH, drop_last=True)
 
 
-def train(artifact_dir: Path, model: Network, half: str, level: int, num_csx: int, num_steps: int) -> list[float]:
-    """The losses of all steps."""
+def train(
+    artifact_dir: Path,
+    model: Network,
+    half: str,
+    level: int,
+    num_csx: int,
+    num_steps: int,
+    init_scale: float | None = None,
+) -> tuple[list[float], dict[str, float]]:
+    """The losses of all steps, and, with an init_scale, the state of the dynamic loss scale after them."""
     cstorch.amp.set_half_dtype(half)
     cstorch.amp.enable_mixed_precision()
     cstorch.backends.csx.precision.optimization_level = level
@@ -37,15 +45,14 @@ def train(artifact_dir: Path, model: Network, half: str, level: int, num_csx: in
     backend = cstorch.backend("CSX", artifact_dir=artifact_dir, cluster_config=config)
     compiled = cstorch.compile(model, backend)
     optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = None if init_scale is None else cstorch.amp.GradScaler("dynamic", init_scale, max_loss_scale=init_scale)
     losses: list[float] = []
 
     @cstorch.trace
     def step(batch: list[torch.Tensor]) -> torch.Tensor:
         images, labels = batch
         loss = F.cross_entropy(compiled(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        cstorch.amp.optimizer_step(loss, optimizer, scaler)
         return loss
 
     @cstorch.step_closure
@@ -55,4 +62,4 @@ def train(artifact_dir: Path, model: Network, half: str, level: int, num_csx: in
     loader = cstorch.utils.data.DataLoader(input_fn)
     for batch in cstorch.utils.data.DataExecutor(loader, num_steps=num_steps):
         keep(step(batch))
-    return losses
+    return losses, {} if scaler is None else {name: float(value) for name, value in scaler.state_dict().items()}
