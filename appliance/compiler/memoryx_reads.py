@@ -32,13 +32,14 @@ class Reads:
             self._aliases.setdefault(root, []).append(view)
 
     def kind(self, op: Operation) -> Kind:
-        """What can be one kernel: element-wise work on tensors of one shape in one component; or the rest of it."""
+        """What can be one kernel: element-wise work on tensors of one shape in one component, or on single numbers; or
+        the rest of it."""
         return self._kinds[op]
 
     def _kind(self, op: Operation) -> Kind:
         component = self._sharing.component.get(op)
         shape = types.shape(op.results[0])
-        return (component, shape if spec(op.name).pointwise and component is not None else None)
+        return (component, shape if spec(op.name).pointwise and (component is not None or not shape) else None)
 
     def operands(self, op: Operation) -> list[SSAValue]:
         """What an operation reads, constants excluded."""
