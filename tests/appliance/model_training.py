@@ -133,14 +133,10 @@ def start(name: str, seed: int) -> tuple[nn.Module, list[Any]]:
 
 
 @functools.cache
-def plain(name: str, autocast: torch.dtype | None, seed: int, *, halves: bool = False) -> Run:
-    """What torch makes of a seed. Its random operations draw the cluster's numbers. With `halves`, layer norms and
-    embeddings give autocast's type, which torch leaves in float32."""
+def plain(name: str, autocast: torch.dtype | None, seed: int) -> Run:
+    """What torch makes of a seed. Its random operations draw the cluster's numbers."""
     network, batches = start(name, seed)
     network = copy.deepcopy(network)
-    for module in network.modules() if halves else ():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)):
-            module.register_forward_hook(lambda module, arguments, result: result.to(autocast))
     step, _ = training(name, autocast)(network)
     losses = []
     numbers = CountedRandom(counter(seed))

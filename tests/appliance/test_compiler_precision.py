@@ -174,9 +174,10 @@ def test_nothing_is_cast_twice() -> None:
     [
         ("aten.addmm", "HALF HALF HALF"),
         ("aten.convolution_backward", "HALF HALF HALF"),
-        ("aten.embedding", "FLOAT HALF HALF"),
+        ("aten.embedding", "FLOAT FLOAT HALF"),
         ("aten.embedding_dense_backward", "FLOAT FLOAT FLOAT"),
-        ("aten.native_layer_norm", "FLOAT ROUNDED ROUNDED"),
+        ("aten.native_layer_norm", "FLOAT FLOAT ROUNDED"),
+        ("aten.native_group_norm", "FLOAT ROUNDED ROUNDED"),
         ("cirh.Softmax", "FLOAT FLOAT WIDEST"),
         ("cirh.Exp", "FLOAT FLOAT WIDEST"),
         ("aten._log_softmax", "FLOAT FLOAT FLOAT"),

@@ -1,12 +1,8 @@
 """Training of every model in bfloat16 errs no more than torch's own autocast does, both measured against float32.
 
 The bound is 1.25 times autocast's error: the two round at different places, so that their errors are different draws of
-much the same size (as in test_compiler_precision_parity).
-
-Level 0 is held against autocast as it is. At level 1 layer norms and embeddings give halves, as the API's cast lists
-say, and with them the whole residual stream of a transformer is in bfloat16, which autocast leaves in float32. So level
-1 errs more than autocast (of these models T5 most: 1.6 times in its losses), and is held against autocast with the same
-rule added to it.
+much the same size (as in test_compiler_precision_parity). Level 2, where layer norms and embeddings give halves, errs
+more (of these models T5 most: 2.8 times in its losses).
 """
 
 from collections.abc import Sequence
@@ -41,6 +37,6 @@ def errors(name: str, runs: Sequence[Run]) -> tuple[float, float]:
 def test_errors_are_within_those_of_autocast(name: str, level: int, wafers: int) -> None:
     precision = Precision(half=Half.BFLOAT16, level=level)
     ours = errors(name, [simulated(name, precision, wafers, seed) for seed in SEEDS])
-    theirs = errors(name, [plain(name, torch.bfloat16, seed, halves=level == 1) for seed in SEEDS])
+    theirs = errors(name, [plain(name, torch.bfloat16, seed) for seed in SEEDS])
     for error, allowed in zip(ours, theirs, strict=True):
         assert 0 < error <= BOUND * allowed
