@@ -39,6 +39,7 @@ def describe(trace: Trace) -> str:
         {
             "states": [[info.name, list(info.cell.shape), str(info.cell.dtype)] for info in trace.states],
             "outputs": [[info.name, list(info.tensor.shape), str(info.tensor.dtype)] for info in trace.outputs],
+            "graph": str(trace.graph),
         }
     )
 

@@ -14,7 +14,6 @@ import cerebras_torch as cbtorch
 import cstorch
 from cerebras_torch.core import cb_model
 from cstorch.errors import ConfigurationError, TraceError, UsageError
-from cstorch.session import loop as session_loop
 
 
 def loader() -> DataLoader:
@@ -31,9 +30,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     server = cluster.serve()
     cluster.connect_client(monkeypatch)
     # There the "module" is the trace.
-    monkeypatch.setattr(
-        session_loop, "print_module", lambda trace: f"{trace.graph} {[output.name for output in trace.outputs]}"
-    )
     yield cluster
     cstorch.close_backend()
     server.stop(None).wait(5)

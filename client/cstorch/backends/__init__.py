@@ -1,4 +1,7 @@
-"""Flags of the backends, as in `cstorch.backends.csx.precision.optimization_level = 2`. Unknown: an AttributeError."""
+"""Flags of the backends, as in `cstorch.backends.csx.precision.optimization_level = 2`. Unknown: an AttributeError.
+
+For a while: `with cstorch.backends.csx.precision(optimization_level=2):`.
+"""
 
 from cstorch.backends.csx import Csx
 

@@ -1,91 +1,136 @@
-"""Flags of the CSX backend."""
+"""The tree of flags of the CSX backend."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal, TypeAlias
 
-from cstorch import absent
-from cstorch.errors import ConfigurationError, UsageError
-from cstorch.execution import current_execution
+from cstorch.backends.flag import Flag, Flags, anything, boolean, count, one_of, optional, text
+from cstorch.errors import ConfigurationError
 
+MicroBatchSize: TypeAlias = Literal["auto", "explore"] | dict[str, dict[str, int]] | int | None
 
-class CsxPrecision:
-    """Flags that say how exactly steps compute."""
-
-    __slots__ = ("_level",)
-
-    def __init__(self) -> None:
-        self._level = 1
-
-    def __getattr__(self, name: str) -> Any:
-        raise absent.error("cstorch.backends.csx.precision", name)
-
-    @property
-    def optimization_level(self) -> int:
-        """With mixed precision, how much is computed in half: 0 the least, 2 the most.
-
-        Raises:
-            ConfigurationError: on setting it to anything else.
-            UsageError: on setting it inside the loop of an executor.
-        """
-        return self._level
-
-    @optimization_level.setter
-    def optimization_level(self, level: int) -> None:
-        if type(level) is not int or level not in (0, 1, 2):
-            raise ConfigurationError(f"a precision optimization level is one of 0, 1 and 2, not {level!r}")
-        _check_outside_loop()
-        self._level = level
+_TRANSFER = "tensors travel as the lane of the ClusterConfig says"
+_HARDWARE = "it steers hardware, or the compiler for it, that is not here"
+_KERNELS = "kernels are torch's own"
+_PROCESSES = "processes take the memory that they need"
 
 
-class CsxPerformance:
-    """Flags that say how steps are made fast."""
-
-    __slots__ = ("_library",)
-
-    def __init__(self) -> None:
-        self._library = "aten"
-
-    @property
-    def kernel_library(self) -> str:
-        """What runs the kernels of layers: "aten", torch's own calls, or "inductor", kernels that torch generates.
-
-        Generated kernels take seconds each to build, once for a cache, and gain little on a CPU. Raises as
-        `CsxPrecision.optimization_level`.
-        """
-        return self._library
-
-    @kernel_library.setter
-    def kernel_library(self, library: str) -> None:
-        if library not in ("aten", "inductor"):
-            raise ConfigurationError(f'the kernel library is "aten" or "inductor", not {library!r}')
-        _check_outside_loop()
-        self._library = library
+def _micro_batch_size(value: Any) -> MicroBatchSize:
+    if value in ("auto", "explore", None) or (type(value) is int and value >= 1):
+        size: MicroBatchSize = value
+        return size
+    if isinstance(value, dict) and value.keys() == {"explore"} and isinstance(value["explore"], dict):
+        bounds = value["explore"]
+        if bounds.keys() <= {"min", "max"} and all(type(bound) is int and bound >= 1 for bound in bounds.values()):
+            return value
+    raise ConfigurationError(
+        'must be "auto", "explore", {"explore": {"min": int, "max": int}}, an int of at least 1, or None'
+    )
 
 
-def _check_outside_loop() -> None:
-    if current_execution() is not None:
-        raise UsageError("the step is compiled once: set flags before the loop of an executor, not inside it")
+def _settings(value: Any) -> Any:
+    return SimpleNamespace(**value) if isinstance(value, dict) else value
 
 
-class Csx:
+class Precision(Flags):
+    """How exactly steps compute.
+
+    optimization_level: with mixed precision, how much is computed in half: 0 the least, 2 the most.
+    """
+
+    optimization_level = Flag(1, one_of(0, 1, 2))
+
+
+class Performance(Flags):
+    """How steps are made fast.
+
+    micro_batch_size: how many rows a wafer computes at a time, on the real system. Here a wafer computes its whole
+        share of the batch at once; the numbers are the same up to rounding.
+    kernel_library: what runs the kernels of layers: "aten", torch's own calls, or "inductor", kernels that torch
+        generates. These take seconds each to build, once for a cache, and gain little on a CPU. (Waferbox only.)
+    """
+
+    micro_batch_size = Flag[MicroBatchSize](
+        "auto",
+        _micro_batch_size,
+        without_effect="a wafer computes its whole share of a batch at once, which gives the same numbers",
+    )
+    transfer_processes = Flag(5, count, without_effect=_TRANSFER)
+    max_transfer_bytes = Flag(256 * 1024 * 1024, count, without_effect=_TRANSFER)
+    compress_weights = Flag(False, boolean, without_effect=_TRANSFER)
+    use_speculative_optimizers = Flag(True, boolean, without_effect="an update begins when all that it needs is there")
+    kernel_library = Flag("aten", one_of("aten", "inductor"))
+
+
+class Cluster(Flags):
+    """What is asked of the cluster's management."""
+
+    auto_taint = Flag(False, boolean, without_effect=_HARDWARE)
+
+
+class S3(Flags):
+    """Access to S3."""
+
+    profile = Flag[str | None](None, optional(text), without_effect="checkpoints are files")
+
+
+class Storage(Flags):
+    """Where checkpoints lie."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.__dict__["s3"] = S3(f"{path}.s3")
+
+    s3: S3
+
+
+class Debug(Flags):
+    """What helps to find an error.
+
+    lazy_initialization: whether weights made under `with backend.device:` are initialised on the cluster. Without it,
+        state cannot be changed between executions (see ClusterConfig.changes_need_checkpoint).
+    log_initialization: whether `compile` says how much it moved to the device.
+    retrace_every_iteration: whether the traced function is called in every step. It has to do the same each time, since
+        the cluster runs what it did in the first; but print and breakpoints in it are reached each time.
+    ini, debug_args: settings of the real system's compiler.
+    """
+
+    ini = Flag[Any](SimpleNamespace(), _settings, without_effect=_HARDWARE)
+    debug_args = Flag[Any](None, anything, without_effect=_HARDWARE)
+    drop_data = Flag(False, boolean, without_effect="the wafers compute with the data that reaches them")
+    lazy_initialization = Flag(True, boolean)
+    skip_weight_init = Flag(False, boolean, without_effect="weights are always initialised")
+    optimize_initialization = Flag(True, boolean, without_effect="initialisation runs as the script has it")
+    log_initialization = Flag(True, boolean)
+    retrace_every_iteration = Flag(False, boolean)
+    implicit_cast_cb16_to_fp32 = Flag(False, boolean, without_effect=_KERNELS)
+    save_gpv = Flag(False, boolean, without_effect=_HARDWARE)
+    check_constraints = Flag(True, boolean, without_effect=_HARDWARE)
+    op_definition_module = Flag[str | None](None, optional(text), without_effect=_KERNELS)
+    skip_connectivity_check = Flag(False, boolean, without_effect="a cluster that does not answer is always told of")
+    fabric_type_blacklist = Flag[Any](None, anything, without_effect=_HARDWARE)
+    compile_crd_memory_gi = Flag[int | None](None, optional(count), without_effect=_PROCESSES)
+    execute_crd_memory_gi = Flag[int | None](None, optional(count), without_effect=_PROCESSES)
+    act_memory_gi = Flag[int | None](None, optional(count), without_effect=_PROCESSES)
+    cmd_memory_gi = Flag[int | None](None, optional(count), without_effect=_PROCESSES)
+    wgt_memory_gi = Flag[int | None](None, optional(count), without_effect=_PROCESSES)
+    wrk_memory_gi = Flag[int | None](None, optional(count), without_effect=_PROCESSES)
+
+
+class Csx(Flags):
     """All flags of the CSX backend, by topic."""
 
-    __slots__ = ("_performance", "_precision")
-
     def __init__(self) -> None:
-        self.reset()
+        super().__init__("csx")
+        self.__dict__.update(
+            precision=Precision("csx.precision"),
+            performance=Performance("csx.performance"),
+            cluster=Cluster("csx.cluster"),
+            storage=Storage("csx.storage"),
+            debug=Debug("csx.debug"),
+        )
 
-    def __getattr__(self, name: str) -> Any:
-        raise absent.error("cstorch.backends.csx", name)
-
-    @property
-    def precision(self) -> CsxPrecision:
-        return self._precision
-
-    @property
-    def performance(self) -> CsxPerformance:
-        return self._performance
-
-    def reset(self) -> None:
-        """Gives the flags their defaults."""
-        self._precision = CsxPrecision()
-        self._performance = CsxPerformance()
+    precision: Precision
+    performance: Performance
+    cluster: Cluster
+    storage: Storage
+    debug: Debug

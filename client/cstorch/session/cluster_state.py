@@ -62,23 +62,36 @@ class ClusterState:
             if entry is not None and holder is not cell:
                 del self._entries[name]
 
-    def check_changes(self, cells: Mapping[str, Cell]) -> None:
+    def check_changes(self, cells: Mapping[str, Cell], lazy_initialization: bool) -> None:
         """To be called before an execution with these states.
+
+        Args:
+            cells: the states, by name.
+            lazy_initialization: whether it is on.
 
         Raises:
             StateError: the script changed weights or state of an optimizer after an execution whose last step was no
-                checkpoint step.
+                checkpoint step, or without lazy initialisation.
         """
-        if not self._is_unsaved:
+        if lazy_initialization and not self._is_unsaved:
             return
         for name, cell in cells.items():
             entry = self._entries.get(name)
             is_ruled = name.startswith(("state.model", "state.optimizer"))
             if is_ruled and entry is not None and entry.cell() is cell and entry.version != cell.version:
+                why, remedy = (
+                    (
+                        "after an execution without a checkpoint on its last step",
+                        "Give that DataExecutor checkpoint_steps greater than 0",
+                    )
+                    if self._is_unsaved
+                    else (
+                        "between executions without lazy initialisation",
+                        "Set cstorch.backends.csx.debug.lazy_initialization = True",
+                    )
+                )
                 raise StateError(
-                    f"{name!r} was changed after an execution without a checkpoint on its last step. Give that "
-                    "DataExecutor checkpoint_steps greater than 0, or the ClusterConfig "
-                    "changes_need_checkpoint=False"
+                    f"{name!r} was changed {why}. {remedy}, or give the ClusterConfig changes_need_checkpoint=False"
                 )
 
     def send(

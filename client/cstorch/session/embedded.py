@@ -32,7 +32,7 @@ class EmbeddedCluster:
 
     def __init__(self, config: ClusterConfig, log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._log = log
+        self.log = log
         self._management: str | None = None
         self._reading = threading.Lock()
         command = [
@@ -83,8 +83,8 @@ class EmbeddedCluster:
         return line
 
     def _log_tail(self) -> str:
-        tail = self._log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
-        return f"; its log {self._log} ends with:\n{tail}" if tail else f"; its log {self._log} is empty"
+        tail = self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        return f"; its log {self.log} ends with:\n{tail}" if tail else f"; its log {self.log} is empty"
 
     def stop(self) -> None:
         """Ends the cluster and waits until its processes are gone; a thread that waits for its address hears of it."""

@@ -19,6 +19,8 @@ from cstorch.batch import check_batch
 from cstorch.errors import ClusterError, UsageError
 from cstorch.execution import Closure, Execution
 from cstorch.lowering import lower
+from cstorch.session.arguments import Arguments
+from cstorch.session.habits import check_habits
 from cstorch.session.job import Job
 from cstorch.session.outputs import Outputs, unknown_tensor, unpack, weight_in_closure
 from cstorch.session.session import outcome
@@ -48,6 +50,12 @@ LEFT_EARLY = (
 class CsxExecution(Execution):
     """One run of a DataExecutor on the cluster."""
 
+    another_program = (
+        "the @cstorch.trace function did something else in step {step} than in the first step, whose program the "
+        "cluster runs. What changes from step to step must be a tensor of the batch, or a tensor that the step updates "
+        "in place"
+    )
+
     def __init__(self, executor: "DataExecutor", backend: "CsxBackend") -> None:
         super().__init__(executor)
         self._backend = backend
@@ -57,7 +65,8 @@ class CsxExecution(Execution):
         self._model: nn.Module | None = None
         self._trace: Trace | None = None
         self._function: Callable[..., Any] | None = None
-        self._structure: pytree.TreeSpec | None = None  # of the arguments that it was traced with
+        self._arguments: Arguments | None = None  # that it was traced with
+        self._text = ""  # the CIRH that runs
         self._result: Any = None
         self._outputs = Outputs()
         self._in_trace: list[Closure] = []  # closures called in the traced function: they run on every step
@@ -84,6 +93,8 @@ class CsxExecution(Execution):
                     )
                 if step == 1:
                     self._launch(self._lower())
+                elif backends.csx.debug.retrace_every_iteration:
+                    self._check_same_program()
                 if self._stream is not None:
                     self._end_step(step)
             self._finish()
@@ -101,6 +112,15 @@ class CsxExecution(Execution):
         self._batch = loader.first_batch()
         self._rows = check_batch(self._batch, self._backend.cluster_config.num_csx)
 
+    def _check_same_program(self) -> None:
+        """Of a step that was traced again.
+
+        Raises:
+            UsageError: it is not the program that runs.
+        """
+        if print_module(self._lower()) != self._text:
+            raise UsageError(self.another_program.format(step=self.executor.user_iteration))
+
     def _lower(self) -> ModuleOp:
         assert self._trace is not None
         for call in self._calls:
@@ -109,19 +129,25 @@ class CsxExecution(Execution):
 
     def _launch(self, module: ModuleOp) -> None:
         path = self.executor.artifact_dir / "cirh.mlir"
-        path.write_text(text := print_module(module))
+        self._text = print_module(module)
+        path.write_text(self._text)
         if self._backend.validate_only:
             verify(module)
             logger.info("The step is valid. With validate_only nothing is compiled or run. CIRH: %s", path)
             return
+        assert self._trace is not None
+        session = self._backend.session
+        session.check_compile(self._backend.cluster_config, trains=bool(self._trace.optimizers))
         logger.info("Compiling the model. This may take a few minutes.")
-        job = self._backend.session.job()
-        logger.info("Job id: %s", job.name)
+        logger.info("No image is built: input workers run in the Python environment of the script")
+        job = session.job()
+        logger.info("Compile job id: %s%s", job.name, f", log path: {session.log_path}" if session.log_path else "")
+        logger.info("The coordinator of the job is ready")
         options = _compile_options()
         if options.HasField("precision"):
             level = options.precision.optimization_level
             logger.info("Mixed precision: %s, optimization level %d", amp.get_half_dtype_str(), level)
-        self._compiled = job.compile(text, options)
+        self._compiled = job.compile(self._text, options)
         found = "found in the cache and verified" if self._compiled.cached else "compiled"
         logger.info("Compile artifact %s: %s in %.1f s", self._compiled.artifact, found, self._compiled.seconds)
         if self._compiled.report:
@@ -139,9 +165,11 @@ class CsxExecution(Execution):
         cells = {info.name: info.cell for info in self._trace.states}
         on_cluster = self._backend.session.state
         if self._backend.cluster_config.changes_need_checkpoint:
-            on_cluster.check_changes(cells)
+            on_cluster.check_changes(cells, backends.csx.debug.lazy_initialization)
         on_cluster.prepare(cells)
-        logger.info("Programming the cluster. Preparing to execute using %d CSX", self._backend.cluster_config.num_csx)
+        logger.info("Programming the cluster for execution. This may take a few minutes.")
+        logger.info("Execute job id: %s", job.name)
+        logger.info("Preparing to execute using %d CSX", self._backend.cluster_config.num_csx)
         begin = coordinator_pb2.Begin(
             token=job.token,
             artifact=compiled.artifact,
@@ -153,6 +181,7 @@ class CsxExecution(Execution):
         )
         self._stream = ExecutionStream(job, begin)
         wanted = self._stream.receive("state_wanted").state_wanted
+        logger.info("Sending initial weights to the weight servers")
         try:
             sent = on_cluster.send(cells, compiled.states, wanted)
         except ClusterError as error:
@@ -160,6 +189,7 @@ class CsxExecution(Execution):
         logger.info("Sent %d of %d state tensors to the cluster", len(sent), len(cells))
         self._stream.send(coordinator_pb2.ExecuteRequest(state_sent=coordinator_pb2.StateSent()))
         on_cluster.begin(cells)
+        logger.info("Staging the run: the input workers fill their buffers")
         self._stream.receive("started")
         executor.profiler.rate_tracker.reset_time()
         logger.info("Beginning the run")
@@ -209,8 +239,11 @@ class CsxExecution(Execution):
             for name, seconds in sorted(finished.seconds.items()):
                 logger.debug("%s: %.3f s", name, seconds)
             self._backend.session.state.settle(self.executor.num_steps in self.executor.checkpoint_steps)
-            logger.info("Execution of %d steps completed successfully!", self.executor.num_steps)
+            logger.info("%s of %d steps completed successfully!", self._kind(), self.executor.num_steps)
         self._finished = True
+
+    def _kind(self) -> str:
+        return "Training" if self._trace is not None and self._trace.optimizers else "Evaluation"
 
     def _close(self) -> None:
         self._batch = self._result = self._trace = None
@@ -231,21 +264,19 @@ class CsxExecution(Execution):
                 f"at {user_line()} the @cstorch.trace function was called twice for one batch: it is one step. Do all "
                 "of it in one call"
             )
-        structure = pytree.tree_structure((args, kwargs))
-        if self._function is None:
-            self._function, self._structure = function, structure
+        if self._function is None or self._arguments is None:
+            self._function, self._arguments = function, Arguments(function, args, kwargs)
             self._trace_function(function, args, kwargs)
         elif self._function is not function:
             raise UsageError(
                 f"at {user_line()} a second @cstorch.trace function was called in one execution: an execution runs one "
                 "graph. Use another DataExecutor for the other function"
             )
-        elif self._structure != structure:
-            raise UsageError(
-                f"at {user_line()} the @cstorch.trace function is called with arguments of another structure than in "
-                "the first step, which was traced and is what runs: an execution runs one graph. Use another "
-                "DataExecutor for what differs"
-            )
+        elif backends.csx.debug.retrace_every_iteration:
+            self._outputs, self._in_trace = Outputs(), []
+            self._trace_function(function, args, kwargs)
+        else:
+            self._arguments.check(args, kwargs)
         self._traced_this_step = True
         self._calls.extend(self._in_trace)
         return self._result
@@ -272,6 +303,7 @@ class CsxExecution(Execution):
             return self._outputs.items()
 
         self._trace = trace_step(step, self._batch, state.named_getters(), state.module_paths(), collect)
+        check_habits(self._trace, self._model)
 
     def use_model(self, model: nn.Module) -> None:
         if self._model is not None and self._model is not model:

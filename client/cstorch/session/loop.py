@@ -3,11 +3,11 @@
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from cirh.printer import print_module
 from cstorch import state
 from cstorch.errors import UsageError
 from cstorch.execution import Closure
 from cstorch.session.execution import CsxExecution
+from cstorch.session.habits import check_habits
 from cstorch.session.outputs import Outputs
 from cstorch.tracing import OpenTrace
 
@@ -22,10 +22,15 @@ class LoopExecution(CsxExecution):
     Every body is recorded, though only the first is compiled: the others must be the same program.
     """
 
+    another_program = (
+        "the body of the loop did something else in step {step} than in the first step, whose program the cluster "
+        "runs. A number that changes (a learning rate, a counter) must be a tensor: use the schedules of "
+        "cerebras_torch.optim.lr_scheduler. Add the same step closures in every step, and decide inside of them"
+    )
+
     def __init__(self, executor: "DataExecutor", backend: "CsxBackend") -> None:
         super().__init__(executor, backend)
         self._body: OpenTrace | None = None
-        self._text: str | None = None
 
     def batches(self) -> Generator[Any]:
         try:
@@ -50,18 +55,11 @@ class LoopExecution(CsxExecution):
             self._outputs.add_arguments(closure)
         self._trace = body.finish(None, lambda _: self._outputs.items())
         self._calls = self._in_trace
-        module = self._lower()
-        text = print_module(module)
-        if self._text is None:
-            self._text = text
-            self._launch(module)
-        elif text != self._text:
-            raise UsageError(
-                f"the body of the loop did something else in step {self.executor.user_iteration} than in the first "
-                "step, whose program the cluster runs. A number that changes (a learning rate, a counter) must be a "
-                "tensor: use the schedules of cerebras_torch.optim.lr_scheduler. Add the same step closures in every "
-                "step, and decide inside of them"
-            )
+        if self._text:
+            self._check_same_program()
+        else:
+            check_habits(self._trace, self._model)
+            self._launch(self._lower())
         if self._stream is not None:
             self._end_step(self.executor.user_iteration)
 

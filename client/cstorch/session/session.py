@@ -3,11 +3,14 @@
 import contextlib
 import logging
 import threading
+import warnings
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from cstorch.cluster_config import ClusterConfig
+from cstorch.errors import UsageError
 from cstorch.session.cluster_state import ClusterState
 from cstorch.session.embedded import EmbeddedCluster
 from cstorch.session.job import Job
@@ -20,6 +23,7 @@ Result = TypeVar("Result")
 
 EMBEDDED_LOG = "embedded_cluster.log"
 OPENING_SECONDS = 5.0
+LOCKED = ("mgmt_address", "num_csx", "num_workers_per_csx", "max_wgt_servers", "max_act_per_csx")
 
 
 def outcome(future: Future[Result]) -> Result:
@@ -43,7 +47,8 @@ class Session:
     """
 
     def __init__(self, config: ClusterConfig, compile_dir: str, artifact_dir: Path) -> None:
-        self._config = config
+        self._config = replace(config)  # as it is now, whatever the script does to it later
+        self._first_trains: bool | None = None  # whether the first step that was compiled trains
         self._compile_dir = compile_dir
         self._opening: Future[Job] | None = None
         self._job: Job | None = None
@@ -53,6 +58,37 @@ class Session:
             # Started now, so that it comes up, with a job, while the script builds its model.
             self._embedded = EmbeddedCluster(config, artifact_dir / EMBEDDED_LOG)
             self.open_in_background()
+
+    def check_compile(self, config: ClusterConfig, trains: bool) -> None:
+        """To be called before a compile, with the settings that the backend has by now.
+
+        Args:
+            config: must ask for what it asked for when the session began.
+            trains: whether the step trains; a training step after an evaluation is warned of.
+
+        Raises:
+            UsageError: it asks for something else.
+        """
+        for name in LOCKED:
+            before, now = getattr(self._config, name), getattr(config, name)
+            if before != now:
+                raise UsageError(
+                    f"{name} is {now!r} and was {before!r}: the cluster configuration is locked in on the first "
+                    "compile job, and is global across all executions. Give the backend a ClusterConfig with the most "
+                    "that any execution needs, or use another process"
+                )
+        if trains and self._first_trains is False:
+            warnings.warn(
+                "a training step is compiled after an evaluation. The first compile locks in what a job has of the "
+                "cluster, so on the real system the training might not find enough: train before you evaluate",
+                stacklevel=2,
+            )
+        self._first_trains = trains if self._first_trains is None else True
+
+    @property
+    def log_path(self) -> Path | None:
+        """Where an embedded cluster writes its log."""
+        return self._embedded.log if self._embedded is not None else None
 
     def open_in_background(self) -> None:
         """Begins to open a job, unless there is one."""

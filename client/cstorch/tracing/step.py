@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ class Trace:
     """A traced step as a graph of pure ATen functions.
 
     The placeholders of `graph` are the states and then the inputs, in these orders; its results are the new values of
-    the changed states and then the outputs. `result` is what the step returned.
+    the changed states and then the outputs. `result` is what the step returned, `optimizers` those that stepped in it.
     """
 
     graph: fx.Graph
@@ -63,6 +63,7 @@ class Trace:
     inputs: tuple[InputInfo, ...]
     outputs: tuple[OutputInfo, ...]
     result: Any
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
 
 
 def trace_step(
@@ -141,7 +142,7 @@ class OpenTrace:
         finally:
             self.close()
         _settle(recorder, states, before)
-        return trace
+        return replace(trace, optimizers=tuple(dict.fromkeys(self._optimizers)))
 
     def close(self) -> None:
         """Ends the recording without a result, unless it has ended."""

@@ -1,0 +1,173 @@
+"""What a flag is: a name in a group, a default, the values that it can have, and whether it does anything here."""
+
+import difflib
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar, overload
+
+from cstorch.errors import ConfigurationError, UsageError
+from cstorch.execution import current_execution
+
+logger = logging.getLogger("cstorch.backends")
+
+Value = TypeVar("Value")
+
+
+class Flag(Generic[Value]):
+    """One flag of a group.
+
+    Args:
+        default: its value until it is set.
+        check: returns the value as it is kept.
+        without_effect: why setting it changes nothing, for a flag that steers what Waferbox has not.
+
+    Raises:
+        ConfigurationError: on setting it to what `check` refuses.
+        UsageError: on setting it inside the loop of an executor.
+    """
+
+    def __init__(self, default: Value, check: Callable[[Any], Value], *, without_effect: str = "") -> None:
+        self._default = default
+        self._check = check
+        self._without_effect = without_effect
+        self._is_told = False
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, group: None, owner: type) -> "Flag[Value]": ...
+    @overload
+    def __get__(self, group: "Flags", owner: type) -> Value: ...
+    def __get__(self, group: "Flags | None", owner: type) -> "Flag[Value] | Value":
+        if group is None:
+            return self
+        value: Value = group.values.get(self._name, self._default)
+        return value
+
+    def __set__(self, group: "Flags", value: Any) -> None:
+        try:
+            checked = self._check(value)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"cstorch.backends.{group.path}.{self._name} {error}, not {value!r}") from None
+        _check_outside_loop()
+        group.values[self._name] = checked
+        if self._without_effect and checked != self._default and not self._is_told:
+            self._is_told = True
+            logger.info("The flag %s.%s has no effect here: %s", group.path, self._name, self._without_effect)
+
+    def __delete__(self, group: "Flags") -> None:
+        """Back to the default."""
+        _check_outside_loop()
+        group.values.pop(self._name, None)
+
+
+class Flags:
+    """A group of flags, which may hold other groups; called, a context with other values: `with group(flag=value):`.
+
+    Args:
+        path: of the group below `cstorch.backends`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.__dict__.update(path=path, values={})
+
+    path: str
+    values: dict[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._unknown(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not isinstance(getattr(type(self), name, None), Flag):
+            raise self._unknown(name)
+        super().__setattr__(name, value)
+
+    def _unknown(self, name: str) -> AttributeError:
+        known = [*self.flags(), *self.groups()]
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
+        return AttributeError(f"cstorch.backends.{self.path} has no flag {name!r}: {hint}")
+
+    def flags(self) -> list[str]:
+        """The names of the group's own flags."""
+        return [name for name in dir(type(self)) if isinstance(getattr(type(self), name), Flag)]
+
+    def groups(self) -> dict[str, "Flags"]:
+        """The groups in it, by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Flags)}
+
+    @contextmanager
+    def __call__(self, **flags: Any) -> Iterator[None]:
+        """Within it, flags of the group have other values."""
+        before = dict(self.values)
+        try:
+            for name, value in flags.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            if self.values != before:
+                _check_outside_loop()
+                self.values.clear()
+                self.values.update(before)
+
+    def reset(self) -> None:
+        """Gives the flags of the group, and of the groups in it, their defaults."""
+        if self.values:
+            _check_outside_loop()
+            self.values.clear()
+        for group in self.groups().values():
+            group.reset()
+
+
+def _check_outside_loop() -> None:
+    if current_execution() is not None:
+        raise UsageError("the step is compiled once: set flags before the loop of an executor, not inside it")
+
+
+def boolean(value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError("must be True or False")
+    return value
+
+
+def count(value: Any) -> int:
+    """An int of at least 1."""
+    if type(value) is not int or value < 1:
+        raise ConfigurationError("must be an int of at least 1")
+    return value
+
+
+def one_of(*values: Value) -> Callable[[Any], Value]:
+    """One of these, of the same type."""
+
+    def check(value: Any) -> Value:
+        if value not in values or type(value) not in map(type, values):
+            raise ConfigurationError(f"must be one of {', '.join(map(repr, values))}")
+        chosen: Value = value
+        return chosen
+
+    return check
+
+
+def optional(check: Callable[[Any], Value]) -> Callable[[Any], Value | None]:
+    """None, or what another check takes."""
+
+    def either(value: Any) -> Value | None:
+        return None if value is None else check(value)
+
+    return either
+
+
+def text(value: Any) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise ConfigurationError("must be a str")
+    return value
+
+
+def anything(value: Any) -> Any:
+    """Whatever it is."""
+    return value

@@ -1,0 +1,37 @@
+"""Habits from plain PyTorch with which a traced step would run, and give other numbers than the script expects."""
+
+import warnings
+
+from torch import nn
+
+from cstorch import optim
+from cstorch.errors import UsageError
+from cstorch.tracing import Trace
+
+
+def check_habits(trace: Trace, model: nn.Module | None) -> None:
+    """Looks at a step that has just been traced; model: the compiled one that it called.
+
+    Raises:
+        UsageError: a schedule of torch sets the learning rate of an optimizer that stepped.
+    """
+    for optimizer in trace.optimizers:
+        name = type(optimizer).__name__
+        if getattr(optimizer.step, "_wrapped_by_lr_sched", False):
+            raise UsageError(
+                f"a scheduler of torch.optim.lr_scheduler is attached to {name}: it sets numbers from outside, which a "
+                "traced step does not see, so the learning rate would stay the first one. Use the scheduler of the "
+                "same name in cstorch.optim.lr_scheduler, which is a function of the step"
+            )
+        if not isinstance(optimizer, optim.Optimizer):
+            warnings.warn(
+                f"{name} is an optimizer of torch: the settings of its groups are frozen as they are in the first "
+                "step. Use the optimizer of the same name in cstorch.optim, or a subclass of cstorch.optim.Optimizer",
+                stacklevel=2,
+            )
+    if model is not None and model.training and not trace.optimizers:
+        warnings.warn(
+            "the model is in training mode, and the traced step steps no optimizer: it runs as an evaluation. Call "
+            "model.eval() for one, or optimizer.step() in the traced function",
+            stacklevel=2,
+        )
