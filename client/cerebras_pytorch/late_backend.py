@@ -4,14 +4,18 @@ import os
 from typing import Any
 
 from cerebras_appliance.CSConfig import CSConfig
+from cstorch import backends
 from cstorch.backend import Backend, BackendType, CpuBackend, CsxBackend, current_backend, use_backend
 from cstorch.errors import ConfigurationError, UsageError
 
-_WITHOUT_EFFECT = frozenset({"max_checkpoints", "log_initialization", "use_cs_grad_accum", "micro_batch_size"})
-_MUST_BE_FALSE = {
-    "drop_data": "Waferbox always runs the step; use compile_only or validate_only",
-    "retrace_every_iteration": "the step is traced once; what changes between steps must be tensors",
+# What later releases have as flags.
+_FLAGS = {
+    "drop_data": backends.csx.debug,
+    "log_initialization": backends.csx.debug,
+    "retrace_every_iteration": backends.csx.debug,
+    "micro_batch_size": backends.csx.performance,
 }
+_WITHOUT_EFFECT = frozenset({"max_checkpoints", "use_cs_grad_accum"})
 
 
 class LateCsxBackend(CsxBackend):
@@ -26,9 +30,9 @@ class LateCsxBackend(CsxBackend):
         **others: Any,
     ) -> None:
         for name, value in others.items():
-            if name in _MUST_BE_FALSE and value:
-                raise ConfigurationError(f"{name}=True is not supported: {_MUST_BE_FALSE[name]}")
-            if name not in _MUST_BE_FALSE and name not in _WITHOUT_EFFECT:
+            if name in _FLAGS:
+                setattr(_FLAGS[name], name, value)
+            elif name not in _WITHOUT_EFFECT:
                 raise TypeError(f"the CSX backend has no setting {name!r}")
         self._is_chosen = False
         super().__init__(artifact_dir, compile_dir or "cached_compile", compile_only, validate_only)
@@ -61,8 +65,8 @@ def backend(backend_type: str | None = None, *args: Any, **settings: Any) -> Bac
     Args:
         backend_type: "CSX" (or its older name "WSE") or "CPU"; None asks for the backend that there is.
         *args, **settings: artifact_dir, compile_dir, compile_only and validate_only for CSX, artifact_dir for the CPU.
-            max_checkpoints, log_initialization, use_cs_grad_accum and micro_batch_size are accepted; Waferbox has
-            nothing that they would change.
+            drop_data, log_initialization, retrace_every_iteration and micro_batch_size set the flags of these names in
+            cstorch.backends.csx; max_checkpoints and use_cs_grad_accum have no effect.
 
     Raises:
         UsageError: there is another backend already, or none is there to return.

@@ -1,47 +1,64 @@
 """The Cerebras PyTorch API on a Waferbox cluster: `import cerebras.pytorch as cstorch`, or `import cstorch`."""
 
-from cstorch import amp, backends, distributed, errors, metrics, nn, optim, sparse, storage, utils
+from cstorch import amp, backends, core, decomp, distributed, errors, metrics, nn, optim, sparse, storage, utils
 from cstorch.absent import explain_in_modules
 from cstorch.backend import backend, close_backend, current_backend, current_torch_device, device, use_cs
 from cstorch.closures import checkpoint_closure, step_closure
 from cstorch.compile import compile
+from cstorch.core.annotation import current_pol, device_annotation, pol
+from cstorch.core.name_scope import add_debug_name, get_debug_name, name_scope, set_debug_scope
+from cstorch.decomp.registry import register_decomposition
 from cstorch.execution import current_executor
 from cstorch.generations import tell_of_other_providers
+from cstorch.numpy_arrays import from_numpy, to_numpy
 from cstorch.random import get_rng_state, set_rng_state
 from cstorch.storage import load, save
-from cstorch.tensors import full, full_like, ones, ones_like, tensor, zeros, zeros_like
+from cstorch.tensors import full, full_like, make_constant, ones, ones_like, tensor, zeros, zeros_like
 from cstorch.trace import trace
 from interconnect.version import __version__
 
 __all__ = [
     "__version__",
+    "add_debug_name",
     "amp",
     "backend",
     "backends",
     "checkpoint_closure",
     "close_backend",
     "compile",
+    "core",
     "current_backend",
     "current_executor",
+    "current_pol",
     "current_torch_device",
+    "decomp",
     "device",
+    "device_annotation",
     "distributed",
     "errors",
+    "from_numpy",
     "full",
     "full_like",
+    "get_debug_name",
     "get_rng_state",
     "load",
+    "make_constant",
     "metrics",
+    "name_scope",
     "nn",
     "ones",
     "ones_like",
     "optim",
+    "pol",
+    "register_decomposition",
     "save",
+    "set_debug_scope",
     "set_rng_state",
     "sparse",
     "step_closure",
     "storage",
     "tensor",
+    "to_numpy",
     "trace",
     "use_cs",
     "utils",

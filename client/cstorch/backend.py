@@ -38,6 +38,8 @@ class BackendType(Enum):
         Raises:
             ConfigurationError: there is none.
         """
+        if name.upper() == "GPU":
+            raise ConfigurationError('Waferbox has no GPU backend: use "CPU", or "CSX" for a cluster')
         try:
             return cls[name.upper()]
         except KeyError:
@@ -85,6 +87,7 @@ class Backend(ABC):
     backend_type: BackendType
     compile_only = False
     validate_only = False
+    cluster_config: ClusterConfig | None = None
 
     def __init__(self, artifact_dir: Path) -> None:
         self.artifact_dir = artifact_dir
@@ -172,7 +175,7 @@ class CsxBackend(Backend):
         self.compile_only = compile_only
         self.validate_only = validate_only
         super().__init__(Path.cwd() / "cerebras_logs" if artifact_dir is None else Path(artifact_dir))
-        self.cluster_config = cluster_config or ClusterConfig()
+        self.cluster_config: ClusterConfig = cluster_config or ClusterConfig()
         self._compile_dir = os.fspath(compile_dir)
         self._session: Session | None = None
         self.open_session()
@@ -207,6 +210,7 @@ _CLASSES: dict[BackendType, type[CpuBackend] | type[CsxBackend]] = {
 }
 
 _current: Backend | None = None
+_made_with: tuple[Any, ...] = ()
 
 
 @overload
@@ -233,14 +237,15 @@ def backend(backend_type: str | None = None, *args: Any, **settings: Any) -> Bac
 
 
 def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **settings: Any) -> Backend:
-    """Makes the backend of this process with `make`, or returns the one of this kind if no settings are given.
+    """Makes the backend of this process with `make`, or returns the one that was made with the same settings, or, if
+    none are given, the one of this kind.
 
     Raises:
         UsageError: there is another backend already.
     """
-    global _current
+    global _current, _made_with
     if _current is not None:
-        if _current.backend_type is kind and not args and not settings:
+        if _current.backend_type is kind and ((args, settings) == _made_with or not (args or settings)):
             return _current
         raise UsageError(
             f"this process has a {_current.backend_type.name} backend already, and a process has one: make it once, "
@@ -248,18 +253,32 @@ def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **s
         )
     log.configure()
     _current = make(*args, **settings)
+    _made_with = (args, settings)
     return _current
 
 
-def current_backend() -> Backend:
+@overload
+def current_backend(raise_exception: Literal[True] = True, raise_warning: bool = True) -> Backend: ...
+@overload
+def current_backend(raise_exception: bool, raise_warning: bool = True) -> Backend | None: ...
+def current_backend(raise_exception: bool = True, raise_warning: bool = True) -> Backend | None:
     """The backend of this process.
+
+    Args:
+        raise_exception: False for None where there is none.
+        raise_warning: of no effect: the name is not deprecated here.
 
     Raises:
         UsageError: there is none yet.
     """
-    if _current is None:
+    if _current is None and raise_exception:
         raise UsageError('there is no backend yet: begin with cstorch.backend("CSX") or cstorch.backend("CPU")')
     return _current
+
+
+def current_backend_impl(raise_exception: bool = True) -> Backend | None:
+    """The same, under the name that some scripts import it by."""
+    return current_backend(raise_exception)
 
 
 def has_backend() -> bool:

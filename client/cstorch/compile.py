@@ -1,15 +1,18 @@
 """compile: prepares a model for tracing."""
 
+import logging
 from typing import Any
 
 from torch import nn
 
-from cstorch import state
+from cstorch import backends, state
 from cstorch.backend import Backend, current_backend, has_backend
 from cstorch.backend import backend as make_backend
 from cstorch.errors import UsageError
 from cstorch.execution import current_execution
 from cstorch.tracing import is_tracing, move_module
+
+logger = logging.getLogger("cstorch.compile")
 
 
 class CompiledModel:
@@ -64,6 +67,9 @@ def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledM
         raise UsageError("compile a model before the loop of an executor, not inside it")
     if target.is_csx:
         move_module(model)
+        if backends.csx.debug.log_initialization:
+            size = sum(parameter.numel() for parameter in model.parameters())
+            logger.info("The model is on the device: %s, %d parameters", type(model).__name__, size)
     state.register("model", model)
     return CompiledModel(model)
 

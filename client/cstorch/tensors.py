@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cstorch.backend import current_backend, has_backend
+from cstorch.backend import current_backend, current_torch_device, has_backend
 from cstorch.tracing import LazyTensor, device_scope
 
 
@@ -53,3 +53,11 @@ def ones(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor
 def ones_like(other: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A tensor of ones, with the shape and type of another, on the device of the backend."""
     return full_like(other, 1, dtype=dtype)
+
+
+def make_constant(constant: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor as a constant of the traced step: its value of now, in every step. Outside of one, on the device.
+
+    On the CPU it is the tensor itself.
+    """
+    return constant.to(current_torch_device()) if has_backend() else constant

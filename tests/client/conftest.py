@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cstorch import state
+from cstorch import backends, state
 from cstorch.backend import close_backend
 
 
@@ -13,3 +13,4 @@ def fresh_process() -> Iterator[None]:
     yield
     close_backend()
     state.clear()
+    backends.reset()

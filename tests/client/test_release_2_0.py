@@ -118,7 +118,7 @@ def test_cs_config_has_the_defaults_of_its_time() -> None:
         ({"num_csx": 0}, ConfigurationError, "num_csx must be at least 1"),
         ({"num_workers_per_csx": -1}, ConfigurationError, "at least 0"),
         ({"transfer_processes": 0}, ConfigurationError, "at least 1"),
-        ({"precision_opt_level": 3}, ConfigurationError, "0, 1 and 2"),
+        ({"precision_opt_level": 3}, ConfigurationError, "must be one of 0, 1, 2"),
     ],
 )
 def test_a_cs_config_says_what_is_wrong(settings: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -127,8 +127,8 @@ def test_a_cs_config_says_what_is_wrong(settings: dict[str, Any], error: type[Ex
 
 
 def test_wrong_settings_of_a_backend_and_an_executor_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="drop_data"):
-        cstorch.backend("CSX", artifact_dir=tmp_path, drop_data=True)
+    with pytest.raises(ConfigurationError, match="drop_data must be True or False"):
+        cstorch.backend("CSX", artifact_dir=tmp_path, drop_data=1)
     with pytest.raises(TypeError, match="colour"):
         cstorch.backend("CSX", artifact_dir=tmp_path, colour="red")
     with pytest.raises(ConfigurationError, match="mixed_precision"):

@@ -3,7 +3,7 @@
 For a while: `with cstorch.backends.csx.precision(optimization_level=2):`.
 """
 
-from cstorch.backends.csx import Csx
+from cstorch.backends.csx_flags import Csx
 
 __all__ = ["csx", "reset"]
 

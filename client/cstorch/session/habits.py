@@ -31,7 +31,7 @@ def check_habits(trace: Trace, model: nn.Module | None) -> None:
             )
     if model is not None and model.training and not trace.optimizers:
         warnings.warn(
-            "the model is in training mode, and the traced step steps no optimizer: it runs as an evaluation. Call "
+            "the model is in training mode, and the traced step steps no optimizer, which makes it an evaluation. Call "
             "model.eval() for one, or optimizer.step() in the traced function",
             stacklevel=2,
         )

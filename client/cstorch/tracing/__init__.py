@@ -6,7 +6,7 @@ shapes are worked out on meta tensors; afterwards the recording becomes a graph 
 """
 
 from cstorch.tracing.cell import Cell
-from cstorch.tracing.context import is_tracing
+from cstorch.tracing.context import is_tracing, name_operations
 from cstorch.tracing.device import register
 from cstorch.tracing.modes import device_scope
 from cstorch.tracing.move import move_module
@@ -30,6 +30,7 @@ __all__ = [
     "from_cpu",
     "is_tracing",
     "move_module",
+    "name_operations",
     "new_tensor",
     "random_counter",
     "trace_step",

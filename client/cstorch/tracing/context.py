@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +19,12 @@ class Context(threading.local):
 
 
 context = Context()
+
+
+def name_operations(name: str) -> AbstractContextManager[None]:
+    """Within it, operations that this thread traces belong to a part of this name of the module that runs."""
+    recorder = context.recorder
+    return nullcontext() if recorder is None else recorder.scopes.named(name)
 
 
 def is_tracing() -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from cstorch.tracing import eager, messages
+from cstorch.tracing import decompositions, eager, messages
 from cstorch.tracing.context import context
 from cstorch.tracing.operators import aten, operator
 from cstorch.tracing.recorder import Recorder, moves_to_host
@@ -28,6 +28,8 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         return eager.run(func, args, kwargs)
     if operator(func).reads_values or moves_to_host(func, args, kwargs) or _has_mask(func, args):
         raise messages.value_read(func)
+    if decompositions.applies(func):
+        return decompositions.run(func, args, kwargs)
     return recorder.record(func, args, kwargs)
 
 

@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 from cstorch.tracing import messages
 from cstorch.tracing.cell import Cell
 from cstorch.tracing.operators import Operator, aten, operator
-from cstorch.tracing.recorder import moves_to_host
+from cstorch.tracing.recorder import TAKES_CPU_TENSORS, moves_to_host
 from cstorch.tracing.tensor import META, Handle, LazyTensor, follow_meta, is_device, new_tensor
 
 _CPU = torch.device("cpu")
@@ -27,7 +27,13 @@ _OVERWRITES = frozenset(
 
 
 def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run one ATen call. Raises TraceError for tensors of a traced step, which have no value here."""
+    """Run one ATen call.
+
+    Raises TraceError for tensors of a traced step, which have no value here, and for tensors of the CPU beside those of
+    the device.
+    """
+    if func not in TAKES_CPU_TENSORS:
+        _check_devices(func, [*args, *kwargs.values()])
     op = operator(func)
     if (op.views and not op.written) or op.reshapes:
         return _view(func, op, args, kwargs)
@@ -49,6 +55,18 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
     if isinstance(out, (list, tuple)):
         return type(out)([_wrap(item, pairs) for item in out])
     return _wrap(out, pairs)
+
+
+def _check_devices(func: OpOverload, arguments: list[Any]) -> None:
+    tensors = [
+        tensor
+        for argument in arguments
+        for tensor in (argument if isinstance(argument, (list, tuple)) else [argument])
+        if isinstance(tensor, torch.Tensor)
+    ]
+    own = [tensor for tensor in tensors if not isinstance(tensor, LazyTensor) and tensor.dim()]
+    if own and any(isinstance(tensor, LazyTensor) for tensor in tensors):
+        raise messages.mixed_devices(func, own[0].device.type)
 
 
 def _is_host(device: Any) -> bool:

@@ -3,7 +3,8 @@
 import os
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
@@ -111,6 +112,16 @@ class Scopes:
         path = self._stack.pop()
         for number in range(self._starts.pop(), _get_sequence_nr()):
             self._forward.setdefault(number, (path, "", 0))
+
+    @contextmanager
+    def named(self, name: str) -> Iterator[None]:
+        """Operations recorded within it belong to `name` within the module that runs."""
+        outer = self._stack[-1] if self._stack else ""
+        self._stack.append(f"{outer}.{name}" if outer else name)
+        try:
+            yield
+        finally:
+            self._stack.pop()
 
     def __enter__(self) -> Self:
         self._handles = [

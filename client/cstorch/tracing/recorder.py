@@ -25,7 +25,7 @@ CONSTANT_ELEMENTS = 1024
 """A larger CPU tensor that the step moves to the device travels as state that never changes, not within the module."""
 
 # Operations that may be given a CPU tensor with dimensions beside device tensors.
-_TAKES_CPU_TENSORS = frozenset(
+TAKES_CPU_TENSORS = frozenset(
     {aten._to_copy.default, aten.copy_.default, aten.lift_fresh.default, aten.index.Tensor, aten.index_put_.default}
     | {aten.index_put.default, aten._index_put_impl_.default}
 )
@@ -183,7 +183,7 @@ class Recorder:
             tensors.append(argument)
             return Ref(self.value_of(argument))
         if isinstance(argument, torch.Tensor):
-            if argument.dim() and func not in _TAKES_CPU_TENSORS:
+            if argument.dim() and func not in TAKES_CPU_TENSORS:
                 raise messages.mixed_devices(func, argument.device.type)
             return Ref(self._constant(argument))
         if isinstance(argument, (list, tuple)):

@@ -1,0 +1,45 @@
+"""Names for parts of the step, and for modules. They name layers in the compile report, and change no number."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from cstorch.tracing import name_operations
+
+_names: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def name_scope(name: str, raw: bool = False) -> Iterator[str]:
+    """Within it, operations of the traced step belong to a part of this name of the module that runs.
+
+    Args:
+        name: of the part.
+        raw: of no effect: names are always taken as they are.
+    """
+    with name_operations(name):
+        yield name
+
+
+def set_debug_scope(name: str) -> None:
+    """Names the operations that follow, on the real system. Of no effect here: say it with `name_scope`."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"a scope is named by a str, not {type(name).__name__}")
+
+
+def add_debug_name(module: nn.Module, root_name: str | None = None) -> None:
+    """Names a module and all in it by their paths.
+
+    Args:
+        root_name: the name of the module itself, by default that of its class.
+    """
+    root = type(module).__name__ if root_name is None else root_name
+    for path, child in module.named_modules():
+        _names[child] = f"{root}.{path}" if path else root
+
+
+def get_debug_name(module: nn.Module) -> str:
+    """The name that `add_debug_name` gave a module, else that of its class."""
+    return _names.get(module, type(module).__name__)

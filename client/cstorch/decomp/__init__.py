@@ -1,0 +1,5 @@
+"""Decompositions of operations."""
+
+from cstorch.decomp import registry
+
+__all__ = ["registry"]

@@ -1,0 +1,58 @@
+"""Decompositions: functions of the script that say how a traced step computes an operation of torch."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+from cstorch.errors import ConfigurationError
+from cstorch.tracing import decompositions
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def register_decomposition(
+    op: OpOverload | OpOverloadPacket, device: Literal["CSX", "CPU"] = "CSX"
+) -> Callable[[Function], Function]:
+    """A decorator: the function is called in the place of the operation, with its arguments, while a step is traced.
+
+    Its results must have the shapes and types that the operation's would have. Gradients are torch's own for the
+    operation. What the function calls is recorded; if it calls the operation, that is recorded as it is.
+
+    Args:
+        op: such as `torch.ops.aten.gelu.default`; `torch.ops.aten.gelu` for all its overloads.
+        device: "CSX"; on the CPU operations are torch's own.
+
+    Raises:
+        ConfigurationError: the device is another one, or the operation never reaches a traced step, because torch
+            itself computes it by others.
+    """
+    if device != "CSX":
+        raise ConfigurationError(f'decompositions are for traced steps, device="CSX", not {device!r}')
+    overloads = _overloads(op)
+
+    def decorate(function: Function) -> Function:
+        for overload in overloads:
+            name = str(overload._schema).partition("(")[0]
+            if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
+                raise ConfigurationError(
+                    f"{name} never reaches a traced step: torch computes it by other operations. Register "
+                    "decompositions for those"
+                )
+            decompositions.TABLE[overload] = function
+        return function
+
+    return decorate
+
+
+def remove_decomposition(op: OpOverload | OpOverloadPacket) -> None:
+    """Forgets the decomposition of an operation, if it has one."""
+    for overload in _overloads(op):
+        decompositions.TABLE.pop(overload, None)
+
+
+def _overloads(op: OpOverload | OpOverloadPacket) -> list[OpOverload]:
+    if isinstance(op, OpOverload):
+        return [op]
+    return [getattr(op, name) for name in op.overloads()]  # type: ignore[no-untyped-call]

@@ -1,0 +1,23 @@
+"""Tensors as numpy arrays and back, bfloat16 too, which numpy has not."""
+
+import numpy as np
+import torch
+
+BFLOAT16 = np.dtype((np.int16, {"bfloat16": (np.int16, 0)}))
+"""Bit patterns of bfloat16: an int16 to numpy, marked by a field."""
+
+
+def to_numpy(tensor: torch.Tensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
+    """The values of a tensor as an array, which shares its memory where it can; bfloat16 as its bit patterns."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype != torch.bfloat16:
+        return tensor.numpy()
+    # view would share int16's dtype object, and with it the lack of a mark.
+    return np.asarray(tensor.view(torch.int16).numpy()).view(BFLOAT16)
+
+
+def from_numpy(array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> torch.Tensor:
+    """The tensor of an array, with its memory; of bfloat16 for what `to_numpy` gives for it, or ml_dtypes' bfloat16."""
+    if "bfloat16" in (array.dtype.fields or {}) or array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
