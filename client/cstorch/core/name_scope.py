@@ -1,4 +1,7 @@
-"""Names for parts of the step, and for modules. They name layers in the compile report, and change no number."""
+"""Names for parts of the step, and for modules. They change no number.
+
+A part of a module that is in no list of modules is a layer of its own in the compile report.
+"""
 
 import weakref
 from collections.abc import Iterator

@@ -1,0 +1,100 @@
+"""Several executions over one job: training, evaluation, training, and a change in between, beside plain PyTorch."""
+
+import copy
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from cerebras.pytorch.utils.data import DataExecutor
+from cluster_rig import RunningCluster
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import cerebras.pytorch as cstorch
+from cstorch.errors import UsageError
+
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def backend_of_its_own() -> Iterator[None]:
+    yield
+    cstorch.close_backend()
+
+
+def input_fn() -> DataLoader:
+    rows = torch.randn(8 * STEPS, 6, generator=torch.Generator().manual_seed(0))
+    return DataLoader(TensorDataset(rows, rows.sum(1, keepdim=True)), batch_size=8)
+
+
+def expected(model: nn.Module) -> list[float]:
+    """What plain PyTorch gives for the same script."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for kind in ("train", "eval", "train", "change", "train"):
+        if kind == "change":
+            with torch.no_grad():
+                model[0].weight.mul_(0.5)
+            continue
+        for rows, wanted in input_fn():
+            loss = (model(rows) - wanted).pow(2).mean()
+            losses.append(loss.item())
+            if kind == "train":
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    return losses
+
+
+@pytest.mark.cluster
+def test_weights_stay_on_the_cluster_from_execution_to_execution(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "cstorch")
+    monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
+    jobs = len(cluster.jobs())
+    config = cstorch.distributed.ClusterConfig(num_csx=2)
+    backend = cstorch.backend("CSX", artifact_dir=tmp_path, cluster_config=config)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    plain = expected(copy.deepcopy(model))
+    compiled = cstorch.compile(model, backend)
+    optimizer = cstorch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    losses: list[float] = []
+    report = cstorch.step_closure(lambda loss: losses.append(loss.item()))
+
+    @cstorch.trace
+    def train(batch: list[torch.Tensor]) -> torch.Tensor:
+        rows, wanted = batch
+        loss = (compiled(rows) - wanted).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    @cstorch.trace
+    def evaluate(batch: list[torch.Tensor]) -> torch.Tensor:
+        rows, wanted = batch
+        return (compiled(rows) - wanted).pow(2).mean()
+
+    def loop(step: object, checkpoint_steps: int = 0) -> None:
+        loader = cstorch.utils.data.DataLoader(input_fn)
+        for batch in DataExecutor(loader, num_steps=STEPS, checkpoint_steps=checkpoint_steps):
+            report(step(batch))  # type: ignore[operator]
+
+    loop(train)
+    model.eval()
+    loop(evaluate)
+    model.train()
+    loop(train, checkpoint_steps=STEPS)
+    model[0].weight.data.mul_(0.5)
+    loop(train)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain), rtol=1e-5, atol=1e-7)
+    sent = [message.split(" state")[0] for message in caplog.messages if message.startswith("Sent")]
+    assert sent == ["Sent 8 of 8", "Sent 0 of 4", "Sent 0 of 8", "Sent 1 of 8"]
+    assert len(cluster.jobs()) == jobs + 1
+    backend.cluster_config.num_csx = 1
+    with pytest.raises(UsageError, match="locked in on the first compile job"):
+        loop(train)
