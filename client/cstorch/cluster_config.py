@@ -2,11 +2,12 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from cstorch import cluster_defaults
 from cstorch.errors import ConfigurationError
 from wsc.v1 import node_pb2
 
@@ -24,16 +25,27 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _LABEL = re.compile(r"[^\s=]+=\S*")
 
 
-def _from_environment(variable: str, default: str) -> Any:
-    return field(default_factory=lambda: os.environ.get(variable, default))
+def _field(name: str, default: Callable[[], Any]) -> Any:
+    """A field whose default is that of the file of defaults, if there is one and it has the field."""
+
+    def make() -> Any:
+        found = cluster_defaults.defaults(frozenset(item.name for item in fields(ClusterConfig)))
+        return found[name] if name in found else default()
+
+    return field(default_factory=make)
 
 
 @dataclass(kw_only=True)
 class ClusterConfig:
     """The fields of the real ClusterConfig, and three of Waferbox.
 
+    A default is that of the YAML file which the environment variable CEREBRAS_WAFER_SCALE_CLUSTER_DEFAULTS names, if it
+    has the field.
+
     mgmt_address: `host:port` of the management service. By default that of the environment variable
-        WAFERBOX_MANAGEMENT; without either, the client starts a cluster of child processes and stops it at exit.
+        WAFERBOX_MANAGEMENT, or that of the current context in the file which CSCONFIG_PATH names; without any, the
+        client starts a cluster of child processes and stops it at exit.
+    mgmt_namespace: chooses among the namespaces of that file.
     num_csx: wafers that a batch is spread over.
     max_wgt_servers: MemoryX shards at most; 0 leaves it to the cluster.
     num_workers_per_csx: input workers for each wafer.
@@ -50,28 +62,28 @@ class ClusterConfig:
         ConfigurationError: a field has a value that it cannot have.
     """
 
-    mgmt_address: str | None = None
-    mgmt_namespace: str | None = None
-    credentials_path: str | None = None
-    num_csx: int = 1
-    max_wgt_servers: int = 0
-    max_act_per_csx: int = 0
-    num_workers_per_csx: int = 1
-    cbcore_image: str | None = None
-    job_labels: list[str] = field(default_factory=list)
-    job_priority: str = "p2"
-    job_time_sec: int | None = None
-    mount_dirs: list[str] = field(default_factory=list)
-    python_paths: list[str] = field(default_factory=list)
-    automount: bool = True
-    mount_all: bool = True
-    disable_mount_check: bool = True
-    disable_version_check: bool = False
-    workflow_id: str | None = None
-    notifications: list[Any] = field(default_factory=list)
-    lane: str = _from_environment(LANE_VARIABLE, "auto")
-    changes_need_checkpoint: bool = True
-    run_ahead_steps: int = field(default_factory=lambda: _integer_from_environment(RUN_AHEAD_VARIABLE, 16))
+    mgmt_address: str | None = _field("mgmt_address", lambda: None)
+    mgmt_namespace: str | None = _field("mgmt_namespace", lambda: None)
+    credentials_path: str | None = _field("credentials_path", lambda: None)
+    num_csx: int = _field("num_csx", lambda: 1)
+    max_wgt_servers: int = _field("max_wgt_servers", lambda: 0)
+    max_act_per_csx: int = _field("max_act_per_csx", lambda: 0)
+    num_workers_per_csx: int = _field("num_workers_per_csx", lambda: 1)
+    cbcore_image: str | None = _field("cbcore_image", lambda: None)
+    job_labels: list[str] = _field("job_labels", list)
+    job_priority: str = _field("job_priority", lambda: "p2")
+    job_time_sec: int | None = _field("job_time_sec", lambda: None)
+    mount_dirs: list[str] = _field("mount_dirs", list)
+    python_paths: list[str] = _field("python_paths", list)
+    automount: bool = _field("automount", lambda: True)
+    mount_all: bool = _field("mount_all", lambda: True)
+    disable_mount_check: bool = _field("disable_mount_check", lambda: True)
+    disable_version_check: bool = _field("disable_version_check", lambda: False)
+    workflow_id: str | None = _field("workflow_id", lambda: None)
+    notifications: list[Any] = _field("notifications", list)
+    lane: str = _field("lane", lambda: os.environ.get(LANE_VARIABLE, "auto"))
+    changes_need_checkpoint: bool = _field("changes_need_checkpoint", lambda: True)
+    run_ahead_steps: int = _field("run_ahead_steps", lambda: _integer_from_environment(RUN_AHEAD_VARIABLE, 16))
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -109,8 +121,10 @@ class ClusterConfig:
         """The management address to use; None for an embedded cluster."""
         if self.mgmt_address is not None:
             return self.mgmt_address
-        address = os.environ.get(MANAGEMENT_VARIABLE)
-        return check_address(address, f"the environment variable {MANAGEMENT_VARIABLE}") if address else None
+        if address := os.environ.get(MANAGEMENT_VARIABLE):
+            return check_address(address, f"the environment variable {MANAGEMENT_VARIABLE}")
+        address = cluster_defaults.user_node_address(self.mgmt_namespace)
+        return check_address(address, f"the server in {cluster_defaults.USER_NODE_VARIABLE}") if address else None
 
 
 def check_address(address: str, source: str) -> str:
