@@ -25,14 +25,14 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _LABEL = re.compile(r"[^\s=]+=\S*")
 
 
-def _field(name: str, default: Callable[[], Any]) -> Any:
-    """A field whose default is that of the file of defaults, if there is one and it has the field."""
+def _default(name: str, default: Callable[[], Any]) -> Callable[[], Any]:
+    """Makes the default of a field: that of the file of defaults, if there is one and it has the field."""
 
     def make() -> Any:
         found = cluster_defaults.defaults(frozenset(item.name for item in fields(ClusterConfig)))
         return found[name] if name in found else default()
 
-    return field(default_factory=make)
+    return make
 
 
 @dataclass(kw_only=True)
@@ -62,28 +62,30 @@ class ClusterConfig:
         ConfigurationError: a field has a value that it cannot have.
     """
 
-    mgmt_address: str | None = _field("mgmt_address", lambda: None)
-    mgmt_namespace: str | None = _field("mgmt_namespace", lambda: None)
-    credentials_path: str | None = _field("credentials_path", lambda: None)
-    num_csx: int = _field("num_csx", lambda: 1)
-    max_wgt_servers: int = _field("max_wgt_servers", lambda: 0)
-    max_act_per_csx: int = _field("max_act_per_csx", lambda: 0)
-    num_workers_per_csx: int = _field("num_workers_per_csx", lambda: 1)
-    cbcore_image: str | None = _field("cbcore_image", lambda: None)
-    job_labels: list[str] = _field("job_labels", list)
-    job_priority: str = _field("job_priority", lambda: "p2")
-    job_time_sec: int | None = _field("job_time_sec", lambda: None)
-    mount_dirs: list[str] = _field("mount_dirs", list)
-    python_paths: list[str] = _field("python_paths", list)
-    automount: bool = _field("automount", lambda: True)
-    mount_all: bool = _field("mount_all", lambda: True)
-    disable_mount_check: bool = _field("disable_mount_check", lambda: True)
-    disable_version_check: bool = _field("disable_version_check", lambda: False)
-    workflow_id: str | None = _field("workflow_id", lambda: None)
-    notifications: list[Any] = _field("notifications", list)
-    lane: str = _field("lane", lambda: os.environ.get(LANE_VARIABLE, "auto"))
-    changes_need_checkpoint: bool = _field("changes_need_checkpoint", lambda: True)
-    run_ahead_steps: int = _field("run_ahead_steps", lambda: _integer_from_environment(RUN_AHEAD_VARIABLE, 16))
+    mgmt_address: str | None = field(default_factory=_default("mgmt_address", lambda: None))
+    mgmt_namespace: str | None = field(default_factory=_default("mgmt_namespace", lambda: None))
+    credentials_path: str | None = field(default_factory=_default("credentials_path", lambda: None))
+    num_csx: int = field(default_factory=_default("num_csx", lambda: 1))
+    max_wgt_servers: int = field(default_factory=_default("max_wgt_servers", lambda: 0))
+    max_act_per_csx: int = field(default_factory=_default("max_act_per_csx", lambda: 0))
+    num_workers_per_csx: int = field(default_factory=_default("num_workers_per_csx", lambda: 1))
+    cbcore_image: str | None = field(default_factory=_default("cbcore_image", lambda: None))
+    job_labels: list[str] = field(default_factory=_default("job_labels", list))
+    job_priority: str = field(default_factory=_default("job_priority", lambda: "p2"))
+    job_time_sec: int | None = field(default_factory=_default("job_time_sec", lambda: None))
+    mount_dirs: list[str] = field(default_factory=_default("mount_dirs", list))
+    python_paths: list[str] = field(default_factory=_default("python_paths", list))
+    automount: bool = field(default_factory=_default("automount", lambda: True))
+    mount_all: bool = field(default_factory=_default("mount_all", lambda: True))
+    disable_mount_check: bool = field(default_factory=_default("disable_mount_check", lambda: True))
+    disable_version_check: bool = field(default_factory=_default("disable_version_check", lambda: False))
+    workflow_id: str | None = field(default_factory=_default("workflow_id", lambda: None))
+    notifications: list[Any] = field(default_factory=_default("notifications", list))
+    lane: str = field(default_factory=_default("lane", lambda: os.environ.get(LANE_VARIABLE, "auto")))
+    changes_need_checkpoint: bool = field(default_factory=_default("changes_need_checkpoint", lambda: True))
+    run_ahead_steps: int = field(
+        default_factory=_default("run_ahead_steps", lambda: _integer_from_environment(RUN_AHEAD_VARIABLE, 16))
+    )
 
     def __post_init__(self) -> None:
         for name, least in (

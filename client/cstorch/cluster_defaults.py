@@ -5,8 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cstorch.errors import ConfigurationError
 
 DEFAULTS_VARIABLE = "CEREBRAS_WAFER_SCALE_CLUSTER_DEFAULTS"
@@ -26,6 +24,8 @@ def defaults(known: frozenset[str]) -> dict[str, Any]:
     text = _text(DEFAULTS_VARIABLE)
     if text is None:
         return {}
+    import yaml  # nobody else needs it
+
     where = f"the file that {DEFAULTS_VARIABLE} names"
     try:
         values = yaml.safe_load(text)
