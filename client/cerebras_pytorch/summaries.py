@@ -32,15 +32,19 @@ def summarize_tensor(name: str, tensor: torch.Tensor) -> None:
 def _add_scalar(name: str, scalar: Any) -> None:
     writer = _writer()
     if writer is not None:
-        writer.add_scalar(name, float(scalar), current_executor().user_iteration)
+        writer.add_scalar(name, float(scalar), _step(writer))
 
 
 @step_closure
 def _add_tensor(name: str, tensor: torch.Tensor) -> None:
     writer = _writer()
     if writer is not None:
-        writer.add_tensor(name, tensor, current_executor().user_iteration)
+        writer.add_tensor(name, tensor, _step(writer))
 
 
 def _writer() -> Any:
     return getattr(current_executor(), "writer", None)
+
+
+def _step(writer: Any) -> int:
+    return current_executor().iteration + getattr(writer, "base_step", 1)

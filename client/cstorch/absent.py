@@ -10,7 +10,6 @@ _NO_GRAPH = "it only names or annotates operations of the graph; leave it out, n
 _DECORATE = "decorate functions with cstorch.step_closure and cstorch.checkpoint_closure"
 _LISTENERS = "a step is traced whole and nothing can listen in; return tensors from the traced function instead"
 _MESH = "tensors are placed by the compiler; leave placements out, and set num_csx in the ClusterConfig"
-_SUMMARIES = "event files are not written here; make a torch.utils.tensorboard.SummaryWriter, call it in step closures"
 _ONE_RELEASE = "scripts of that release called it for effects inside the old runtime; leave it out"
 
 # By name; a module stands for all that is missing in it.
@@ -45,7 +44,6 @@ _REASONS: Mapping[str, str] = {
     "cstorch.utils.step_closures": _DECORATE,
     "cstorch.utils.data": "use torch.from_numpy and tensor.numpy(); for bfloat16 tensor.float().numpy()",
     "cstorch.utils.nest": "visit functions stay in the process that registers them: register them where they are used",
-    "cstorch.utils.tensorboard": _SUMMARIES,
     "cerebras_torch.compile": "cbtorch.initialize takes compile_only and validate_only; a model goes to cbtorch.module",
     "cerebras_torch.core": _ONE_RELEASE,
     "cerebras_torch.env": _ONE_RELEASE,

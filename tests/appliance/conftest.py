@@ -87,7 +87,8 @@ def fake_compile(
         raise CompileRefused("no rule for aten.foo, train.py:3")
     if cirh == "defect":
         raise RuntimeError("a défaut")
-    return f"artifact-{cirh}", make_plan(num_csx, num_shards, outputs=cirh != "silent"), bool(placed)
+    artifact = f"artifact-{cirh}{'-placed' if placed else ''}"
+    return artifact, make_plan(num_csx, num_shards, outputs=cirh != "silent"), False
 
 
 @dataclass

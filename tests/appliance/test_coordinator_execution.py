@@ -153,7 +153,9 @@ def test_a_second_execution_follows_on_the_same_state(cluster: Any, client: Call
     one = client()
     one.compile()
     assert kinds(run(one, 2))[-1] == "finished"
-    assert one.compile().cached  # the placement of the first is handed on
+    again, other = one.compile(), one.compile("silent")
+    assert (again.artifact, again.cached) == ("artifact-good", True)  # nothing is compiled
+    assert other.artifact == "artifact-silent-placed"  # the placement of the first is handed on
     one.begin(1)
     wanted = one.start()
     assert not wanted.missing
