@@ -131,7 +131,7 @@ class Job:
         topology = self.wait_for_crew().topology
         asked = hashlib.sha256(options.SerializeToString(deterministic=True) + b"\n" + cirh.encode()).digest()
         with self._compiling:
-            # The cache's key says which states have a place, and now those of this very step do. Its plan put them there.
+            # The cache's key says which states have a place: now those of this very step do, where its plan put them.
             if (known := self._artifacts.get(asked)) is not None:
                 return known, self._plans[known], True
             self._tell(management_pb2.JOB_PHASE_COMPILING)

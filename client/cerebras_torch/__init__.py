@@ -12,10 +12,12 @@ All else is cstorch.
 
 from cerebras_torch import amp, core
 from cerebras_torch.loader import dataloader
+from cerebras_torch.run import current_environment as env
+from cerebras_torch.run import current_run as state
 from cerebras_torch.session import Session
-from cerebras_torch.setup import initialize, module, optimizer
+from cerebras_torch.setup import compile, initialize, module, optimizer
 from cstorch.generations import inherit
 
-__all__ = ["Session", "amp", "core", "dataloader", "initialize", "module", "optimizer"]
+__all__ = ["Session", "amp", "compile", "core", "dataloader", "env", "initialize", "module", "optimizer", "state"]
 
 __getattr__ = inherit("cerebras_torch", "cstorch")

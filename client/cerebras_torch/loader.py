@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from cerebras_torch import session
+from cerebras_torch.run import current_run
 from cerebras_torch.setup import check_initialized
 from cstorch.backend import CsxBackend
 from cstorch.errors import UsageError
@@ -37,8 +38,19 @@ class SessionLoader:
         current = session.current_session()
         if current is None:
             raise UsageError("a cbtorch.dataloader is iterated inside `with cbtorch.Session(...):`")
+        run = current_run()
+        left = run.config.steps_left(run.steps)
+        steps = len(self) if left is None else min(len(self), left)
+        if steps == 0:
+            return iter(())
         take = functools.partial(operator.getitem, (self.loader,), 0)  # an input_fn that needs no code of ours
-        return current.steps(LoopExecutor(DataLoader(take), num_steps=len(self)))
+        executor = LoopExecutor(
+            DataLoader(take),
+            num_steps=steps,
+            checkpoint_steps=run.config.checkpoint_steps,
+            activation_steps=run.config.fetch_steps,
+        )
+        return current.steps(executor)
 
 
 def dataloader(loader: Iterable[Any], use_parallel_loader: bool | None = None) -> SessionLoader:

@@ -1,11 +1,13 @@
 """The Session: within it a plain loop of PyTorch runs on the cluster."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
+from cerebras_torch.run import current_run
 from cerebras_torch.setup import check_initialized
 from cerebras_torch.setup import optimizer as check_optimizer
 from cstorch.closures import step_closure
@@ -38,7 +40,7 @@ class Session:
             if isinstance(given, torch.optim.Optimizer):
                 check_optimizer(given)
         self.mode = mode
-        self._loops: list[Iterator[Any]] = []
+        self._loops: list[Generator[Any]] = []
 
     def __enter__(self) -> Self:
         global _current
@@ -53,12 +55,12 @@ class Session:
         global _current
         _current = None
         for loop in self._loops:
-            loop.close()  # type: ignore[attr-defined]  # a generator: one that was left early still records
+            loop.close()  # one that was left early still records
         self._loops.clear()
 
-    def steps(self, executor: "LoopExecutor") -> Iterator[Any]:
+    def steps(self, executor: "LoopExecutor") -> Generator[Any]:
         """The batches of an executor."""
-        loop = iter(executor)
+        loop = _counted(executor)
         self._loops = [loop]
         return loop
 
@@ -75,6 +77,15 @@ class Session:
         execution = current_execution()
         if isinstance(execution, LoopExecution):
             execution.mark_step()
+
+
+def _counted(executor: "LoopExecutor") -> Generator[Any]:
+    run = current_run()
+    run.executor = executor
+    with closing(iter(executor)) as batches:  # type: ignore[type-var]  # a generator
+        for batch in batches:
+            run.steps += 1
+            yield batch
 
 
 _current: Session | None = None

@@ -1,4 +1,4 @@
-"""initialize, module and optimizer: what comes before the session."""
+"""initialize, module and optimizer: what comes before the session; compile, what comes after it."""
 
 import os
 import re
@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from cerebras_torch import run
 from cstorch import amp
-from cstorch.backend import backend, has_backend
+from cstorch.backend import backend, has_backend, use_cs
 from cstorch.cluster_config import ClusterConfig
-from cstorch.compile import CompiledModel, compile
+from cstorch.compile import CompiledModel
+from cstorch.compile import compile as compile_module
 from cstorch.errors import UsageError
 from cstorch.optim import Optimizer
-
-_WITHOUT_EFFECT = frozenset({"appliance", "credentials_path"})
+from cstorch.optim.lr_scheduler import LRScheduler
 
 
 def initialize(
@@ -26,35 +27,43 @@ def initialize(
     validate_only: bool = False,
     num_csx: int = 1,
     use_cbfloat16: bool = False,
-    **others: Any,
+    appliance: bool = False,
+    credentials_path: str | None = None,
 ) -> None:
     """Says where this process runs, once.
 
     Args:
         cs_ip: the management service as `host:port`. A host without a port only says that a cluster is to be used: the
-            one that WAFERBOX_MANAGEMENT names, or else one of child processes. None: the CPU.
+            one that WAFERBOX_MANAGEMENT names, or else one of child processes. None: the CPU, unless one of
+            compile_only, validate_only and appliance says that there is a cluster.
         service_workdir: takes what the executions leave behind.
         compile_dir: where the cluster keeps compiled artifacts; by default in its own cache.
         compile_only: stop after the compile.
         validate_only: stop after the lowering on the client.
         num_csx: wafers that a batch is spread over.
         use_cbfloat16: makes it the half type of mixed precision.
-        others: appliance and credentials_path are accepted; Waferbox has nothing that they would change.
+        appliance: a cluster is to be used, as with cs_ip.
+        credentials_path: is accepted; Waferbox has nothing that it would change.
 
     Raises:
         UsageError: it was called before in this process.
         ConfigurationError: a setting has a value that it cannot have.
     """
-    if unknown := others.keys() - _WITHOUT_EFFECT:
-        raise TypeError(f"initialize has no setting {min(unknown)!r}")
     if has_backend():
         raise UsageError("cbtorch.initialize was called before: a process runs in one place, so call it once")
     if use_cbfloat16:
         amp.set_half_dtype("cbfloat16")
-    if cs_ip is None:
+    run.begin(
+        run.Environment(
+            service_workdir=os.fspath(service_workdir),
+            compile_dir=None if compile_dir is None else os.fspath(compile_dir),
+            appliance=appliance,
+        )
+    )
+    if cs_ip is None and not (compile_only or validate_only or appliance):
         backend("CPU", artifact_dir=service_workdir)
         return
-    address = cs_ip if re.search(r":\d+$", cs_ip) else None
+    address = cs_ip if cs_ip is not None and re.search(r":\d+$", cs_ip) else None
     backend(
         "CSX",
         artifact_dir=service_workdir,
@@ -78,11 +87,31 @@ def module(model: nn.Module, device: Any = None) -> CompiledModel:
     check_initialized()
     if device is not None:
         raise UsageError("cbtorch.module: leave device out, cbtorch.initialize has said where this process runs")
-    return compile(model)
+    return compile_module(model)
+
+
+def compile(fabric_config_file: str | os.PathLike[str] | None = None, validate_only: bool = False) -> bool:
+    """True if the step of the session has been compiled, or with initialize(validate_only=True) validated.
+
+    Steps are compiled as the session meets them; a failure is an error there. fabric_config_file and validate_only are
+    accepted; Waferbox has nothing that they would change.
+
+    Raises:
+        UsageError: there is no cluster, or no step yet.
+    """
+    check_initialized()
+    if not use_cs():
+        raise UsageError("nothing is compiled for the CPU: give cbtorch.initialize a cs_ip or compile_only=True")
+    if run.current_run().steps == 0:
+        raise UsageError("no step has been seen yet: call cbtorch.compile after the first body of the session's loop")
+    return True
 
 
 def optimizer(optimizer: torch.optim.Optimizer) -> Optimizer:
-    """Returns the optimizer, if its step can be recorded.
+    """Returns the optimizer, if its step can be recorded, with the two methods that it had in this release:
+
+    set_main_lr_scheduler(scheduler) checks that the schedule is one of this optimizer, and
+    convert_state_dict_for_checkpoint(state_dict) returns what it is given: torch's layout is that of checkpoints.
 
     Raises:
         UsageError: it is not one of cerebras_torch.optim.
@@ -92,6 +121,14 @@ def optimizer(optimizer: torch.optim.Optimizer) -> Optimizer:
             f"torch.optim.{type(optimizer).__name__} makes its state within the step, which is recorded before it "
             f"runs: use cerebras_torch.optim.{type(optimizer).__name__}"
         )
+
+    def set_main_lr_scheduler(scheduler: LRScheduler | None) -> None:
+        if scheduler is not None and scheduler not in optimizer.schedulers:
+            raise UsageError("set_main_lr_scheduler takes a schedule of cerebras_torch.optim made for this optimizer")
+
+    methods = vars(optimizer)
+    methods["set_main_lr_scheduler"] = set_main_lr_scheduler
+    methods["convert_state_dict_for_checkpoint"] = lambda state_dict: state_dict
     return optimizer
 
 

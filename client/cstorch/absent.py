@@ -44,10 +44,7 @@ _REASONS: Mapping[str, str] = {
     "cstorch.utils.step_closures": _DECORATE,
     "cstorch.utils.data": "use torch.from_numpy and tensor.numpy(); for bfloat16 tensor.float().numpy()",
     "cstorch.utils.nest": "visit functions stay in the process that registers them: register them where they are used",
-    "cerebras_torch.compile": "cbtorch.initialize takes compile_only and validate_only; a model goes to cbtorch.module",
     "cerebras_torch.core": _ONE_RELEASE,
-    "cerebras_torch.env": _ONE_RELEASE,
-    "cerebras_torch.state": _ONE_RELEASE,
 }
 
 
@@ -83,5 +80,8 @@ def explain_in_modules() -> None:
     modules = [name.rpartition(".")[0] for name in _REASONS] + list(_REASONS)
     for name, module in list(sys.modules.items()):
         is_explained = name in modules or any(name.startswith(f"{known}.") for known in _REASONS)
-        if is_explained and name.partition(".")[0] == "cstorch" and "__getattr__" not in vars(module):
-            vars(module)["__getattr__"] = getter(name)
+        if is_explained and name.partition(".")[0] == "cstorch":
+            vars(module).setdefault("__getattr__", getter(name))
+            # `from module import name` hides what __getattr__ raises; of a package it then asks the finder, which says
+            # the same (generations.py). So every module is a package, if without files.
+            vars(module).setdefault("__path__", [])

@@ -55,9 +55,14 @@ def ones_like(other: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Te
     return full_like(other, 1, dtype=dtype)
 
 
-def make_constant(constant: torch.Tensor) -> torch.Tensor:
+def make_constant(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor as a constant of the traced step: its value of now, in every step. Outside of one, on the device.
 
     On the CPU it is the tensor itself.
+
+    Raises:
+        TypeError: it is no tensor.
     """
-    return constant.to(current_torch_device()) if has_backend() else constant
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"make_constant takes a tensor, not {type(tensor).__name__}")
+    return tensor.to(current_torch_device()) if has_backend() else tensor

@@ -40,7 +40,6 @@ class LoopExecution(CsxExecution):
                 self._body = OpenTrace(self._batch, state.named_getters(), state.module_paths())
                 yield self._body.batch
                 self.mark_step()
-            self._finish()
         finally:
             if self._body is not None:
                 self._body.close()
@@ -62,6 +61,13 @@ class LoopExecution(CsxExecution):
             self._launch(self._lower())
         if self._stream is not None:
             self._end_step(self.executor.user_iteration)
+        if self.executor.on_final_iteration:
+            self._finish()  # here, as the script may leave its loop after the last mark_step
+
+    def track(self, result: Any) -> None:
+        """Makes the tensors of a nest outputs of the step."""
+        if self._body is not None:
+            self._outputs.add_results(result)
 
     def call_closure(self, closure: Closure) -> Any:
         if self._body is None and not self._running_closures:

@@ -68,5 +68,10 @@ class Progress:
             self._bar.update(self._task, completed=number, values=f"Loss={loss:.5f} {rate:.0f} samples/sec")
             return
         device = executor.backend.backend_type.name
-        line = "| %s Device=%s, Step=%d, Loss=%.5f, Rate=%.2f samples/sec, GlobalRate=%.2f samples/sec"
-        logger.info(line, self._mode, device, number, loss, rate, global_rate)
+        logger.info(progress_line(self._mode, device, number, loss, rate, global_rate))
+
+
+def progress_line(mode: str, device: str, step: int, loss: float, rate: float, global_rate: float) -> str:
+    """The line of a step as users of the real system know it; rates in samples per second."""
+    rates = f"Rate={rate:.2f} samples/sec, GlobalRate={global_rate:.2f} samples/sec"
+    return f"| {mode} Device={device}, Step={step}, Loss={loss:.5f}, {rates}"

@@ -1,0 +1,134 @@
+"""The run of this process: what a script has asked for, and how far it has come."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from cstorch import amp, state
+from cstorch.errors import ConfigurationError, UsageError
+from cstorch.execution import current_execution
+from cstorch.metrics import Metric
+from cstorch.utils.data import DataExecutor
+from cstorch.utils.tracker import RateTracker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What cbtorch.initialize was given: `cbtorch.env()`."""
+
+    service_workdir: str
+    compile_dir: str | None
+    appliance: bool
+    weight_streaming_mode: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What cm.set_run_config was given. last_step: counted over the whole process; None: there is no end."""
+
+    last_step: int | None = None
+    checkpoint_steps: int = 0
+    fetch_steps: int = 1
+
+    def steps_left(self, steps: int) -> int | None:
+        """How many more there are after so many."""
+        return None if self.last_step is None else max(self.last_step - steps, 0)
+
+
+class FullConfig(SimpleNamespace):
+    """Takes settings of the old compiler by any name, however deep. Waferbox has nothing that they would change."""
+
+    def __getattr__(self, name: str) -> "FullConfig":
+        if name.startswith("_"):
+            raise AttributeError(name)
+        inner = FullConfig()
+        setattr(self, name, inner)
+        return inner
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """What lasts from `initialize` on: `cbtorch.state()`."""
+
+    environment: Environment
+    config: RunConfig = field(default_factory=RunConfig)
+    full_config: FullConfig = field(default_factory=FullConfig)
+    executor: DataExecutor | None = None  # of the newest pass over a loader
+    steps: int = 0
+
+    @property
+    def modules(self) -> list[Any]:
+        """The models that cbtorch.module has taken."""
+        return list(state.registered("model"))
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics of the process."""
+        return list(state.registered("metric"))
+
+    @property
+    def mixed_precision(self) -> bool:
+        """Whether steps compute in a half type."""
+        return amp.mixed_precision()
+
+    @property
+    def rate_tracker(self) -> RateTracker | None:
+        """Of the newest pass over a loader, if there was any."""
+        return None if self.executor is None else self.executor.profiler.rate_tracker
+
+    @property
+    def is_inside_execution_loop(self) -> bool:
+        """Whether the script is in a loop over a loader."""
+        return current_execution() is not None
+
+    def track_object(self, obj: Any) -> None:
+        """Has the cluster compute the tensors of a nest in each step, also if no step closure asks for them."""
+        from cstorch.session.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+
+        execution = current_execution()
+        if isinstance(execution, LoopExecution):
+            execution.track(obj)
+
+    def set_config(self, num_steps: int, checkpoint_steps: int, fetch_steps: int) -> None:
+        """Says how many steps follow, and on which of them the script gets state and values.
+
+        Raises:
+            ConfigurationError: there are no steps, or an interval is negative.
+        """
+        if num_steps < 1 or checkpoint_steps < 0 or fetch_steps < 0:
+            raise ConfigurationError(
+                "set_run_config takes a number of steps of at least 1 and two intervals that are not negative, got "
+                f"{num_steps}, {checkpoint_steps} and {fetch_steps}"
+            )
+        self.config = RunConfig(
+            last_step=self.steps + num_steps, checkpoint_steps=checkpoint_steps, fetch_steps=fetch_steps or num_steps
+        )
+
+
+_run: Run | None = None
+
+
+def begin(environment: Environment) -> None:
+    """Begins the run of this process."""
+    global _run
+    _run = Run(environment=environment)
+
+
+def current_run() -> Run:
+    """The run of this process: `cbtorch.state()`.
+
+    Raises:
+        UsageError: nothing is initialized yet.
+    """
+    if _run is None:
+        raise UsageError("begin with cbtorch.initialize(cs_ip=...): it says where this process runs")
+    return _run
+
+
+def current_environment() -> Environment:
+    """What `initialize` was given: `cbtorch.env()`.
+
+    Raises:
+        UsageError: nothing is initialized yet.
+    """
+    return current_run().environment
