@@ -74,7 +74,7 @@ class Run:
     @property
     def rate_tracker(self) -> RateTracker | None:
         """Of the newest pass over a loader, if there was any."""
-        return None if self.executor is None else self.executor.profiler.rate_tracker
+        return None if self.executor is None else self.executor.profiler.rate_tracker.tracker
 
     @property
     def is_inside_execution_loop(self) -> bool:

@@ -75,6 +75,7 @@ def main() -> None:
         help="takes logs and checkpoints, which are never overwritten",
     )
     parser.add_argument("--load", type=Path, help="a checkpoint to start from")
+    parser.add_argument("--summaries", type=Path, help="takes event files, for `tensorboard --logdir`")
     options = parser.parse_args()
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s: %(message)s")
@@ -100,6 +101,7 @@ def main() -> None:
         optimizer.load_state_dict(state["optimizer"])
         scheduler.load_state_dict(state["scheduler"])
     accuracy = cstorch.metrics.AccuracyMetric("accuracy")
+    writer = None if options.summaries is None else cstorch.utils.tensorboard.SummaryWriter(options.summaries)
 
     @cstorch.trace
     def training_step(batch: list[torch.Tensor]) -> torch.Tensor:
@@ -117,6 +119,8 @@ def main() -> None:
         if not torch.isfinite(loss):
             raise ValueError(f"the loss is {loss.item()}")
         progress.step(loss=loss.item())
+        if writer is not None:
+            writer.add_scalar("loss/train" if model.training else "loss/eval", loss, executor.user_iteration)
 
     @cstorch.checkpoint_closure
     def save_checkpoint(step: int) -> None:
@@ -148,6 +152,9 @@ def main() -> None:
             report(eval_step(batch))
 
     logging.info("Accuracy on held-out digits: %.4f", float(accuracy))
+    if writer is not None:
+        writer.add_scalar("accuracy/eval", float(accuracy), options.num_steps)
+        writer.close()
 
 
 if __name__ == "__main__":

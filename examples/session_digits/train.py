@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, TensorDataset
 import cerebras_torch as cbtorch
 
 
-def get_train_dataloader(batch_size: int) -> DataLoader:
+def get_train_dataloader() -> DataLoader:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     dataset = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
-    return DataLoader(dataset, batch_size=batch_size, shuffle=True, drop_last=True)
+    return DataLoader(dataset, batch_size=128, shuffle=True, drop_last=True)
 
 
 class Model(nn.Module):
@@ -32,39 +32,36 @@ class Model(nn.Module):
         return self.fc2(F.relu(self.fc1(images)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cs-ip", help="the cluster; without it everything runs on the CPU")
-    parser.add_argument("--num-csx", type=int, default=2)
-    parser.add_argument("--num-epochs", type=int, default=3)
-    parser.add_argument("--model-dir", type=Path, default=Path("model_dir"))
-    args = parser.parse_args()
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--cs-ip", help="the cluster; without it everything runs on the CPU")
+parser.add_argument("--num-csx", type=int, default=2)
+parser.add_argument("--num-epochs", type=int, default=3)
+parser.add_argument("--model-dir", type=Path, default=Path("model_dir"))
+args = parser.parse_args()
 
-    torch.manual_seed(0)
-    cbtorch.initialize(cs_ip=args.cs_ip, service_workdir=args.model_dir, num_csx=args.num_csx)
+torch.manual_seed(0)
+cbtorch.initialize(cs_ip=args.cs_ip, service_workdir=args.model_dir, num_csx=args.num_csx)
 
-    model = cbtorch.module(Model())
-    criterion = nn.CrossEntropyLoss()
-    optimizer = cbtorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    train_dataloader = cbtorch.dataloader(get_train_dataloader(batch_size=128))
-
-    def report(loss: torch.Tensor) -> None:
-        print("Loss: ", loss.item())
-
-    global_step = 0
-    with cbtorch.Session(model, optimizer, criterion, mode="train") as session:
-        for _epoch in range(args.num_epochs):
-            for _step, batch in enumerate(train_dataloader):
-                global_step += 1
-                optimizer.zero_grad()
-                images, labels = batch
-                loss = criterion(model(images), labels)
-                loss.backward()
-                optimizer.step()
-                session.add_step_closure(report, args=(loss,))
-
-    torch.save(model.state_dict(), args.model_dir / f"model_{global_step}.pt")
+model = cbtorch.module(Model())
+criterion = nn.CrossEntropyLoss()
+optimizer = cbtorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+train_dataloader = cbtorch.dataloader(get_train_dataloader())
 
 
-if __name__ == "__main__":
-    main()
+def report(epoch: int, step: int, loss: torch.Tensor) -> None:
+    print(f"Epoch {epoch}, step {step}, Loss: {loss.item()}")
+
+
+global_step = 0
+with cbtorch.Session(model, optimizer, criterion, mode="train") as session:
+    for epoch in range(args.num_epochs):
+        for step, batch in enumerate(train_dataloader):
+            global_step += 1
+            optimizer.zero_grad()
+            inputs, targets = batch
+            loss = criterion(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            session.add_step_closure(report, args=(epoch, step, loss))
+
+torch.save(model.state_dict(), args.model_dir / f"model_{global_step}.pt")

@@ -165,7 +165,7 @@ def test_questions_and_reports(
 ) -> None:
     cbtorch.initialize(service_workdir=tmp_path)
     assert cm.rendezvous("here", payload="mine") == ["mine"]
-    assert not (cm.is_wse_device() or cm.is_appliance() or cm.is_sync_mode())
+    assert (cm.is_wse_device(), cm.is_appliance(), cm.is_sync_mode()) == (False, False, False)
     assert cm.metrics_counter_value("samples") is None
     constant = torch.ones(2)
     assert cm.make_constant(constant) is constant

@@ -145,6 +145,43 @@ def running_cluster(folder: Path, cache: Path, **roles: int) -> Iterator[Running
     surroundings.assert_nothing_left()
 
 
+@contextlib.contextmanager
+def cluster_by_hand(folder: Path, cache: Path, **roles: int) -> Iterator[str]:
+    """The management address of a cluster of which each process is started alone, by `python -m ROLE`."""
+    surroundings = Surroundings(folder, cache)
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context((folder / "roles.log").open("wb"))
+
+        def start(module: str, *arguments: str, fds: Sequence[int] = ()) -> None:
+            command = [sys.executable, "-m", module, *arguments]
+            variables = surroundings.variables()
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=variables, pass_fds=fds)
+            for end in (process.kill, lambda: process.wait(END_SECONDS), process.terminate):
+                stack.callback(end)
+
+        reader, writer = os.pipe()
+        announcement = stack.enter_context(open(reader, encoding="utf-8"))
+        try:
+            start("appliance", "--listen", "127.0.0.1:0", "--announce-fd", str(writer), fds=[writer])
+        finally:
+            os.close(writer)
+        management: str = json.loads(announcement.readline())["management"]
+        for role, count in roles.items():
+            for _ in range(count):
+                start(role, "--management", management)
+        with make_channel(management) as channel:
+            stub = management_pb2_grpc.ManagementStub(channel)
+            everybody = sum(roles.values())
+            request = management_pb2.ListNodesRequest(at_least=everybody, wait_seconds=1.0)
+            wait_for(
+                lambda: len(stub.ListNodes(request, timeout=START_SECONDS).nodes) == everybody,
+                START_SECONDS,
+                lambda: (folder / "roles.log").read_text(),
+            )
+        yield management
+    surroundings.assert_nothing_left()
+
+
 class RunningScript:
     """A Python script of a user; with a management address, or else with an embedded cluster of its own."""
 

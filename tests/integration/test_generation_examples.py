@@ -1,86 +1,132 @@
-"""The examples of the older generations: the same losses on a cluster and on the CPU."""
+"""The examples of all generations: the same losses on a cluster whose processes are started by hand and on the CPU."""
 
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cluster_rig import SCRIPTS, RunningCluster, StartScript
+from cluster_rig import SCRIPTS, StartScript, cluster_by_hand
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-STEPS = 30
 
 pytestmark = pytest.mark.cluster
 
-
-def run(start_script: StartScript, cluster: RunningCluster, script: str | Path, *arguments: Any) -> str:
-    started = start_script(EXAMPLES / script, *arguments, management=cluster.management)
-    assert started.wait() == 0, started.errors
-    return started.output
+Arguments = Sequence[object]
 
 
-def losses(output: str) -> list[float]:
-    return [float(number) for number in re.findall(r"^Loss: +(\S+)$", output, re.MULTILINE)]
+@pytest.fixture(scope="module")
+def management(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("by_hand") / "own"
+    with cluster_by_hand(folder, cache, memoryx=1, swarmx=1, wafer=2, workers=2) as management:
+        yield management
 
 
-def test_release_1_8_trains_and_evaluates(start_script: StartScript, cluster: RunningCluster, tmp_path: Path) -> None:
+def run(
+    start_script: StartScript, script: Path, on_cpu: Arguments, on_cluster: Arguments, management: str | None = None
+) -> list[str]:
+    """What the script prints on the CPU and on the cluster; both run at once."""
+    started = [
+        start_script(script, *on_cpu, management=None),
+        start_script(script, *on_cluster, management=management),
+    ]
+    for running in started:
+        assert running.wait() == 0, running.errors
+    return [running.output for running in started]
+
+
+def numbers(output: str, name: str) -> list[float]:
+    return [float(number) for number in re.findall(rf"{name}: +(\S+)$", output, re.MULTILINE)]
+
+
+@pytest.mark.timeout(240)  # three pairs of scripts
+def test_release_1_8(start_script: StartScript, management: str, tmp_path: Path) -> None:
     data = ["--data", tmp_path / "digits.pt"]
-    trained: dict[str, list[float]] = {}
-    evaluated: dict[str, list[float]] = {}
-    for backend in ("cpu", "wse_ws"):
-        common = [*data, "--backend", backend, "--model-dir", tmp_path / backend]
-        more = ["--num-steps", STEPS, "--checkpoint-steps", 10]
-        trained[backend] = losses(run(start_script, cluster, "experimental_digits/train.py", *common, *more))
-        assert sorted(path.name for path in (tmp_path / backend).glob("*.mdl")) == [
-            f"checkpoint_{step}.mdl" for step in (0, 10, 20)
-        ]
-        checkpoint = ["--checkpoint-path", tmp_path / backend / "checkpoint_20.mdl"]
-        output = run(start_script, cluster, "experimental_digits/eval.py", *common, *checkpoint)
-        accuracy = re.search(r"^Eval Accuracy: (\S+)$", output, re.MULTILINE)
-        assert accuracy is not None
-        evaluated[backend] = [*losses(output), float(accuracy[1])]
-    assert len(trained["cpu"]) == STEPS
-    assert trained["cpu"][-1] < 0.8 * trained["cpu"][0]
-    assert trained["wse_ws"] == pytest.approx(trained["cpu"], rel=1e-5)
-    assert len(evaluated["cpu"]) == 6
-    assert evaluated["wse_ws"] == pytest.approx(evaluated["cpu"], rel=1e-5)
+    backends = {"cpu": [*data, "--backend", "cpu"], "wse_ws": [*data, "--mgmt-address", management]}
+    folder = EXAMPLES / "experimental_digits"
+
+    def both(script: str, model_dir: str, *arguments: object, load: str = "") -> list[str]:
+        lines = []
+        for name, settings in backends.items():
+            checkpoint = ["--checkpoint-path", tmp_path / name / load] if load else []
+            lines.append([*settings, "--model-dir", tmp_path / name / model_dir, *checkpoint, *arguments])
+        return run(start_script, folder / script, *lines)
+
+    steps = ["--checkpoint-steps", 10, "--num-steps", 30]
+    cpu, cluster = (numbers(output, "Loss") for output in both("train.py", "", *steps))
+    assert len(cpu) == 30
+    assert cpu[-1] < 0.8 * cpu[0]
+    assert cluster == pytest.approx(cpu, rel=1e-5)
+    for name in backends:
+        saved = sorted(path.name for path in (tmp_path / name).glob("*.mdl"))
+        assert saved == [f"checkpoint_{step}.mdl" for step in (0, 10, 20)]
+
+    evaluated = both("eval.py", "eval", load="checkpoint_20.mdl")
+    for name in ("Loss", "Eval Accuracy"):
+        (cpu_value,), (cluster_value,) = (numbers(output, name) for output in evaluated)
+        assert cluster_value == pytest.approx(cpu_value, rel=1e-5)
+
+    resumed = both("train.py", "more", "--checkpoint-steps", 2, "--num-steps", 3, load="checkpoint_20.mdl")
+    cpu_more, cluster_more = (numbers(output, "Loss") for output in resumed)
+    assert max(cpu_more) < 0.8 * cpu[0]
+    assert cluster_more == pytest.approx(cpu_more, rel=1e-5)
+    assert (tmp_path / "wse_ws" / "more" / "checkpoint_22.mdl").exists()
 
 
-def test_release_1_8_goes_on_from_a_checkpoint(
-    start_script: StartScript, cluster: RunningCluster, tmp_path: Path
-) -> None:
-    common = ["--data", tmp_path / "digits.pt", "--checkpoint-steps", 10]
-    script = "experimental_digits/train.py"
-    before = losses(run(start_script, cluster, script, *common, "--model-dir", tmp_path, "--num-steps", 31))
-    more = [*common, "--checkpoint-path", tmp_path / "checkpoint_30.mdl", "--num-steps", 3]
-    resumed = {
-        backend: losses(
-            run(start_script, cluster, script, *more, "--backend", backend, "--model-dir", tmp_path / backend)
-        )
-        for backend in ("cpu", "wse_ws")
-    }
-    assert resumed["wse_ws"] == pytest.approx(resumed["cpu"], rel=1e-5)
-    assert max(resumed["cpu"]) < 0.8 * before[0]
-    assert (tmp_path / "wse_ws" / "checkpoint_30.mdl").exists()  # the first step is number 30 again
+def test_release_1_2(start_script: StartScript, management: str, tmp_path: Path) -> None:
+    folders = {name: ["--model-dir", tmp_path / name] for name in ("cpu", "cluster")}
+    outputs = run(
+        start_script,
+        EXAMPLES / "session_digits" / "train.py",
+        folders["cpu"],
+        [*folders["cluster"], "--cs-ip", management],
+    )
+    cpu, cluster = (numbers(output, "Loss") for output in outputs)
+    assert len(cpu) == 3 * (1797 // 128)
+    assert cpu[-1] < 0.2 * cpu[0]
+    assert cluster == pytest.approx(cpu, rel=1e-5)
+    assert (tmp_path / "cluster" / f"model_{len(cpu)}.pt").exists()
 
 
-def test_release_1_2_runs_a_plain_loop(start_script: StartScript, cluster: RunningCluster, tmp_path: Path) -> None:
-    on_cpu = losses(run(start_script, cluster, "session_digits/train.py", "--model-dir", tmp_path / "cpu"))
-    arguments = ["--model-dir", tmp_path / "csx", "--cs-ip", cluster.management]
-    on_cluster = losses(run(start_script, cluster, "session_digits/train.py", *arguments))
-    assert len(on_cpu) == 3 * (1797 // 128)
-    assert on_cpu[-1] < 0.2 * on_cpu[0]
-    assert on_cluster == pytest.approx(on_cpu, rel=1e-5)
-    assert (tmp_path / "csx" / f"model_{len(on_cpu)}.pt").exists()
-
-
-def test_release_2_0_trains_and_evaluates(start_script: StartScript, cluster: RunningCluster) -> None:
-    values: dict[str, list[float]] = {}
-    for backend in ("CPU", "CSX"):
-        output = run(start_script, cluster, SCRIPTS / "release_2_0.py", backend)
+def test_release_2_0(start_script: StartScript, management: str) -> None:
+    values = []
+    for output in run(start_script, SCRIPTS / "release_2_0.py", ["CPU"], ["CSX"], management):
         found = re.findall(r"^(loss|mean): (\S+) (\d+)$", output, re.MULTILINE)
         assert [(name, int(step)) for name, _, step in found] == [
             (name, step) for name in ("loss", "mean") for step in range(1, 7)
         ]
-        values[backend] = [float(value) for _, value, _ in found]
-    assert values["CSX"] == pytest.approx(values["CPU"], rel=1e-5)
+        values.append([float(value) for _, value, _ in found])
+    assert values[1] == pytest.approx(values[0], rel=1e-5)
+
+
+def test_release_2_2_and_its_summaries_in_tensorboard(
+    start_script: StartScript, management: str, tmp_path: Path
+) -> None:
+    """Trains, evaluates, and goes on from a checkpoint; all figures are read as TensorBoard reads them."""
+
+    def both(run_name: str, *arguments: object) -> list[dict[str, list[tuple[int, float]]]]:
+        lines = []
+        for backend in ("CPU", "CSX"):
+            folder = tmp_path / backend / run_name
+            own = ["--backend", backend, "--model-dir", folder, "--summaries", folder / "summaries"]
+            lines.append([*own, "--data", tmp_path / "digits.pt", "--checkpoint-steps", 10, *arguments])
+        run(start_script, EXAMPLES / "fc_digits" / "train.py", *lines, management)
+        return [scalars(tmp_path / backend / run_name / "summaries") for backend in ("CPU", "CSX")]
+
+    for arguments in (["--num-steps", 20], ["--num-steps", 5, "--load", tmp_path / "CSX" / "20" / "checkpoint_20.mdl"]):
+        steps = int(str(arguments[1]))
+        cpu, cluster = both(str(steps), *arguments)
+        assert cpu.keys() == cluster.keys() == {"loss/train", "loss/eval", "accuracy/eval"}
+        assert [step for step, _ in cpu["loss/train"]] == list(range(1, steps + 1))
+        assert [step for step, _ in cpu["loss/eval"]] == [1, 2, 3, 4, 5]
+        for name, events in cpu.items():
+            assert [step for step, _ in cluster[name]] == [step for step, _ in events]
+            assert [value for _, value in cluster[name]] == pytest.approx([value for _, value in events], rel=1e-5)
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    accumulator = EventAccumulator(str(folder)).Reload()
+    return {
+        name: [(event.step, event.value) for event in accumulator.Scalars(name)]
+        for name in accumulator.Tags()["scalars"]
+    }

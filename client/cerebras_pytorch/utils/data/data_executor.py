@@ -1,5 +1,6 @@
 """The DataExecutor of releases 1.9 to 2.1, which is told the cluster."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from cerebras_appliance.CSConfig import CSConfig
@@ -7,6 +8,7 @@ from cerebras_pytorch.late_backend import LateCsxBackend
 from cstorch.backend import current_backend
 from cstorch.utils.data import DataExecutor as _DataExecutor
 from cstorch.utils.data import DataLoader, Schedule
+from cstorch.utils.profiler import Activity
 
 
 class DataExecutor(_DataExecutor):
@@ -16,8 +18,8 @@ class DataExecutor(_DataExecutor):
         dataloader, num_steps, checkpoint_steps, activation_steps: as for cstorch.utils.data.DataExecutor.
         cs_config: the cluster and what is used of it; the same for all executors of a process.
         writer: takes what is summarized: `add_scalar(name, value, step)` and `add_tensor(name, tensor, step)`.
-        others: profiler_activities, additional_activities and listeners; accepted, Waferbox has nothing that they
-            would change.
+        profiler_activities, additional_activities: classes of what else `executor.profiler` measures.
+        listeners: accepted; Waferbox has nothing that they would change.
 
     Raises:
         UsageError: cs_config differs from that of an earlier executor.
@@ -32,13 +34,14 @@ class DataExecutor(_DataExecutor):
         activation_steps: int | None = None,
         cs_config: CSConfig | None = None,
         writer: Any = None,
-        **others: Any,
+        profiler_activities: Sequence[type[Activity]] | None = None,
+        additional_activities: Sequence[type[Activity]] | None = None,
+        listeners: Any = None,
     ) -> None:
-        if unknown := others.keys() - {"profiler_activities", "additional_activities", "listeners"}:
-            raise TypeError(f"a DataExecutor has no setting {min(unknown)!r}")
         if cs_config is not None and not isinstance(cs_config, CSConfig):
             raise TypeError(f"cs_config must be a cstorch.utils.CSConfig, not {type(cs_config).__name__}")
-        super().__init__(dataloader, num_steps, checkpoint_steps, activation_steps)
+        activities = [*(profiler_activities or ()), *(additional_activities or ())]
+        super().__init__(dataloader, num_steps, checkpoint_steps, activation_steps, activities)
         self.writer = writer
         backend = current_backend()
         if isinstance(backend, LateCsxBackend):

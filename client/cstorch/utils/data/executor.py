@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import Execution, enter
 from cstorch.utils.data.dataloader import DataLoader
 from cstorch.utils.data.schedule import Schedule
-from cstorch.utils.profiler import Profiler
+from cstorch.utils.profiler import Activity, Profiler
 
 
 class DataExecutor:
@@ -26,6 +26,7 @@ class DataExecutor:
         num_steps: how many steps; by default one pass over the dataloader.
         checkpoint_steps: k for a checkpoint after steps k, 2k, ... and the last; a Schedule of others; None or 0: none.
         activation_steps: k for step closures on steps k, 2k, ... and the last; by default on every step.
+        profiler_activities: classes of what else `executor.profiler` measures.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -39,6 +40,7 @@ class DataExecutor:
         num_steps: int | None = None,
         checkpoint_steps: int | Schedule | None = None,
         activation_steps: int | None = None,
+        profiler_activities: Sequence[type[Activity]] | None = None,
     ) -> None:
         if not isinstance(dataloader, DataLoader):
             raise TypeError(
@@ -50,7 +52,8 @@ class DataExecutor:
         self.num_steps = self._steps_to_run(num_steps)
         self.checkpoint_schedule = _checkpoint_schedule(checkpoint_steps, self.num_steps)
         self.activation_steps = self._activation_steps(activation_steps)
-        self.profiler = Profiler()
+        self._activities = _activities(profiler_activities)
+        self._profiler: Profiler | None = None
         self._iteration: int | None = None
         self._artifact_dir: Path | None = None
 
@@ -59,19 +62,27 @@ class DataExecutor:
 
     def __iter__(self) -> Iterator[Any]:
         self._artifact_dir = new_artifact_dir(self.backend.artifact_dir)
-        self.profiler = Profiler()
+        self._profiler = Profiler(self._artifact_dir, self._activities)
         execution = self.make_execution()
         try:
             with enter(execution), closing(execution.batches()) as batches:
                 for iteration, batch in zip(range(self.num_steps), batches, strict=True):
                     self._iteration = iteration
                     yield batch
+            self._profiler.write()
         finally:
             self._iteration = None
 
     def make_execution(self) -> Execution:
         """What runs the steps."""
         return self.backend.make_execution(self)
+
+    @property
+    def profiler(self) -> Profiler:
+        """What is measured about the execution, or about the one before; it begins with the loop."""
+        if self._profiler is None:
+            raise UsageError("the executor has no profiler before it is iterated")
+        return self._profiler
 
     @property
     def iteration(self) -> int:
@@ -161,6 +172,13 @@ def _checkpoint_schedule(checkpoint_steps: int | Schedule | None, num_steps: int
     if checkpoint_steps < 0:
         raise ConfigurationError(f"checkpoint_steps must not be negative, got {checkpoint_steps}")
     return Schedule.every(checkpoint_steps, num_steps) if checkpoint_steps else None
+
+
+def _activities(kinds: Sequence[type[Activity]] | None) -> tuple[type[Activity], ...]:
+    for kind in kinds or ():
+        if not isinstance(kind, type) or not issubclass(kind, Activity):
+            raise TypeError(f"profiler_activities are classes made from cstorch.utils.profiler.Activity, not {kind!r}")
+    return tuple(kinds or ())
 
 
 def _is_count(value: object) -> bool:
