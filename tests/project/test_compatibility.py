@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 import cstorch
 from cstorch.errors import AbsentError
@@ -25,9 +26,35 @@ def test_each_status_occurs_where_it_must() -> None:
     status = {(module, name): (status, remark) for module, name, status, remark in compatibility.rows()}
     assert status["cerebras.pytorch", "trace"] == ("same", "")
     assert status["cerebras.pytorch.optim", "AdamW"] == ("same", "")
-    assert status["cerebras.pytorch.utils.data", "DataExecutor"][0] == "differs"
+    assert status["cerebras.pytorch", "backend"][0] == "differs"
     assert status["cerebras.pytorch.mesh", "Shard"][0] == "absent"
     assert status["cerebras_pytorch.experimental", "configure"][0] == "differs"
+
+
+@pytest.mark.parametrize(
+    ("reference", "deviations"),
+    [
+        (["a", "b=2", "*args", "c=3.0"], ""),
+        (["a", "b=2", "*", "c=3", "d=None"], "does not take `d`"),
+        (["a", "b=None"], "`b` is 2, not None by default"),
+        (["a=1"], "`a` is needed, not 1 by default"),
+        (["a", "*", "c"], ""),
+        (["c", "a"], "by name only: `c`"),
+        (["b", "a"], "takes `a`, `b` in this order"),
+        (["e=torch.float32"], ""),
+        (["e=torch.float16"], "`e` is torch.float32, not torch.float16 by default"),
+        (["c=<default>", ".first", ".second", ".third"], "by name only: all; has no `third`"),
+    ],
+)
+def test_signatures_are_compared(reference: list[str], deviations: str) -> None:
+    class Sample:
+        def __init__(self, a: int, b: int = 2, e: torch.dtype = torch.float32, *, c: float = 3) -> None:
+            self.first = a
+
+        def second(self) -> None:
+            pass
+
+    assert compatibility._deviations(Sample, reference) == deviations
 
 
 def test_differences_are_of_names_that_there_are() -> None:

@@ -92,7 +92,8 @@ class Profiler:
 
     def __init__(self, outdir: str | Path, activities: Iterable[type[Activity]] | None = None) -> None:
         self._outdir = Path(outdir)
-        self._activities = {kind.name(): kind() for kind in (RateTrackerActivity, *(activities or ()))}
+        kinds: list[type[Activity]] = [RateTrackerActivity, *(activities or ())]
+        self._activities = {kind.name(): kind() for kind in kinds}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._activities:
