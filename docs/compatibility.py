@@ -9,6 +9,7 @@ differs in meaning.
 import ast
 import inspect
 import itertools
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -111,13 +112,11 @@ def _find(module: str, name: str) -> tuple[bool, Any]:
 
 
 def _holder(path: str) -> Any:
-    try:
-        return import_module(path)
-    except ImportError:
-        parent, dot, child = path.rpartition(".")
-        if not dot:
-            raise
-        return getattr(_holder(parent), child)
+    """The module, or the object within one, of this name: flags are found in an object where there is a module too."""
+    parent, dot, child = path.rpartition(".")
+    attribute = getattr(_holder(parent), child, None) if dot else None
+    is_holder = attribute is not None and not inspect.isclass(attribute) and not inspect.isroutine(attribute)
+    return attribute if is_holder else import_module(path)
 
 
 def _deviations(value: Any, reference: list[str]) -> str:
@@ -125,7 +124,7 @@ def _deviations(value: Any, reference: list[str]) -> str:
     parameters = [text for text in reference if not text.startswith(".")]
     members = [text[1:] for text in reference if text.startswith(".")]
     found = list(_different_parameters(value, parameters)) if parameters else []
-    lacking = [f"`{name}`" for name in members if not hasattr(value, name) and name not in _attributes(value)]
+    lacking = [f"`{name}`" for name in members if not _has_member(value, name)]
     if lacking:
         found.append(f"has no {', '.join(lacking)}")
     return "; ".join(found)
@@ -160,9 +159,12 @@ def _is_default(own: Any, text: str) -> bool:
         return str(own) == text
 
 
-def _attributes(value: Any) -> str:
-    """The source of a class, in which its attributes are made."""
-    return inspect.getsource(value) if inspect.isclass(value) else ""
+def _has_member(value: Any, name: str) -> bool:
+    """Whether a class has a method of this name, or makes such an attribute."""
+    if hasattr(value, name):
+        return True
+    sources = (inspect.getsource(kind) for kind in inspect.getmro(value) if kind is not object)
+    return any(re.search(rf"\bself\.{name}(:[^=\n]+)? = ", source) for source in sources)
 
 
 def _reason(module: str, name: str) -> str:

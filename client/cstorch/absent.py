@@ -10,6 +10,7 @@ _NO_GRAPH = "it only names or annotates operations of the graph; leave it out, n
 _DECORATE = "decorate functions with cstorch.step_closure and cstorch.checkpoint_closure"
 _LISTENERS = "a step is traced whole and nothing can listen in; return tensors from the traced function instead"
 _MESH = "tensors are placed by the compiler; leave placements out, and set num_csx in the ClusterConfig"
+_INSIDE = "it belongs to the real client's inside; there are only CSConfig, log, errors and utils.classes, for scripts"
 _ONE_RELEASE = "scripts of that release called it for effects inside the old runtime; leave it out"
 
 # By name; a module stands for all that is missing in it.
@@ -44,6 +45,7 @@ _REASONS: Mapping[str, str] = {
     "cstorch.utils.step_closures": _DECORATE,
     "cstorch.utils.data": "use torch.from_numpy and tensor.numpy(); for bfloat16 tensor.float().numpy()",
     "cstorch.utils.nest": "visit functions stay in the process that registers them: register them where they are used",
+    "cerebras_appliance": _INSIDE,
     "cerebras_torch.core": _ONE_RELEASE,
 }
 
@@ -76,11 +78,11 @@ def getter(module: str) -> Callable[[str], Any]:
 
 
 def explain_in_modules() -> None:
-    """Has the loaded modules of cstorch in which names are absent say why."""
+    """Has the loaded modules of cstorch and cerebras_appliance in which names are absent say why."""
     modules = [name.rpartition(".")[0] for name in _REASONS] + list(_REASONS)
     for name, module in list(sys.modules.items()):
         is_explained = name in modules or any(name.startswith(f"{known}.") for known in _REASONS)
-        if is_explained and name.partition(".")[0] == "cstorch":
+        if is_explained and name.partition(".")[0] in ("cstorch", "cerebras_appliance"):
             vars(module).setdefault("__getattr__", getter(name))
             # `from module import name` hides what __getattr__ raises; of a package it then asks the finder, which says
             # the same (generations.py). So every module is a package, if without files.

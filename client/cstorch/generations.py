@@ -47,7 +47,7 @@ class _Finder(MetaPathFinder, Loader):
     """Imports what is below another name of a package as what is below its real name."""
 
     def __init__(self) -> None:
-        self.real_packages = {"cstorch": "cstorch"}
+        self.real_packages = {name: name for name in ("cstorch", "cerebras_appliance")}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -57,6 +57,26 @@ assert CSConfig is cerebras_pytorch.utils.CSConfig
 assert issubclass(cstorch.errors.ClusterError, ApplianceUnknownError)
 class Mine(ClassLogger): pass
 class Named(named_class_logger("train")): pass
+from cerebras.appliance.errors import ApplianceNanError
+from cerebras.appliance.utils.classes import retrieve_all_subclasses
+class Base: pass
+class Left(Base): pass
+class Right(Base): pass
+class Both(Left, Right): pass
+assert list(retrieve_all_subclasses(Base)) == [Left, Right, Both]
+assert issubclass(ApplianceNanError, ApplianceUnknownError)
+for statement in (
+    "from cerebras.appliance.pb.common import x",
+    "from cerebras_appliance.run_utils import get_debug_args",
+    "from cerebras.appliance.errors import ApplianceStallError",
+    "from cerebras_appliance import storage",
+):
+    try:
+        exec(statement)
+    except ImportError as error:
+        assert "only CSConfig, log" in str(error), error
+    else:
+        raise AssertionError(statement)
 assert Mine().logger.name == "__main__.Mine"
 assert Named().logger.name == "train"
 """,

@@ -27,6 +27,7 @@ def test_each_status_occurs_where_it_must() -> None:
     assert status["cerebras.pytorch", "trace"] == ("same", "")
     assert status["cerebras.pytorch.optim", "AdamW"] == ("same", "")
     assert status["cerebras.pytorch", "backend"][0] == "differs"
+    assert status["cerebras.pytorch.backends.csx.precision", "optimization_level"] == ("same", "")
     assert status["cerebras.pytorch.mesh", "Shard"][0] == "absent"
     assert status["cerebras_pytorch.experimental", "configure"][0] == "differs"
 
