@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]  # a test runs up to three pairs of scripts
 
 Arguments = Sequence[object]
 
@@ -39,7 +39,6 @@ def numbers(output: str, name: str) -> list[float]:
     return [float(number) for number in re.findall(rf"{name}: +(\S+)$", output, re.MULTILINE)]
 
 
-@pytest.mark.timeout(240)  # three pairs of scripts
 def test_release_1_8(start_script: StartScript, management: str, tmp_path: Path) -> None:
     data = ["--data", tmp_path / "digits.pt"]
     backends = {"cpu": [*data, "--backend", "cpu"], "wse_ws": [*data, "--mgmt-address", management]}
