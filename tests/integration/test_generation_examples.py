@@ -31,7 +31,7 @@ def run(
         start_script(script, *on_cluster, management=management),
     ]
     for running in started:
-        assert running.wait() == 0, running.errors
+        assert running.wait(150.0) == 0, running.errors  # of a busy machine
     return [running.output for running in started]
 
 
