@@ -127,14 +127,14 @@ class StateService(node_pb2_grpc.StateServiceServicer):
                         snapshot = stack.enter_context(states.snapshots.reading(request.step))
                     except KeyError:
                         context.abort(grpc.StatusCode.NOT_FOUND, f"there is no snapshot of step {request.step}")
-                    places = _places(request, snapshot.places, context)
+                    places = _parts(request, _places(request, snapshot.places, context), context)
                     _send(session, request, snapshot.segment, places)
             else:
                 _refuse_while_running(states, context)
                 written = {n: place for n, place in states.store.places().items() if states.store.is_written(n)}
-                places = _places(request, written, context)
+                places = _parts(request, _places(request, written, context), context)
                 _send(session, request, states.store.segment, places)
-        return node_pb2.TransferStateResponse(nbytes=sum(place.nbytes for place in places))
+        return node_pb2.TransferStateResponse(nbytes=sum(nbytes for _, nbytes in places))
 
     def _states(self, job: str, context: grpc.ServicerContext) -> JobStates:
         states = self._jobs.get(job)
@@ -187,10 +187,24 @@ def _places(
     return [places[name] for name in request.names]
 
 
-def _send(session: Session, request: node_pb2.TransferStateRequest, segment: Segment, places: Sequence[Place]) -> None:
+def _parts(
+    request: node_pb2.TransferStateRequest, places: Sequence[Place], context: grpc.ServicerContext
+) -> list[tuple[int, int]]:
+    """Offset and length in bytes of what is to be sent of each state."""
+    if not request.HasField("part"):
+        return [(place.offset, place.nbytes) for place in places]
+    part = request.part
+    if len(places) != 1 or part.offset + part.nbytes > places[0].nbytes:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the part asked for does not lie within one state")
+    return [(places[0].offset + part.offset, part.nbytes)]
+
+
+def _send(
+    session: Session, request: node_pb2.TransferStateRequest, segment: Segment, parts: Sequence[tuple[int, int]]
+) -> None:
     link = session.link()
-    for group, place in enumerate(places):
-        payload = Slice(segment, place.offset, place.nbytes)
+    for group, (offset, nbytes) in enumerate(parts):
+        payload = Slice(segment, offset, nbytes)
         session.hub.send(link, group, request.step, payload, window=None, as_bytes=True)
 
 

@@ -97,10 +97,10 @@ class FakeShard:
             self._cluster.live[state.name] = state.value().clone()
         self._cluster.written[-1].extend(state.name for state in states)
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> torch.Tensor:
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> Iterator[torch.Tensor]:
         source = self._cluster.live if step == 0 else self._cluster.snapshots[step]
         assert source[name].dtype == dtype
-        return source[name].reshape(shape)
+        yield source[name].reshape(shape)
 
     def close(self) -> None:
         pass

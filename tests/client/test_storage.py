@@ -90,9 +90,9 @@ def test_layout_is_the_documented_one(tmp_path: Path) -> None:
         dataset = file["half"]
         assert dataset.dtype == np.int16
         assert dataset.attrs["__TYPE__"] == "TorchTensorSerializer"
-        assert json.loads(dataset.attrs["shapes"]) == [[5, 2]]
-        assert json.loads(dataset.attrs["dtypes"]) == ["torch.bfloat16"]
-        assert json.loads(dataset.attrs["rtfx_dtypes"]) == [15]
+        assert dataset.attrs["shapes"].tolist() == [[5, 2]]
+        assert dataset.attrs["dtypes"].tolist() == ["torch.bfloat16"]
+        assert dataset.attrs["rtfx_dtypes"].tolist() == [15]
         assert json.loads(file.attrs["step.__metadata__"])["step.__metadata__"]["scalar_value"] == 7
 
 
@@ -116,9 +116,10 @@ def test_equal_keys_are_refused(tmp_path: Path) -> None:
 
 
 def test_foreign_files_are_refused(tmp_path: Path) -> None:
-    torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match=r"torch\.load"):
-        load(tmp_path / "a.pt")
+    for content in (b"", b"nothing", bytes(8) + b"{"):
+        (tmp_path / "a").write_bytes(content)
+        with pytest.raises(CheckpointError, match="no checkpoint|damaged"):
+            load(tmp_path / "a")
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file["x"] = 1
     with pytest.raises(CheckpointError, match="not a checkpoint"):
@@ -147,11 +148,18 @@ def test_pickled_objects_are_not_loaded(tmp_path: Path) -> None:
         load(tmp_path / "a.mdl")
 
 
+class Bytes(bytes):
+    """Of a file, shown in short where a test fails."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} bytes>"
+
+
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Bytes:
     path = tmp_path_factory.mktemp("saved") / "a.mdl"
     save({"weight": torch.randn(64, 64), "bias": torch.randn(64), "step": 3}, path)
-    return path.read_bytes()
+    return Bytes(path.read_bytes())
 
 
 @given(where=st.floats(0, 0.999))
@@ -171,17 +179,15 @@ def test_a_flipped_bit_in_the_data_is_refused(
     path = tmp_path_factory.mktemp("flip") / "a.mdl"
     path.write_bytes(saved)
     with h5py.File(path) as file:
-        info = file["weight"].id.get_chunk_info(0)
+        weight = file["weight"].id
+        start, size = weight.get_offset(), weight.get_storage_size()
     damaged = bytearray(saved)
-    damaged[info.byte_offset + int(info.size * where)] ^= 1 << bit
+    damaged[start + int(size * where)] ^= 1 << bit
     path.write_bytes(damaged)
-    try:
-        loaded = load(path)
-    except CheckpointError:
-        return
-    # A bit that the compression does not use may flip without consequence.
-    path.write_bytes(saved)
-    assert torch.equal(loaded["weight"], load(path)["weight"])
+    loaded = load(path)
+    with pytest.raises(CheckpointError, match="'weight' do not have the checksum"):
+        loaded["weight"].sum()
+    assert loaded["bias"].shape == (64,)
 
 
 @pytest.mark.cluster

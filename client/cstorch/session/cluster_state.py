@@ -204,8 +204,8 @@ class ClusterState:
             if cell is not None:
                 cell.set_remote(_Fetch(self, name))
 
-    def fetch(self, name: str) -> torch.Tensor:
-        """The value of a state on the cluster.
+    def fetch(self, name: str) -> Iterator[torch.Tensor]:
+        """The value of a state on the cluster, in pieces one below the other along the first dimension.
 
         Raises:
             StateError: it cannot be read now, or is lost.
@@ -216,7 +216,7 @@ class ClusterState:
             raise StateError(f"the value of {name!r} cannot be read now: {NOT_NOW}")
         entry = self._entries[name]
         connection = self._connections[min(entry.shards)]
-        return connection.read(name, entry.shape, entry.dtype, self._snapshot or 0)
+        yield from connection.read(name, entry.shape, entry.dtype, self._snapshot or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class _Fetch:
     state: ClusterState
     name: str
 
-    def __call__(self) -> torch.Tensor:
+    def __call__(self) -> Iterator[torch.Tensor]:
         return self.state.fetch(self.name)
 
 

@@ -1,5 +1,6 @@
 """State on its way between the client and one MemoryX shard: set up by gRPC calls, the bytes go over a link."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -62,8 +63,8 @@ class ShardConnection:
             for batch in batches(states):
                 connection.write(batch)
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> torch.Tensor:
-        """Reads one state.
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> Iterator[torch.Tensor]:
+        """Reads one state, in tensors of some rows each: no more than a batch, or a single row.
 
         Args:
             step: of a snapshot, from 1; 0 for the live state.
@@ -71,8 +72,16 @@ class ShardConnection:
         Raises:
             ClusterError: the shard is gone or refuses.
         """
-        with _Use(self) as connection:
-            return connection.read(name, shape, dtype, step)
+        row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        if not shape or shape[0] * row_bytes <= BATCH_BYTES:
+            with _Use(self) as connection:
+                yield connection.read(name, shape, dtype, step, 0)
+            return
+        rows = max(1, BATCH_BYTES // row_bytes)
+        for start in range(0, shape[0], rows):
+            piece = (min(rows, shape[0] - start), *shape[1:])
+            with _Use(self) as connection:
+                yield connection.read(name, piece, dtype, step, start * row_bytes)
 
     def connection(self) -> "_OpenConnection":
         """The open connection."""
@@ -166,10 +175,13 @@ class _OpenConnection:
         finally:
             segment.close()
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> torch.Tensor:
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int, offset: int) -> torch.Tensor:
+        """The part of a state that begins `offset` bytes from its start and has this shape."""
         nbytes = torch.Size(shape).numel() * dtype.itemsize
         self._link.expect({0: nbytes})
-        call = self._stub.ReadState.future(self._request([name], step), timeout=TRANSFER_SECONDS)
+        request = self._request([name], step)
+        request.part.offset, request.part.nbytes = offset, nbytes
+        call = self._stub.ReadState.future(request, timeout=TRANSFER_SECONDS)
         with self._watching(call):
             message = self._hub.receive(self._link, 0, step)
             value = message.tensor(dtype, shape, 0).clone()

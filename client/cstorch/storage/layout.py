@@ -1,7 +1,8 @@
 """The names, codes and byte forms that the reader and the writer of a checkpoint share (cstorch_api 3.4).
 
 A checkpoint is one H5 file. Every leaf of the saved tree has a key, its path joined with dots. Tensors and numpy arrays
-are datasets under their key; Python scalars, strings and None live in attributes of the root only.
+are datasets under their key; all else is in attributes of the root only: Python scalars, strings, None, tensors of one
+value, and which leaves are the same tensor. A key's description is in the attribute `<key>.__metadata__`.
 """
 
 from dataclasses import dataclass
@@ -24,11 +25,20 @@ TYPE: Final = "__TYPE__"
 METADATA: Final = ".__metadata__"
 OBJECTS: Final = "__objects__"
 LINKED: Final = "__LINKED__"
+TORCH: Final = "__TORCH__"
+NUMPY: Final = "__NUMPY__"
+# All that has no dataset.
+NO_DATA: Final = "__NONE__"
 # Ours: the real client passes over it.
 CHECKSUM: Final = "__waferbox_xxh3__"
 
 TENSOR: Final = "TorchTensorSerializer"
 ARRAY: Final = "NumpyArraySerializer"
+SCALAR: Final = "ScalarSerializer"
+STRING: Final = "StringSerializer"
+NONE: Final = "NoneSerializer"
+FULL: Final = "DeferredFullTensor"
+LINK: Final = "LinkedObject"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +76,9 @@ def to_tensor(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
     return tensor.view(torch.bfloat16) if dtype == torch.bfloat16 else tensor
 
 
-def checksum(array: np.ndarray[Any, Any]) -> str:
-    """xxh3 of an array's bytes, as hexadecimal digits."""
-    return str(xxhash.xxh3_64_hexdigest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
+def add_to_checksum(checksum: xxhash.xxh3_64, array: np.ndarray[Any, Any]) -> None:
+    """Goes on with the xxh3 of a dataset, over the bytes of its next rows."""
+    checksum.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def key_of(path: pytree.KeyPath) -> str:

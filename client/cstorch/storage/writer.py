@@ -3,16 +3,19 @@
 import json
 import os
 import secrets
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import h5py
-import hdf5plugin
 import numpy as np
 import torch
+import xxhash
 from torch.utils import _pytree as pytree
 
 from cstorch.storage import layout
+from cstorch.storage.deferred import Filled, content_of
+from cstorch.tracing import LazyTensor
 from interconnect.version import __version__
 
 
@@ -52,18 +55,38 @@ def _write_tree(file: h5py.File, obj: Any) -> None:
     leaves, spec = pytree.tree_flatten_with_path(obj)
     file.attrs[layout.VERSION] = layout.FORMAT_VERSION
     file.attrs[layout.WRITER_VERSION] = __version__
-    file.attrs[layout.SPEC] = json.dumps([_skeleton(obj), pytree.treespec_dumps(spec)])
-    first_key: dict[int, str] = {}
+    file.attrs[layout.SPEC] = json.dumps([_skeleton(obj), _text_of(spec)])
+    first_key: dict[object, str] = {}
     seen: set[str] = set()
     for path, leaf in leaves:
         key = layout.key_of(path)
         if key in seen:
             raise ValueError(f"two entries of the saved tree have the key {key!r}; rename one of them")
         seen.add(key)
-        linked = first_key.setdefault(id(leaf), key) if isinstance(leaf, torch.Tensor | np.ndarray) else key
-        entry = {"key": linked, layout.LINKED: True} if linked != key else _write_leaf(file, key, leaf)
-        described = {layout.SPEC: ["*", None], layout.OBJECTS: [key], key + layout.METADATA: entry}
+        linked = first_key.setdefault(_identity(leaf), key) if isinstance(leaf, torch.Tensor | np.ndarray) else key
+        entry = _write_leaf(file, key, leaf) if linked == key else _link_to(linked)
+        tree = [{key: "*"}, _text_of(pytree.tree_structure({key: 0}))]
+        described = {layout.SPEC: tree, layout.OBJECTS: [key], key + layout.METADATA: entry}
         file.attrs[key + layout.METADATA] = json.dumps(described)
+
+
+def _text_of(spec: pytree.TreeSpec) -> str:
+    try:
+        return pytree.treespec_dumps(spec)
+    except NotImplementedError as error:
+        raise TypeError(f"a checkpoint cannot hold this tree: {error}") from None
+
+
+def _identity(leaf: torch.Tensor | np.ndarray[Any, Any]) -> object:
+    """Equal for leaves that are the same elements of the same memory: they are stored once, and load as one tensor."""
+    if isinstance(leaf, LazyTensor) and leaf._handle.cell is not None:
+        meta = leaf._handle.meta
+        return id(leaf._handle.cell), meta.dtype, meta.shape, meta.stride(), meta.storage_offset()
+    if (content := content_of(leaf)) is not None:
+        return id(content)
+    if type(leaf) in (torch.Tensor, torch.nn.Parameter) and leaf.layout == torch.strided and leaf.numel():
+        return leaf.data_ptr(), leaf.device, leaf.dtype, leaf.shape, leaf.stride()
+    return id(leaf)
 
 
 def _skeleton(obj: Any) -> Any:
@@ -77,19 +100,28 @@ def _skeleton(obj: Any) -> Any:
     return "*"
 
 
+def _without_data(kind: str, **fields: Any) -> dict[str, Any]:
+    return {**fields, layout.TYPE: kind, layout.NO_DATA: True}
+
+
+def _link_to(key: str) -> dict[str, Any]:
+    return _without_data(layout.LINK, key=key) | {layout.LINKED: True}
+
+
 def _write_leaf(file: h5py.File, key: str, leaf: Any) -> dict[str, Any]:
     match leaf:
         case None:
-            return {layout.TYPE: "NoneSerializer", "__NONE__": True}
+            return _without_data(layout.NONE)
         case bool() | int() | float():
-            return {layout.TYPE: "ScalarSerializer", "scalar_value": leaf}
+            return _without_data(layout.SCALAR, scalar_value=leaf)
         case str():
-            return {layout.TYPE: "StringSerializer", "string_value": leaf}
+            return _without_data(layout.STRING, string_value=leaf)
         case torch.Tensor():
             return _write_tensor(file, key, leaf)
         case np.ndarray():
-            _write_dataset(file, key, leaf, layout.ARRAY).attrs["is_bfloat16"] = False
-            return {layout.TYPE: layout.ARRAY, "is_bfloat16": False}
+            attributes = {"is_bfloat16": False, layout.TYPE: layout.ARRAY, layout.NUMPY: True, "compressed": False}
+            _write_dataset(file, key, leaf.shape, leaf.dtype, [leaf], attributes)
+            return attributes
     raise TypeError(
         f"a checkpoint cannot hold {key!r}: {type(leaf).__name__} is not a tensor, a numpy array, a number, a string "
         "or None"
@@ -101,23 +133,68 @@ def _write_tensor(file: h5py.File, key: str, tensor: torch.Tensor) -> dict[str, 
     if stored is None:
         names = ", ".join(sorted(layout.TORCH_TYPES))
         raise TypeError(f"a checkpoint cannot hold {key!r} of type {tensor.dtype}; cast it to one of {names}")
-    dataset = _write_dataset(file, key, layout.to_array(tensor.detach().cpu()), layout.TENSOR)
-    dataset.attrs["__TORCH__"] = True
-    dataset.attrs["shapes"] = json.dumps([list(tensor.shape)])
-    dataset.attrs["dtypes"] = json.dumps([str(tensor.dtype)])
-    dataset.attrs["rtfx_dtypes"] = json.dumps([stored.code])
-    return {layout.TYPE: layout.TENSOR}
+    shape = list(tensor.shape)
+    value = _only_value(tensor)
+    if value is not None:
+        return _without_data(layout.FULL, shape=shape, dtype=str(tensor.dtype), fill_value=value)
+    attributes = {
+        layout.TORCH: True,
+        "shapes": [shape],
+        "dtypes": [str(tensor.dtype)],
+        "rtfx_dtypes": [stored.code],
+        layout.TYPE: layout.TENSOR,
+        layout.NUMPY: True,
+        # Weights do not compress, and HDF5's filters take longer than the disk.
+        "compressed": False,
+    }
+    _write_dataset(file, key, tensor.shape, stored.numpy, map(layout.to_array, _pieces(tensor)), attributes)
+    return attributes
 
 
-def _write_dataset(file: h5py.File, key: str, array: np.ndarray[Any, Any], kind: str) -> h5py.Dataset:
-    # H5 knows no filters for scalars and for empty datasets.
-    compressed = array.ndim > 0 and array.size > 0
-    dataset = file.create_dataset(key, data=array, **(hdf5plugin.LZ4() if compressed else {}))
-    dataset.attrs["__NUMPY__"] = True
-    dataset.attrs[layout.TYPE] = kind
-    dataset.attrs["compressed"] = compressed
-    dataset.attrs[layout.CHECKSUM] = layout.checksum(array)
-    return dataset
+def _only_value(tensor: torch.Tensor) -> bool | int | float | None:
+    """The value of all elements of a tensor that was never filled otherwise; None for every other tensor."""
+    if isinstance(tensor, LazyTensor):
+        cell = tensor._handle.cell
+        is_zero = cell is not None and cell.is_untouched
+        return torch.zeros((), dtype=tensor.dtype, device="cpu").item() if is_zero else None
+    content = content_of(tensor)
+    if content is not None and not content.is_read and isinstance(content.source, Filled):
+        return content.source.value
+    return None
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The value in CPU tensors, one below the other along the first dimension, none of which stays in memory."""
+    if isinstance(tensor, LazyTensor):
+        cell, meta = tensor._handle.cell, tensor._handle.meta
+        if cell is not None and (meta.shape, meta.dtype) == (cell.shape, cell.dtype) and meta.is_contiguous():
+            yield from cell.pieces()
+            return
+    content = content_of(tensor)
+    yield tensor.detach().cpu() if content is None else content.read()
+
+
+def _write_dataset(
+    file: h5py.File,
+    key: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    pieces: Iterable[np.ndarray[Any, Any]],
+    attributes: Mapping[str, Any],
+) -> None:
+    dataset = file.create_dataset(key, shape, dtype)
+    checksum = xxhash.xxh3_64()
+    row = 0
+    for piece in pieces:
+        layout.add_to_checksum(checksum, piece)
+        if not shape:
+            dataset[()] = piece
+        elif piece.size:
+            dataset[row : row + len(piece)] = piece
+            row += len(piece)
+    for name, value in attributes.items():
+        dataset.attrs[name] = value
+    dataset.attrs[layout.CHECKSUM] = checksum.hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -10,6 +10,10 @@ from cstorch.tracing.spool import spool
 
 RAM_BYTES = 64 * 1024
 """Smaller cells stay in memory; larger ones are spooled to a file and mapped only while an operation uses them."""
+
+
+Fetch = Callable[[], Iterator[torch.Tensor]]
+"""Gets a value from the cluster, in CPU tensors that lie one below the other along the first dimension; or raises."""
 
 
 class Cell:
@@ -32,7 +36,7 @@ class Cell:
         self._offset: int | None = None
         self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
         self._view: weakref.ref[torch.Tensor] | None = None
-        self._fetch: Callable[[], torch.Tensor] | None = None
+        self._fetch: Fetch | None = None
 
     @property
     def numel(self) -> int:
@@ -47,16 +51,44 @@ class Cell:
         """True while the current value is on the cluster only."""
         return self._fetch is not None
 
+    @property
+    def is_untouched(self) -> bool:
+        """True if the value is that of a new cell, zeros, and has no bytes anywhere."""
+        return self._fetch is None and self._memory is None and self._offset is None
+
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """The value as CPU tensors to be read only, one below the other along the first dimension.
+
+        What is on the cluster comes piece by piece, and does not stay here.
+        """
+        if self._fetch is None:
+            yield self.data()
+        else:
+            yield from self._fetch()
+
     def data(self) -> torch.Tensor:
         """A CPU tensor over the cell's own bytes, fetched first if they are remote.
 
         Keep it only as long as needed: it holds the mapping of a spooled cell. Who writes to it calls `touch`.
         """
         if self._fetch is not None:
-            value = self._fetch()
-            self._fetch = None
-            self._local().copy_(self._checked(value))
+            self._take(self._fetch)
         return self._local()
+
+    def _take(self, fetch: Fetch) -> None:
+        try:
+            rows = 0
+            for piece in fetch():
+                target = self._local()
+                if piece.shape != target.shape:
+                    target = target[rows : rows + len(piece)]
+                    rows += len(piece)
+                assert piece.shape == target.shape
+                target.copy_(piece)
+        except BaseException:
+            self.set_remote(fetch)
+            raise
+        self._fetch = None
 
     def read(self) -> torch.Tensor:
         """The value as a CPU tensor of its own."""
@@ -73,8 +105,8 @@ class Cell:
         """Say that the client wrote to `data()`."""
         self.version += 1
 
-    def set_remote(self, fetch: Callable[[], torch.Tensor]) -> None:
-        """Say that the current value is on the cluster; `fetch` gets it as a CPU tensor, or raises. Frees the bytes."""
+    def set_remote(self, fetch: Fetch) -> None:
+        """Say that the current value is on the cluster, where `fetch` gets it. Frees the bytes."""
         self._fetch = fetch
         self._memory = None
         self._view = None

@@ -750,12 +750,17 @@ class TransferStateRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     NAMES_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     token: _builtins.str
     step: _builtins.int
     """of a snapshot; 0 = the live state, between executions"""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def part(self) -> Global___StatePart:
+        """of the one state that is read; absent: the whole of each"""
+
     def __init__(
         self,
         *,
@@ -763,14 +768,39 @@ class TransferStateRequest(_message.Message):
         token: _builtins.str = ...,
         names: _abc.Iterable[_builtins.str] | None = ...,
         step: _builtins.int = ...,
+        part: Global___StatePart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "names", b"names", "step", b"step", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "names", b"names", "part", b"part", "step", b"step", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TransferStateRequest: _TypeAlias = TransferStateRequest  # noqa: Y015
+
+@_typing.final
+class StatePart(_message.Message):
+    """Bytes of a state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    NBYTES_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    nbytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        nbytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nbytes", b"nbytes", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatePart: _TypeAlias = StatePart  # noqa: Y015
 
 @_typing.final
 class TransferStateResponse(_message.Message):

@@ -1,0 +1,151 @@
+"""Reading a checkpoint in the H5 layout, with nothing believed that the file cannot show."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin  # noqa: F401  registers the LZ4 filter with h5py
+import numpy as np
+import torch
+import xxhash
+from torch.utils import _pytree as pytree
+
+from cstorch.errors import CheckpointError
+from cstorch.storage import layout, legacy
+from cstorch.storage.deferred import Filled, Source, Unchanged
+from cstorch.storage.treespec import read_treespec
+
+Defer = Callable[[Source], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """The source of a tensor whose bytes are a dataset."""
+
+    file: Unchanged
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def read(self) -> torch.Tensor:
+        path = self.file.check()
+        try:
+            with h5py.File(path, "r") as file:
+                return layout.to_tensor(read_dataset(path, file, self.name), self.dtype).reshape(self.shape)
+        except (OSError, KeyError) as error:
+            raise CheckpointError(f"{path} is damaged: {self.name!r} cannot be read ({error})") from None
+
+
+def read_dataset(path: Path, file: h5py.File, name: str) -> np.ndarray[Any, Any]:
+    """The bytes of a dataset.
+
+    Raises:
+        CheckpointError: they do not have the checksum that they were saved with.
+    """
+    dataset = file[name]
+    array = np.asarray(dataset[()])
+    expected = dataset.attrs.get(layout.CHECKSUM)
+    if expected is not None:
+        checksum = xxhash.xxh3_64()
+        layout.add_to_checksum(checksum, array)
+        if checksum.hexdigest() != expected:
+            raise CheckpointError(
+                f"{path} is damaged: the data of {name!r} do not have the checksum they were saved with"
+            )
+    return array
+
+
+def read_h5(path: Path, defer: Defer) -> Any:
+    """The tree in an H5 checkpoint, its tensors made by `defer`.
+
+    Raises:
+        CheckpointError: see load.
+    """
+    file_now = Unchanged.now(path)
+    try:
+        with h5py.File(path, "r") as file:
+            attributes = file.attrs
+            if layout.VERSION not in attributes or layout.SPEC not in attributes:
+                raise CheckpointError(f"{path} is an H5 file, but not a checkpoint that cstorch.save wrote")
+            version = float(attributes[layout.VERSION])
+            if version == legacy.FORMAT_VERSION:
+                return legacy.read_legacy(file, file_now, defer)
+            if version != layout.FORMAT_VERSION:
+                raise CheckpointError(
+                    f"{path} has checkpoint format {version}; this version reads the formats {legacy.FORMAT_VERSION} "
+                    f"and {layout.FORMAT_VERSION}"
+                )
+            if not attributes.get(layout.SUCCESS, False):
+                raise CheckpointError(f"{path} is partially written: the save that made it did not finish")
+            return _Reader(file_now, file, defer).tree()
+    except (OSError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: it is truncated or damaged ({error})") from None
+
+
+class _Reader:
+    def __init__(self, file_now: Unchanged, file: h5py.File, defer: Defer) -> None:
+        self._now = file_now
+        self._path = file_now.path
+        self._file = file
+        self._defer = defer
+        self._leaves: dict[str, Any] = {}
+
+    def tree(self) -> Any:
+        spec = read_treespec(json.loads(self._file.attrs[layout.SPEC])[1])
+        positions = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+        keys = [layout.key_of(path) for path, _ in pytree.tree_flatten_with_path(positions)[0]]
+        return pytree.tree_unflatten([self._leaf(key) for key in keys], spec)
+
+    def _leaf(self, key: str, followed: frozenset[str] = frozenset()) -> Any:
+        if key not in self._leaves:
+            self._leaves[key] = self._read(key, followed | {key})
+        return self._leaves[key]
+
+    def _read(self, key: str, followed: frozenset[str]) -> Any:
+        text = self._file.attrs.get(key + layout.METADATA)
+        if text is None:
+            raise CheckpointError(f"{self._path} is damaged: {key!r} is missing")
+        entry = json.loads(text)[key + layout.METADATA]
+        match entry[layout.TYPE]:
+            case layout.LINK:
+                if entry["key"] in followed:
+                    raise CheckpointError(f"{self._path} is damaged: {key!r} is an alias of itself")
+                return self._leaf(entry["key"], followed)
+            case layout.NONE:
+                return None
+            case layout.SCALAR:
+                return entry["scalar_value"]
+            case layout.STRING:
+                return entry["string_value"]
+            case layout.FULL:
+                dtype = layout.TORCH_TYPES[entry["dtype"]]
+                return self._defer(Filled(shape=tuple(entry["shape"]), dtype=dtype, value=entry["fill_value"]))
+            case layout.TENSOR:
+                return self._tensor(key, tuple(entry["shapes"][0]), layout.TORCH_TYPES[entry["dtypes"][0]])
+            case layout.ARRAY if not entry["is_bfloat16"]:
+                self._check_presence(key)
+                return read_dataset(self._path, self._file, key)
+            case layout.ARRAY:
+                raise CheckpointError(f"{self._path} holds {key!r} as a numpy array of bfloat16, which is not loaded")
+            case kind:
+                raise CheckpointError(
+                    f"{self._path} holds {key!r} as {kind}, which is a pickled object; it is not loaded, because "
+                    "unpickling runs code from the file"
+                )
+
+    def _tensor(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        self._check_presence(key)
+        dataset = self._file[key]
+        if dataset.dtype != layout.STORED_TYPES[dtype].numpy or dataset.size != torch.Size(shape).numel():
+            raise CheckpointError(
+                f"{self._path} is damaged: the data of {key!r} are of shape {dataset.shape} and type {dataset.dtype}, "
+                f"not {shape} and {dtype}"
+            )
+        return self._defer(Dataset(file=self._now, name=key, shape=shape, dtype=dtype))
+
+    def _check_presence(self, key: str) -> None:
+        if key not in self._file:
+            raise CheckpointError(f"{self._path} is damaged: the data of {key!r} are missing")
