@@ -1,5 +1,6 @@
 """DeferredTensor: a tensor of a checkpoint, whose bytes are read when something uses them."""
 
+import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,6 +48,14 @@ def _status(path: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def map_file(path: Path, offset: int, nbytes: int) -> memoryview:
+    """Bytes of a file, mapped into memory as long as something refers to them. What is written there stays here."""
+    start = offset - offset % mmap.ALLOCATIONGRANULARITY
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), offset - start + nbytes, offset=start, access=mmap.ACCESS_COPY)
+    return memoryview(mapped)[offset - start :]
+
+
 class Source(Protocol):
     """Where the value of a deferred tensor comes from."""
 
@@ -56,8 +65,12 @@ class Source(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def read(self) -> torch.Tensor:
-        """The value, as a CPU tensor that belongs to the caller. Raises CheckpointError."""
+    def view(self) -> torch.Tensor:
+        """The value, maybe as a view of the file: to be used now, and neither kept nor written to.
+
+        Raises:
+            CheckpointError: the file has changed or is damaged.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +81,8 @@ class Filled:
     dtype: torch.dtype
     value: bool | int | float
 
-    def read(self) -> torch.Tensor:
-        return torch.full(self.shape, self.value, dtype=self.dtype, device="cpu")
+    def view(self) -> torch.Tensor:
+        return torch.full((), self.value, dtype=self.dtype, device="cpu").expand(self.shape)
 
 
 class Content:
@@ -87,13 +100,13 @@ class Content:
         return self._value is not None
 
     def read(self) -> torch.Tensor:
-        """The value, which is not to be written to."""
-        return self.hold() if self._keeps or self.is_read else self.source.read()
+        """The value, which is to be used now, and neither kept nor written to."""
+        return self.hold() if self._keeps or self.is_read else self.source.view()
 
     def hold(self) -> torch.Tensor:
         """The value, which stays in memory from now on."""
         if self._value is None:
-            self._value = self.source.read()
+            self._value = self.source.view().clone(memory_format=torch.contiguous_format)
         return self._value
 
 
@@ -139,16 +152,16 @@ class DeferredTensor(torch.Tensor):
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As of every tensor, but never the deferred tensor itself: what it gives does not need the file any more."""
         moved: torch.Tensor = super().to(*args, **kwargs)
-        return moved.clone() if moved is self else moved
+        return moved.clone(memory_format=torch.contiguous_format) if moved is self else moved
 
     def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self.to("cpu", *args, **kwargs)
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        return self._plain().numpy(*args, **kwargs)
+        return self._content.hold().requires_grad_(self.requires_grad).numpy(*args, **kwargs)
 
     def tolist(self) -> Any:
-        return self._plain().tolist()
+        return self._content.read().tolist()
 
     def __array__(self, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         array = self.detach().numpy()
@@ -162,15 +175,15 @@ class DeferredTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
-            memo[id(self)] = self._plain(self._content.read().clone())
+            memo[id(self)] = self._plain()
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._plain().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
-    def _plain(self, value: torch.Tensor | None = None) -> torch.Tensor:
-        """An ordinary tensor of this kind with the value."""
-        value = self._content.read() if value is None else value
+    def _plain(self) -> torch.Tensor:
+        """An ordinary tensor of this kind, with the value now."""
+        value = self._content.read().clone(memory_format=torch.contiguous_format)
         if isinstance(self, torch.nn.Parameter):
             return torch.nn.Parameter(value, self.requires_grad)
         return value.requires_grad_() if self.requires_grad else value

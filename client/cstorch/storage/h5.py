@@ -2,60 +2,20 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import h5py
-import hdf5plugin  # noqa: F401  registers the LZ4 filter with h5py
-import numpy as np
 import torch
-import xxhash
 from torch.utils import _pytree as pytree
 
 from cstorch.errors import CheckpointError
 from cstorch.storage import layout, legacy
+from cstorch.storage.dataset import Dataset, read_array
 from cstorch.storage.deferred import Filled, Source, Unchanged
 from cstorch.storage.treespec import read_treespec
 
 Defer = Callable[[Source], torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dataset:
-    """The source of a tensor whose bytes are a dataset."""
-
-    file: Unchanged
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def read(self) -> torch.Tensor:
-        path = self.file.check()
-        try:
-            with h5py.File(path, "r") as file:
-                return layout.to_tensor(read_dataset(path, file, self.name), self.dtype).reshape(self.shape)
-        except (OSError, KeyError) as error:
-            raise CheckpointError(f"{path} is damaged: {self.name!r} cannot be read ({error})") from None
-
-
-def read_dataset(path: Path, file: h5py.File, name: str) -> np.ndarray[Any, Any]:
-    """The bytes of a dataset.
-
-    Raises:
-        CheckpointError: they do not have the checksum that they were saved with.
-    """
-    dataset = file[name]
-    array = np.asarray(dataset[()])
-    expected = dataset.attrs.get(layout.CHECKSUM)
-    if expected is not None:
-        checksum = xxhash.xxh3_64()
-        layout.add_to_checksum(checksum, array)
-        if checksum.hexdigest() != expected:
-            raise CheckpointError(
-                f"{path} is damaged: the data of {name!r} do not have the checksum they were saved with"
-            )
-    return array
 
 
 def read_h5(path: Path, defer: Defer) -> Any:
@@ -127,7 +87,7 @@ class _Reader:
                 return self._tensor(key, tuple(entry["shapes"][0]), layout.TORCH_TYPES[entry["dtypes"][0]])
             case layout.ARRAY if not entry["is_bfloat16"]:
                 self._check_presence(key)
-                return read_dataset(self._path, self._file, key)
+                return read_array(self._path, self._file[key])
             case layout.ARRAY:
                 raise CheckpointError(f"{self._path} holds {key!r} as a numpy array of bfloat16, which is not loaded")
             case kind:
@@ -144,7 +104,7 @@ class _Reader:
                 f"{self._path} is damaged: the data of {key!r} are of shape {dataset.shape} and type {dataset.dtype}, "
                 f"not {shape} and {dtype}"
             )
-        return self._defer(Dataset(file=self._now, name=key, shape=shape, dtype=dtype))
+        return self._defer(Dataset.of(dataset, self._now, shape, dtype))
 
     def _check_presence(self, key: str) -> None:
         if key not in self._file:

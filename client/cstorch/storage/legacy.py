@@ -11,7 +11,6 @@ import logging
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -19,8 +18,8 @@ import h5py
 import numpy as np
 import torch
 
-from cstorch.errors import CheckpointError
 from cstorch.storage import layout
+from cstorch.storage.dataset import Dataset
 from cstorch.storage.deferred import Source, Unchanged
 
 logger = logging.getLogger("cstorch.storage")
@@ -33,24 +32,6 @@ _TORCH_TYPES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegacyDataset:
-    """The source of a tensor in such a file, which has no checksums."""
-
-    file: Unchanged
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def read(self) -> torch.Tensor:
-        path = self.file.check()
-        try:
-            with h5py.File(path, "r") as file:
-                return layout.to_tensor(np.asarray(file[self.name][()]), self.dtype)
-        except (OSError, KeyError) as error:
-            raise CheckpointError(f"{path} is damaged: {self.name!r} cannot be read ({error})") from None
-
-
 def read_legacy(file: h5py.File, now: Unchanged, defer: Callable[[Source], torch.Tensor]) -> Any:
     """The tree in a file of format 0.4, its tensors made by `defer`. Raises what a damaged H5 file makes h5py raise."""
     leaves: dict[str, Any] = {}
@@ -61,7 +42,7 @@ def read_legacy(file: h5py.File, now: Unchanged, defer: Callable[[Source], torch
             case "TorchTensorH5Type":
                 is_bfloat16 = bool(dataset.attrs.get("is_bfloat16", False))
                 dtype = torch.bfloat16 if is_bfloat16 else _TORCH_TYPES[dataset.dtype]
-                leaves[key] = defer(LegacyDataset(file=now, name=name, shape=dataset.shape, dtype=dtype))
+                leaves[key] = defer(Dataset.of(dataset, now, dataset.shape, dtype))
             case "NumpyArrayH5Type":
                 leaves[key] = np.asarray(dataset[()])
             case "ScalarH5Type":

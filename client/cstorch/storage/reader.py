@@ -56,7 +56,9 @@ def load(ckpt_path: str | os.PathLike[str], map_location: MapLocation = None, **
     def defer(source: Source) -> torch.Tensor:
         if map_location in (None, "cache"):
             return DeferredTensor(Content(source, keeps=map_location == "cache"))
-        return source.read().to(map_location)
+        value = source.view()
+        # A copy also where it stays: it does not need the file any more.
+        return value.to(map_location, copy=True) if value.numel() else torch.empty_like(value, device=map_location)
 
     return read(path, defer)
 

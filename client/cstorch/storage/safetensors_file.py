@@ -33,10 +33,9 @@ class Entry:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    def read(self) -> torch.Tensor:
+    def view(self) -> torch.Tensor:
         with safe_open(self.file.check(), framework="pt") as file:
-            # The library gives a view of the mapped file.
-            value: torch.Tensor = file.get_tensor(self.name).clone()
+            value: torch.Tensor = file.get_tensor(self.name)
         return value
 
 

@@ -38,8 +38,9 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        # libver: attributes of more than 64 kB (the tree of a large model) need the newer layout.
-        with h5py.File(temporary, "x", libver="latest") as file:
+        # libver: attributes of more than 64 kB (the tree of a large model) need the layout of HDF5 1.8; older releases
+        # of the library, such as the real system's, cannot read what is newer.
+        with h5py.File(temporary, "x", libver=("v108", "v108")) as file:
             _write_tree(file, state_dict)
             file.flush()
             file.attrs[layout.SUCCESS] = True
