@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks import compile_stages, random_numbers, start_up, streams, updates
+from benchmarks import checkpoints, compile_stages, random_numbers, start_up, streams, updates
 from benchmarks.runs import best_threads, run_side
 from benchmarks.show import show, show_pairs
 
@@ -57,6 +57,7 @@ PARTS: Mapping[str, Callable[[int], None]] = {
     "gpt2": bench_gpt2,
     "start-up": bench_start_up,
     "compile": lambda repeats: compile_stages.bench(),
+    "checkpoints": checkpoints.bench,
     "updates": lambda repeats: updates.bench(repeats * 3),
     "streams": lambda repeats: streams.main(),
     "random": bench_random_numbers,

@@ -75,9 +75,9 @@ def outgoing(name: str) -> Outgoing:
 
 def read(connection: ShardConnection, name: str, step: int = 0) -> torch.Tensor:
     value = VALUES[name]
-    return torch.cat([piece.reshape(-1) for piece in connection.read(name, tuple(value.shape), value.dtype, step)]).view(
-        value.shape
-    )
+    return torch.cat(
+        [piece.reshape(-1) for piece in connection.read(name, tuple(value.shape), value.dtype, step)]
+    ).view(value.shape)
 
 
 def test_what_is_written_is_read(shard: Shard, connection: ShardConnection) -> None:

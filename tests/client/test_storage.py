@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections import OrderedDict
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def test_equal_keys_are_refused(tmp_path: Path) -> None:
 def test_foreign_files_are_refused(tmp_path: Path) -> None:
     for content in (b"", b"nothing", bytes(8) + b"{"):
         (tmp_path / "a").write_bytes(content)
-        with pytest.raises(CheckpointError, match="no checkpoint|damaged"):
+        with pytest.raises(CheckpointError, match=r"no checkpoint|damaged"):
             load(tmp_path / "a")
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file["x"] = 1
@@ -191,20 +192,34 @@ def test_a_flipped_bit_in_the_data_is_refused(
 
 
 @pytest.mark.cluster
-def test_a_save_killed_midway_leaves_no_checkpoint(tmp_path: Path) -> None:
+def test_a_save_killed_at_any_moment_leaves_whole_files_and_refused_parts(tmp_path: Path) -> None:
     script = """
-        import os, signal, sys, torch
-        from cstorch.storage import save, writer
-        def die(path):
-            os.kill(os.getpid(), signal.SIGKILL)
-        writer._sync = die
-        save({"weight": torch.ones(1000)}, sys.argv[1])
+        import itertools, sys, torch
+        from cstorch.storage import save
+        tree = {str(n): torch.full((500, 1000), float(n)) for n in range(20)}
+        for number in itertools.count():
+            save(tree, f"{sys.argv[1]}/{number}.mdl")
+            print(number, flush=True)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "a.mdl")], check=False, timeout=60
-    )
-    assert done.returncode == -9
-    assert not (tmp_path / "a.mdl").exists()
+    for moment in range(4):
+        folder = tmp_path / str(moment)
+        folder.mkdir()
+        command = [sys.executable, "-c", textwrap.dedent(script), str(folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as saving:
+            assert saving.stdout is not None
+            assert saving.stdout.readline() == "0\n"
+            # While it writes the next one: when the file has grown so far.
+            deadline = time.monotonic() + 30
+            while not any(part.stat().st_size > moment * 10_000_000 for part in folder.glob("1.mdl*")):
+                assert time.monotonic() < deadline
+            saving.kill()
+        for path in folder.iterdir():
+            if path.suffix == ".mdl":
+                assert [float(value.mean()) for value in load(path).values()] == list(range(20))
+            else:
+                with pytest.raises(CheckpointError, match=r"partially written|truncated or damaged|no checkpoint"):
+                    load(path)
+        assert (folder / "0.mdl").exists()
 
 
 def test_the_checksum_covers_every_dataset(tmp_path: Path) -> None:

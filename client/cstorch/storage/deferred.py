@@ -37,8 +37,8 @@ class Unchanged:
             raise CheckpointError(f"{self.path} is gone, and not all tensors that were loaded from it had been read")
         if _status(self.path) != self.status:
             raise CheckpointError(
-                f"{self.path} has changed since it was loaded, and not all its tensors had been read. Load it again, or "
-                "load it with map_location='cpu', which reads everything at once"
+                f"{self.path} has changed since it was loaded, and not all its tensors had been read. Load it again, "
+                "or load it with map_location='cpu', which reads everything at once"
             )
         return self.path
 
@@ -123,7 +123,7 @@ class DeferredTensor(torch.Tensor):
     @staticmethod
     def __new__(cls: type["DeferredTensor"], content: Content) -> "DeferredTensor":
         shape, dtype = content.source.shape, content.source.dtype
-        tensor: DeferredTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device="cpu")
+        tensor: DeferredTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=torch.device("cpu"))
         tensor._content = content
         return tensor
 

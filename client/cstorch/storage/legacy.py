@@ -27,9 +27,7 @@ logger = logging.getLogger("cstorch.storage")
 FORMAT_VERSION: Final = 0.4
 KIND: Final = "__H5_TYPE__"
 
-_TORCH_TYPES: Final = {
-    stored.numpy: dtype for dtype, stored in layout.STORED_TYPES.items() if dtype != torch.bfloat16
-}
+_TORCH_TYPES: Final = {stored.numpy: dtype for dtype, stored in layout.STORED_TYPES.items() if dtype != torch.bfloat16}
 
 
 def read_legacy(file: h5py.File, now: Unchanged, defer: Callable[[Source], torch.Tensor]) -> Any:
@@ -56,8 +54,8 @@ def read_legacy(file: h5py.File, now: Unchanged, defer: Callable[[Source], torch
                 pickled.append(key)
     if pickled:
         logger.warning(
-            "%s holds pickled objects, which are not loaded, because unpickling runs code from the file; they are None: "
-            "%s",
+            "%s holds pickled objects, which are not loaded, because unpickling runs code from the file; None takes the "
+            "place of %s",
             now.path,
             ", ".join(pickled),
         )

@@ -15,7 +15,7 @@ from cstorch.storage.deferred import Content, DeferredTensor, Source
 from cstorch.storage.h5 import read_h5
 from cstorch.storage.safetensors_file import is_safetensors, read_safetensors
 
-MapLocation: TypeAlias = str | torch.device | Mapping[str, str] | Callable[..., Any] | None
+MapLocation: TypeAlias = str | torch.device | dict[str, str] | Callable[[Any, str], Any] | None
 
 
 def load(ckpt_path: str | os.PathLike[str], map_location: MapLocation = None, **kwargs: Any) -> Any:
@@ -48,7 +48,7 @@ def load(ckpt_path: str | os.PathLike[str], map_location: MapLocation = None, **
         read = read_safetensors
     else:
         return _read_pytorch(path, map_location, kwargs)
-    if isinstance(map_location, Mapping):
+    if isinstance(map_location, dict):
         map_location = map_location.get("cpu", "cpu")
     if callable(map_location):
         raise TypeError(f"{path} is no PyTorch file: its map_location is a device, 'cpu', 'cache' or None")

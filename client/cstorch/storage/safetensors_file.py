@@ -61,9 +61,7 @@ def read_safetensors(path: Path, defer: Callable[[Source], torch.Tensor]) -> dic
                 kind = described.get_dtype()
                 if kind not in _TYPES:
                     raise CheckpointError(f"{path} holds {name!r} of type {kind}, which is not loaded")
-                entries.append(
-                    Entry(file=now, name=name, shape=tuple(described.get_shape()), dtype=_TYPES[kind])
-                )
+                entries.append(Entry(file=now, name=name, shape=tuple(described.get_shape()), dtype=_TYPES[kind]))
     except SafetensorError as error:
         raise CheckpointError(f"{path} cannot be read: it is truncated or damaged ({error})") from None
     return {entry.name: defer(entry) for entry in entries}

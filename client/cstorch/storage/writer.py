@@ -80,6 +80,8 @@ def _text_of(spec: pytree.TreeSpec) -> str:
 
 def _identity(leaf: torch.Tensor | np.ndarray[Any, Any]) -> object:
     """Equal for leaves that are the same elements of the same memory: they are stored once, and load as one tensor."""
+    if isinstance(leaf, np.ndarray):
+        return id(leaf)
     if isinstance(leaf, LazyTensor) and leaf._handle.cell is not None:
         meta = leaf._handle.meta
         return id(leaf._handle.cell), meta.dtype, meta.shape, meta.stride(), meta.storage_offset()
@@ -93,7 +95,7 @@ def _identity(leaf: torch.Tensor | np.ndarray[Any, Any]) -> object:
 def _skeleton(obj: Any) -> Any:
     """The tree with "*" for its leaves; None where JSON cannot hold it."""
     if isinstance(obj, dict):
-        if not all(isinstance(key, str) for key in obj):
+        if not all(isinstance(key, str | int) for key in obj):
             return None
         return {key: _skeleton(value) for key, value in obj.items()}
     if isinstance(obj, list | tuple):
