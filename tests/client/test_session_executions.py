@@ -475,3 +475,38 @@ class TestMisuse:
         setup = Setup(cluster, tmp_path)
         with pytest.raises(UsageError, match="not part of the executor's batch"):
             self.run(setup, lambda batch: setup.step(batch * 2))
+
+
+def test_a_checkpoint_is_that_of_its_step_while_the_cluster_goes_on(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+    ahead: list[int] = []
+
+    @cstorch.checkpoint_closure
+    def save(number: int) -> None:
+        deadline = time.monotonic() + 5
+        while cluster.steps_run < number + cluster.run_ahead_steps - 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        ahead.append(cluster.steps_run - number)
+        cstorch.save(setup.model.state_dict(), tmp_path / f"{number}.mdl")
+
+    executor = setup.executor(12, checkpoint_steps=4)
+    for batch in executor:
+        save(executor.user_iteration)
+        setup.step(batch)
+    assert ahead[:2] == [cluster.run_ahead_steps - 1] * 2
+    for number in (4, 8, 12):
+        assert cstorch.load(tmp_path / f"{number}.mdl")["weight"][0, 0].item() == 0.5**number
+
+
+def test_a_save_off_a_checkpoint_step_is_refused_and_leaves_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+    folder = tmp_path / "checkpoints"
+
+    @cstorch.step_closure
+    def save(loss: torch.Tensor) -> None:
+        cstorch.save(setup.model.state_dict(), folder / "a.mdl")
+
+    with pytest.raises(StateError, match="checkpoint_closure"):
+        for batch in setup.executor(3):
+            save(setup.step(batch))
+    assert list(folder.iterdir()) == []

@@ -127,7 +127,7 @@ class _Node:
             yield name, child
 
 
-_TYPE_NAMES: Final = {"DictType": dict, "ListType": list, "TupleType": tuple}
+_TYPE_NAMES: Final = {"dict": dict, "list": list, "tuple": tuple}
 
 
 def _load_type(name: str) -> type:

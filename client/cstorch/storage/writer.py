@@ -5,7 +5,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import h5py
 import numpy as np
@@ -17,6 +17,9 @@ from cstorch.storage import layout
 from cstorch.storage.deferred import Filled, content_of
 from cstorch.tracing import LazyTensor
 from interconnect.version import __version__
+
+# In the text of a tree.
+_LEAF: Final = {"type": None, "context": None, "children_spec": []}
 
 
 def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
@@ -66,7 +69,8 @@ def _write_tree(file: h5py.File, obj: Any) -> None:
         seen.add(key)
         linked = first_key.setdefault(_identity(leaf), key) if isinstance(leaf, torch.Tensor | np.ndarray) else key
         entry = _write_leaf(file, key, leaf) if linked == key else _link_to(linked)
-        tree = [{key: "*"}, _text_of(pytree.tree_structure({key: 0}))]
+        node = {"type": "builtins.dict", "context": json.dumps([key]), "children_spec": [_LEAF]}
+        tree = [{key: "*"}, json.dumps([1, node])]
         described = {layout.SPEC: tree, layout.OBJECTS: [key], key + layout.METADATA: entry}
         file.attrs[key + layout.METADATA] = json.dumps(described)
 

@@ -1,0 +1,57 @@
+"""PyTorchH5Saver: what `cstorch.save` and `cstorch.load` do, as methods; and one tensor of a checkpoint by its name."""
+
+import os
+from typing import Any
+
+import h5py
+from torch.utils import _pytree as pytree
+
+from cstorch.errors import CheckpointError
+from cstorch.storage import layout, load, save
+
+Path = str | os.PathLike[str]
+
+
+class PyTorchH5Saver:
+    """Saves and loads checkpoints. The name of a tensor is its path in the tree, joined with dots.
+
+    Files are written whole and never changed: there is no `save_tensor`.
+    """
+
+    def save(self, ckpt_file: Path, state_dict: Any) -> None:
+        """cstorch.save."""
+        save(state_dict, ckpt_file)
+
+    def load(self, ckpt_file: Path, map_location: Any = None) -> Any:
+        """cstorch.load."""
+        return load(ckpt_file, map_location)
+
+    def load_tensor(self, ckpt_file: Path, tensor_name: str) -> Any:
+        """One leaf of the tree; the others are not read. Raises KeyError if there is none of this name."""
+        return _leaves(ckpt_file)[tensor_name]
+
+    @staticmethod
+    def tensor_names(ckpt_file: Path) -> list[str]:
+        """The names of all leaves, in the order of the tree."""
+        return list(_leaves(ckpt_file))
+
+    @staticmethod
+    def extract_version(ckpt_file: Path) -> float:
+        """The format of an H5 checkpoint; files of the first format do not say, and have 0.1."""
+        with h5py.File(ckpt_file, "r") as file:
+            return float(file.attrs.get(layout.VERSION, 0.1))
+
+    @staticmethod
+    def is_valid_checkpoint(file_path: Path | None) -> bool:
+        """True if the file is an H5 checkpoint that can be loaded; the tensors' bytes are not looked at."""
+        if file_path is None or not os.path.isfile(file_path) or not h5py.is_hdf5(file_path):
+            return False
+        try:
+            load(file_path)
+        except CheckpointError:
+            return False
+        return True
+
+
+def _leaves(path: Path) -> dict[str, Any]:
+    return {layout.key_of(keys): leaf for keys, leaf in pytree.tree_flatten_with_path(load(path))[0]}
