@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cstorch.errors import ClusterError
+from cstorch.session import transfer
 from cstorch.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
 from interconnect.listener import LinkListener
 from interconnect.server import make_server
@@ -135,3 +136,13 @@ def test_nobody_answers() -> None:
     connection = ShardConnection(coordinator_pb2.StateShard(shard=2, address="127.0.0.1:1", job="job"), "auto")
     with pytest.raises(ClusterError, match="no MemoryX shard 2 answers"):
         next(connection.read("x", (1,), torch.float32, 0))
+
+
+def test_a_large_state_comes_in_pieces(connection: ShardConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection.write([outgoing("large")])
+    monkeypatch.setattr(transfer, "BATCH_BYTES", 500_000)
+    pieces = list(connection.read("large", (300, 1000), torch.float32, 0))
+    assert [len(piece) for piece in pieces] == [125, 125, 50]
+    assert torch.equal(torch.cat(pieces), VALUES["large"])
+    with pytest.raises(ClusterError, match="does not lie within"):
+        list(connection.read("large", (301, 1000), torch.float32, 0))

@@ -91,9 +91,7 @@ def test_our_files_describe_leaves_as_that_file_does(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(ours[name].attrs[attribute], value)
 
 
-def test_format_0_4_comes_back_as_the_tree_that_was_saved(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_format_0_4_comes_back_as_the_tree_that_was_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_format_0_4(tmp_path / "a.mdl", TREE)
     tree = load(tmp_path / "a.mdl")
     assert type(tree["model"]) is OrderedDict

@@ -123,7 +123,9 @@ class DeferredTensor(torch.Tensor):
     @staticmethod
     def __new__(cls: type["DeferredTensor"], content: Content) -> "DeferredTensor":
         shape, dtype = content.source.shape, content.source.dtype
-        tensor: DeferredTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=torch.device("cpu"))
+        tensor: DeferredTensor = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=dtype, device=torch.device("cpu")
+        )
         tensor._content = content
         return tensor
 
