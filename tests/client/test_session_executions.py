@@ -506,7 +506,10 @@ def test_a_save_off_a_checkpoint_step_is_refused_and_leaves_nothing(cluster: Fak
     def save(loss: torch.Tensor) -> None:
         cstorch.save(setup.model.state_dict(), folder / "a.mdl")
 
-    with pytest.raises(StateError, match="checkpoint_closure"):
+    def run() -> None:
         for batch in setup.executor(3):
             save(setup.step(batch))
+
+    with pytest.raises(StateError, match="checkpoint_closure"):
+        run()
     assert list(folder.iterdir()) == []

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cstorch.errors import ClusterError
+from cstorch.errors import ClusterError, ConfigurationError
 from cstorch.session import transfer
 from cstorch.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
 from interconnect.listener import LinkListener
@@ -144,5 +144,5 @@ def test_a_large_state_comes_in_pieces(connection: ShardConnection, monkeypatch:
     pieces = list(connection.read("large", (300, 1000), torch.float32, 0))
     assert [len(piece) for piece in pieces] == [125, 125, 50]
     assert torch.equal(torch.cat(pieces), VALUES["large"])
-    with pytest.raises(ClusterError, match="does not lie within"):
+    with pytest.raises(ConfigurationError, match="does not lie within"):
         list(connection.read("large", (301, 1000), torch.float32, 0))

@@ -85,7 +85,7 @@ def test_each_map_location_reads_when_it_says(path: Path, reads: Reads) -> None:
         lambda tensor: tensor.cpu(),
         lambda tensor: tensor.to(torch.float64),
         lambda tensor: copy.deepcopy(tensor),
-        lambda tensor: pickle.loads(pickle.dumps(tensor)),
+        lambda tensor: pickle.loads(pickle.dumps(tensor)),  # noqa: S301
         lambda tensor: torch.zeros(2, 3).copy_(tensor),
         lambda tensor: nn.Parameter(tensor),
         lambda tensor: tensor.detach(),

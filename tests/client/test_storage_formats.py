@@ -1,4 +1,4 @@
-"""Files of the real system: one of format 0.5 that release 2.10 has written, and one of 0.4 made after its description."""
+"""Files of the real system: one of format 0.5 that release 2.10 has written, and one of 0.4 as it is described."""
 
 import json
 import pickle

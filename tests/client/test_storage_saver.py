@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from cerebras_pytorch import saver
 from cerebras_pytorch.saver.pt_h5_saver import PyTorchH5Saver
 

@@ -54,8 +54,8 @@ def read_legacy(file: h5py.File, now: Unchanged, defer: Callable[[Source], torch
                 pickled.append(key)
     if pickled:
         logger.warning(
-            "%s holds pickled objects, which are not loaded, because unpickling runs code from the file; None takes the "
-            "place of %s",
+            "%s holds pickled objects, which are not loaded, because unpickling runs code from the file; None takes "
+            "the place of %s",
             now.path,
             ", ".join(pickled),
         )

@@ -19,7 +19,7 @@ from cstorch.tracing import LazyTensor
 from interconnect.version import __version__
 
 # In the text of a tree.
-_LEAF: Final = {"type": None, "context": None, "children_spec": []}
+_LEAF: Final[dict[str, Any]] = {"type": None, "context": None, "children_spec": []}
 
 
 def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
