@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import cerebras.framework.torch as cbtorch
 import cstorch
 from cstorch.errors import AbsentError, ConfigurationError, StateError, UsageError
-from cstorch.session import loop as session_loop
 
 
 def halve(state: State, step: int) -> dict[str, torch.Tensor]:
@@ -28,7 +27,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     cluster = FakeCluster(step=halve)
     server = cluster.serve()
     cluster.connect_client(monkeypatch)
-    monkeypatch.setattr(session_loop, "print_module", lambda trace: str(trace.graph))  # there the "module" is the trace
     yield cluster
     cstorch.close_backend()
     server.stop(None).wait(5)
