@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from wsc.v1 import management_pb2 as _management_pb2
 from wsc.v1 import node_pb2 as _node_pb2
 from wsc.v1 import plan_pb2 as _plan_pb2
 import builtins as _builtins
@@ -42,22 +43,51 @@ class SessionRequest(_message.Message):
 Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
 
 @_typing.final
+class JobReady(_message.Message):
+    """All nodes are there: what the client asks for from now on is not delayed by the queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobReady: _TypeAlias = JobReady  # noqa: Y015
+
+@_typing.final
 class SessionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FAILURE_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def failure(self) -> _node_pb2.Failure: ...
+    def failure(self) -> _node_pb2.Failure:
+        """the last"""
+
+    @_builtins.property
+    def queue(self) -> _management_pb2.QueueStatus: ...
+    @_builtins.property
+    def ready(self) -> Global___JobReady: ...
     def __init__(
         self,
         *,
         failure: _node_pb2.Failure | None = ...,
+        queue: _management_pb2.QueueStatus | None = ...,
+        ready: Global___JobReady | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "kind", b"kind", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "kind", b"kind", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["failure", "queue", "ready"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
 

@@ -62,11 +62,17 @@ class RegisterRequest(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     PROCESS_ID_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
     role: _node_pb2.Role.ValueType
     address: _builtins.str
     host: _builtins.str
     version: _builtins.str
     process_id: _builtins.int
+    job: _builtins.str
+    """that the node works for, where it registers anew: management was away, or thought so of the node"""
+    member: _builtins.str
+    """its name in that job, such as "wafer-0" """
     def __init__(
         self,
         *,
@@ -75,10 +81,12 @@ class RegisterRequest(_message.Message):
         host: _builtins.str = ...,
         version: _builtins.str = ...,
         process_id: _builtins.int = ...,
+        job: _builtins.str = ...,
+        member: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "process_id", b"process_id", "role", b"role", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "job", b"job", "member", b"member", "process_id", b"process_id", "role", b"role", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -119,6 +127,7 @@ class NodeInfo(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     LEASE_LEFT_SECONDS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     role: _node_pb2.Role.ValueType
     address: _builtins.str
@@ -128,6 +137,8 @@ class NodeInfo(_message.Message):
     """the job that leases it, or empty"""
     lease_left_seconds: _builtins.float
     version: _builtins.str
+    member: _builtins.str
+    """its name in that job, such as "wafer-0" """
     def __init__(
         self,
         *,
@@ -139,10 +150,11 @@ class NodeInfo(_message.Message):
         job: _builtins.str = ...,
         lease_left_seconds: _builtins.float = ...,
         version: _builtins.str = ...,
+        member: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "job", b"job", "lease_left_seconds", b"lease_left_seconds", "node_id", b"node_id", "process_id", b"process_id", "role", b"role", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "job", b"job", "lease_left_seconds", b"lease_left_seconds", "member", b"member", "node_id", b"node_id", "process_id", b"process_id", "role", b"role", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -160,6 +172,16 @@ class JobInfo(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    NUM_CSX_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    QUEUE_POSITION_FIELD_NUMBER: _builtins.int
+    WAITING_FOR_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: Global___JobPhase.ValueType
     message: _builtins.str
@@ -167,8 +189,29 @@ class JobInfo(_message.Message):
     step: _builtins.int
     num_steps: _builtins.int
     coordinator: _builtins.str
+    """address; empty once the job has ended"""
+    user: _builtins.str
+    """as the script's system names who runs it"""
+    host: _builtins.str
+    """where the script runs"""
+    priority: _builtins.int
+    """1 (first) to 3"""
+    num_csx: _builtins.int
+    queue_position: _builtins.int
+    """1: the next; 0: it does not wait"""
+    waiting_for: _builtins.str
+    """such as "1 wafer, held by job-1f2e3d4c" """
+    created: _builtins.float
+    """this and the next two: seconds since 1970; 0: not yet"""
+    started: _builtins.float
+    """when it got its nodes"""
+    ended: _builtins.float
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeInfo]:
+        """that it holds, or held until its end"""
+
     def __init__(
         self,
         *,
@@ -180,10 +223,20 @@ class JobInfo(_message.Message):
         step: _builtins.int = ...,
         num_steps: _builtins.int = ...,
         coordinator: _builtins.str = ...,
+        user: _builtins.str = ...,
+        host: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        num_csx: _builtins.int = ...,
+        nodes: _abc.Iterable[Global___NodeInfo] | None = ...,
+        queue_position: _builtins.int = ...,
+        waiting_for: _builtins.str = ...,
+        created: _builtins.float = ...,
+        started: _builtins.float = ...,
+        ended: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "coordinator", b"coordinator", "job", b"job", "labels", b"labels", "message", b"message", "num_steps", b"num_steps", "phase", b"phase", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "coordinator", b"coordinator", "created", b"created", "ended", b"ended", "host", b"host", "job", b"job", "labels", b"labels", "message", b"message", "nodes", b"nodes", "num_csx", b"num_csx", "num_steps", b"num_steps", "phase", b"phase", "priority", b"priority", "queue_position", b"queue_position", "started", b"started", "step", b"step", "user", b"user", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -201,15 +254,22 @@ class CreateJobRequest(_message.Message):
     LANE_FIELD_NUMBER: _builtins.int
     COMPILE_DIR_FIELD_NUMBER: _builtins.int
     RUN_AHEAD_STEPS_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     num_csx: _builtins.int
     num_workers_per_csx: _builtins.int
     max_wgt_servers: _builtins.int
-    """0: all that are free"""
+    """0: the job's share of them, as of the wafers"""
     lane: _node_pb2.Lane.ValueType
     compile_dir: _builtins.str
     """below the cluster's cache root unless absolute"""
     run_ahead_steps: _builtins.int
+    user: _builtins.str
+    host: _builtins.str
+    priority: _builtins.int
+    """1 (first) to 3; 0: 2"""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -223,10 +283,13 @@ class CreateJobRequest(_message.Message):
         lane: _node_pb2.Lane.ValueType = ...,
         compile_dir: _builtins.str = ...,
         run_ahead_steps: _builtins.int = ...,
+        user: _builtins.str = ...,
+        host: _builtins.str = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "labels", b"labels", "lane", b"lane", "max_wgt_servers", b"max_wgt_servers", "num_csx", b"num_csx", "num_workers_per_csx", b"num_workers_per_csx", "run_ahead_steps", b"run_ahead_steps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "host", b"host", "labels", b"labels", "lane", b"lane", "max_wgt_servers", b"max_wgt_servers", "num_csx", b"num_csx", "num_workers_per_csx", b"num_workers_per_csx", "priority", b"priority", "run_ahead_steps", b"run_ahead_steps", "user", b"user", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -343,6 +406,47 @@ class ListJobsResponse(_message.Message):
 Global___ListJobsResponse: _TypeAlias = ListJobsResponse  # noqa: Y015
 
 @_typing.final
+class GetJobRequest(_message.Message):
+    """Also of a job that ended not long ago."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetJobRequest: _TypeAlias = GetJobRequest  # noqa: Y015
+
+@_typing.final
+class GetJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> Global___JobInfo: ...
+    def __init__(
+        self,
+        *,
+        job: Global___JobInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetJobResponse: _TypeAlias = GetJobResponse  # noqa: Y015
+
+@_typing.final
 class CancelJobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -377,6 +481,101 @@ class CancelJobResponse(_message.Message):
 Global___CancelJobResponse: _TypeAlias = CancelJobResponse  # noqa: Y015
 
 @_typing.final
+class SetPriorityRequest(_message.Message):
+    """Moves a waiting job in the queue; a running one keeps its nodes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    priority: _builtins.int
+    """1 (first) to 3"""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        priority: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "priority", b"priority"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPriorityRequest: _TypeAlias = SetPriorityRequest  # noqa: Y015
+
+@_typing.final
+class SetPriorityResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPriorityResponse: _TypeAlias = SetPriorityResponse  # noqa: Y015
+
+@_typing.final
+class LabelJobRequest(_message.Message):
+    """Also of a job that ended not long ago."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    ADD_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def add(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """"key=value", in place of a label with this key"""
+
+    @_builtins.property
+    def remove(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """keys"""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        add: _abc.Iterable[_builtins.str] | None = ...,
+        remove: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "job", b"job", "remove", b"remove"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LabelJobRequest: _TypeAlias = LabelJobRequest  # noqa: Y015
+
+@_typing.final
+class LabelJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """all that it has now"""
+
+    def __init__(
+        self,
+        *,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LabelJobResponse: _TypeAlias = LabelJobResponse  # noqa: Y015
+
+@_typing.final
 class ShutdownRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -408,26 +607,47 @@ Global___ShutdownResponse: _TypeAlias = ShutdownResponse  # noqa: Y015
 
 @_typing.final
 class CoordinatorHello(_message.Message):
-    """A coordinator's stream to management. First message: hello. Each acquire is answered once, by nodes or a refusal."""
+    """A coordinator's stream to management. First message: hello. Each acquire is answered once, by nodes or a refusal;
+    until then the job is in the queue. When the stream breaks the coordinator opens another, and asks again for what was
+    not answered: management may have been started anew meanwhile, and know of the job only what this hello tells.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     address: _builtins.str
     token: _builtins.str
+    created: _builtins.float
+    """seconds since 1970"""
+    started: _builtins.float
+    """likewise; 0: it has no nodes yet"""
+    @_builtins.property
+    def request(self) -> Global___CreateJobRequest:
+        """this and the rest: absent from the first hello"""
+
+    @_builtins.property
+    def report(self) -> Global___JobReport: ...
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         address: _builtins.str = ...,
         token: _builtins.str = ...,
+        request: Global___CreateJobRequest | None = ...,
+        report: Global___JobReport | None = ...,
+        created: _builtins.float = ...,
+        started: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "job", b"job", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "created", b"created", "job", b"job", "report", b"report", "request", b"request", "started", b"started", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -556,6 +776,36 @@ class CancelNotice(_message.Message):
 Global___CancelNotice: _TypeAlias = CancelNotice  # noqa: Y015
 
 @_typing.final
+class QueueStatus(_message.Message):
+    """Where a job is in the queue. Told when it begins to wait, when something of this changes, and when it is its turn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    WAITING_FOR_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """1: the next; 0: it has its nodes now"""
+    length: _builtins.int
+    """jobs in the queue"""
+    waiting_for: _builtins.str
+    """such as "1 wafer, held by job-1f2e3d4c" """
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        length: _builtins.int = ...,
+        waiting_for: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "position", b"position", "waiting_for", b"waiting_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueStatus: _TypeAlias = QueueStatus  # noqa: Y015
+
+@_typing.final
 class CoordinateResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -563,9 +813,10 @@ class CoordinateResponse(_message.Message):
     ACQUIRED_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def job(self) -> Global___CreateJobRequest:
-        """answers hello"""
+        """answers hello; again when a label or the priority has changed"""
 
     @_builtins.property
     def acquired(self) -> Global___Acquired: ...
@@ -575,6 +826,8 @@ class CoordinateResponse(_message.Message):
     def lost(self) -> Global___NodeInfo:
         """a leased node's lease ended"""
 
+    @_builtins.property
+    def queue(self) -> Global___QueueStatus: ...
     def __init__(
         self,
         *,
@@ -582,12 +835,13 @@ class CoordinateResponse(_message.Message):
         acquired: Global___Acquired | None = ...,
         cancel: Global___CancelNotice | None = ...,
         lost: Global___NodeInfo | None = ...,
+        queue: Global___QueueStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "cancel", b"cancel", "job", b"job", "kind", b"kind", "lost", b"lost"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "cancel", b"cancel", "job", b"job", "kind", b"kind", "lost", b"lost", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "cancel", b"cancel", "job", b"job", "kind", b"kind", "lost", b"lost"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "cancel", b"cancel", "job", b"job", "kind", b"kind", "lost", b"lost", "queue", b"queue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["job", "acquired", "cancel", "lost"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["job", "acquired", "cancel", "lost", "queue"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

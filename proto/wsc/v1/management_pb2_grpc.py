@@ -59,10 +59,25 @@ class ManagementStub:
                 request_serializer=wsc_dot_v1_dot_management__pb2.ListJobsRequest.SerializeToString,
                 response_deserializer=wsc_dot_v1_dot_management__pb2.ListJobsResponse.FromString,
                 _registered_method=True)
+        self.GetJob = channel.unary_unary(
+                '/wsc.v1.Management/GetJob',
+                request_serializer=wsc_dot_v1_dot_management__pb2.GetJobRequest.SerializeToString,
+                response_deserializer=wsc_dot_v1_dot_management__pb2.GetJobResponse.FromString,
+                _registered_method=True)
         self.CancelJob = channel.unary_unary(
                 '/wsc.v1.Management/CancelJob',
                 request_serializer=wsc_dot_v1_dot_management__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=wsc_dot_v1_dot_management__pb2.CancelJobResponse.FromString,
+                _registered_method=True)
+        self.SetPriority = channel.unary_unary(
+                '/wsc.v1.Management/SetPriority',
+                request_serializer=wsc_dot_v1_dot_management__pb2.SetPriorityRequest.SerializeToString,
+                response_deserializer=wsc_dot_v1_dot_management__pb2.SetPriorityResponse.FromString,
+                _registered_method=True)
+        self.LabelJob = channel.unary_unary(
+                '/wsc.v1.Management/LabelJob',
+                request_serializer=wsc_dot_v1_dot_management__pb2.LabelJobRequest.SerializeToString,
+                response_deserializer=wsc_dot_v1_dot_management__pb2.LabelJobResponse.FromString,
                 _registered_method=True)
         self.Shutdown = channel.unary_unary(
                 '/wsc.v1.Management/Shutdown',
@@ -104,7 +119,25 @@ class ManagementServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CancelJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPriority(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LabelJob(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,10 +177,25 @@ def add_ManagementServicer_to_server(servicer, server):
                     request_deserializer=wsc_dot_v1_dot_management__pb2.ListJobsRequest.FromString,
                     response_serializer=wsc_dot_v1_dot_management__pb2.ListJobsResponse.SerializeToString,
             ),
+            'GetJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetJob,
+                    request_deserializer=wsc_dot_v1_dot_management__pb2.GetJobRequest.FromString,
+                    response_serializer=wsc_dot_v1_dot_management__pb2.GetJobResponse.SerializeToString,
+            ),
             'CancelJob': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelJob,
                     request_deserializer=wsc_dot_v1_dot_management__pb2.CancelJobRequest.FromString,
                     response_serializer=wsc_dot_v1_dot_management__pb2.CancelJobResponse.SerializeToString,
+            ),
+            'SetPriority': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPriority,
+                    request_deserializer=wsc_dot_v1_dot_management__pb2.SetPriorityRequest.FromString,
+                    response_serializer=wsc_dot_v1_dot_management__pb2.SetPriorityResponse.SerializeToString,
+            ),
+            'LabelJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.LabelJob,
+                    request_deserializer=wsc_dot_v1_dot_management__pb2.LabelJobRequest.FromString,
+                    response_serializer=wsc_dot_v1_dot_management__pb2.LabelJobResponse.SerializeToString,
             ),
             'Shutdown': grpc.unary_unary_rpc_method_handler(
                     servicer.Shutdown,
@@ -301,6 +349,33 @@ class Management:
             _registered_method=True)
 
     @staticmethod
+    def GetJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wsc.v1.Management/GetJob',
+            wsc_dot_v1_dot_management__pb2.GetJobRequest.SerializeToString,
+            wsc_dot_v1_dot_management__pb2.GetJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CancelJob(request,
             target,
             options=(),
@@ -317,6 +392,60 @@ class Management:
             '/wsc.v1.Management/CancelJob',
             wsc_dot_v1_dot_management__pb2.CancelJobRequest.SerializeToString,
             wsc_dot_v1_dot_management__pb2.CancelJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPriority(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wsc.v1.Management/SetPriority',
+            wsc_dot_v1_dot_management__pb2.SetPriorityRequest.SerializeToString,
+            wsc_dot_v1_dot_management__pb2.SetPriorityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LabelJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wsc.v1.Management/LabelJob',
+            wsc_dot_v1_dot_management__pb2.LabelJobRequest.SerializeToString,
+            wsc_dot_v1_dot_management__pb2.LabelJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

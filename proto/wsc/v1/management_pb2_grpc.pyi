@@ -36,7 +36,10 @@ class ManagementStub:
     Coordinate: _grpc.StreamStreamMultiCallable[_management_pb2.CoordinateRequest, _management_pb2.CoordinateResponse]
     ListNodes: _grpc.UnaryUnaryMultiCallable[_management_pb2.ListNodesRequest, _management_pb2.ListNodesResponse]
     ListJobs: _grpc.UnaryUnaryMultiCallable[_management_pb2.ListJobsRequest, _management_pb2.ListJobsResponse]
+    GetJob: _grpc.UnaryUnaryMultiCallable[_management_pb2.GetJobRequest, _management_pb2.GetJobResponse]
     CancelJob: _grpc.UnaryUnaryMultiCallable[_management_pb2.CancelJobRequest, _management_pb2.CancelJobResponse]
+    SetPriority: _grpc.UnaryUnaryMultiCallable[_management_pb2.SetPriorityRequest, _management_pb2.SetPriorityResponse]
+    LabelJob: _grpc.UnaryUnaryMultiCallable[_management_pb2.LabelJobRequest, _management_pb2.LabelJobResponse]
     Shutdown: _grpc.UnaryUnaryMultiCallable[_management_pb2.ShutdownRequest, _management_pb2.ShutdownResponse]
 
 @_typing.type_check_only
@@ -47,7 +50,10 @@ class ManagementAsyncStub(ManagementStub):
     Coordinate: _aio.StreamStreamMultiCallable[_management_pb2.CoordinateRequest, _management_pb2.CoordinateResponse]  # type: ignore[assignment]
     ListNodes: _aio.UnaryUnaryMultiCallable[_management_pb2.ListNodesRequest, _management_pb2.ListNodesResponse]  # type: ignore[assignment]
     ListJobs: _aio.UnaryUnaryMultiCallable[_management_pb2.ListJobsRequest, _management_pb2.ListJobsResponse]  # type: ignore[assignment]
+    GetJob: _aio.UnaryUnaryMultiCallable[_management_pb2.GetJobRequest, _management_pb2.GetJobResponse]  # type: ignore[assignment]
     CancelJob: _aio.UnaryUnaryMultiCallable[_management_pb2.CancelJobRequest, _management_pb2.CancelJobResponse]  # type: ignore[assignment]
+    SetPriority: _aio.UnaryUnaryMultiCallable[_management_pb2.SetPriorityRequest, _management_pb2.SetPriorityResponse]  # type: ignore[assignment]
+    LabelJob: _aio.UnaryUnaryMultiCallable[_management_pb2.LabelJobRequest, _management_pb2.LabelJobResponse]  # type: ignore[assignment]
     Shutdown: _aio.UnaryUnaryMultiCallable[_management_pb2.ShutdownRequest, _management_pb2.ShutdownResponse]  # type: ignore[assignment]
 
 class ManagementServicer(metaclass=_abc_1.ABCMeta):
@@ -87,11 +93,32 @@ class ManagementServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_management_pb2.ListJobsResponse, _abc.Awaitable[_management_pb2.ListJobsResponse]]: ...
 
     @_abc_1.abstractmethod
+    def GetJob(
+        self,
+        request: _management_pb2.GetJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_management_pb2.GetJobResponse, _abc.Awaitable[_management_pb2.GetJobResponse]]: ...
+
+    @_abc_1.abstractmethod
     def CancelJob(
         self,
         request: _management_pb2.CancelJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_management_pb2.CancelJobResponse, _abc.Awaitable[_management_pb2.CancelJobResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetPriority(
+        self,
+        request: _management_pb2.SetPriorityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_management_pb2.SetPriorityResponse, _abc.Awaitable[_management_pb2.SetPriorityResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def LabelJob(
+        self,
+        request: _management_pb2.LabelJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_management_pb2.LabelJobResponse, _abc.Awaitable[_management_pb2.LabelJobResponse]]: ...
 
     @_abc_1.abstractmethod
     def Shutdown(
