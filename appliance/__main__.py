@@ -45,18 +45,23 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--announce-fd",
         type=int,
         metavar="N",
-        help="write the address to this descriptor, as a line of JSON; closed when the jobs have ended",
+        help="write the address to this descriptor, as a line of JSON, for a cluster that ends with this process: jobs "
+        "end too, and then it is closed",
     )
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM, SIGINT or a Shutdown call."""
+    """Serve until SIGTERM, SIGINT or a Shutdown call.
+
+    A Shutdown ends the jobs; the signals leave them to a successor, unless the cluster ends too.
+    """
     options = parse_arguments(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s")
-    over: queue.SimpleQueue[None] = queue.SimpleQueue()  # a put is safe in a signal handler
+    cluster_ends_too = options.announce_fd is not None
+    over: queue.SimpleQueue[bool] = queue.SimpleQueue()  # whether to end the jobs; a put is safe in a signal handler
     settings = ManagementSettings(cache_root=options.cache_root.absolute(), gateway=options.gateway)
-    service = ManagementService(settings, lambda: over.put(None))
+    service = ManagementService(settings, lambda: over.put(True))
     server = make_server()
     try:
         address = bind(server, options.listen)
@@ -69,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
 
     def end(number: int, frame: FrameType | None) -> None:
-        over.put(None)
+        over.put(cluster_ends_too)
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, end)
@@ -79,8 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with open(os.devnull if options.announce_fd is None else options.announce_fd, "w", encoding="utf-8") as announce:
         announce.write(json.dumps({"management": address}) + "\n")
         announce.flush()
-        over.get()
-        service.close()
+        service.close(end_jobs=over.get())
     # Whoever listens to the announcement sees its end, and ends the nodes; their streams are what this waits for.
     server.stop(STOP_SECONDS).wait()
     return 0

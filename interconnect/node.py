@@ -70,10 +70,8 @@ class Node:
             add_services(self._server, self.listener)
         self.refusal = ""  # why management will not have this node
         self._over = threading.Event()
-        hello = management_pb2.RegisterRequest(
-            role=role, address=self.address, host=host_id(), version=__version__, process_id=os.getpid()
-        )
-        self._registration = Registration(settings.management, hello, self._refused)
+        self._role = role
+        self._registration = Registration(settings.management, self._hello, self._refused)
 
     def start(self) -> None:
         self._server.start()
@@ -94,6 +92,18 @@ class Node:
         self._server.stop(STOP_GRACE_SECONDS).wait()
         self._service.close()
         self.listener.close()
+
+    def _hello(self) -> management_pb2.RegisterRequest:
+        tenant = self._service.tenant
+        return management_pb2.RegisterRequest(
+            role=self._role,
+            address=self.address,
+            host=host_id(),
+            version=__version__,
+            process_id=os.getpid(),
+            job=tenant.job,
+            member=tenant.node,
+        )
 
     def _refused(self, message: str) -> None:
         self.refusal = message

@@ -26,13 +26,18 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._make_job = make_job
         self._listener = listener
         self._vacant = threading.Semaphore(1)
-        self._tenant = ""
+        self._tenant = node_pb2.AttachJob()
+
+    @property
+    def tenant(self) -> node_pb2.AttachJob:
+        """The job that has the node, and as what; empty while there is none."""
+        return self._tenant
 
     def Attach(
         self, request_iterator: Iterator[node_pb2.AttachRequest], context: grpc.ServicerContext
     ) -> Iterator[node_pb2.AttachResponse]:
         if not self._vacant.acquire(timeout=VACANT_SECONDS):
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this node works for job {self._tenant}")
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this node works for job {self._tenant.job}")
         outbox: queue.SimpleQueue[node_pb2.AttachResponse | None] = queue.SimpleQueue()
         thread = threading.Thread(target=self._serve, args=(request_iterator, outbox), name="attachment", daemon=True)
         thread.start()
@@ -42,7 +47,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     def close(self) -> None:
         """Wait until the job is dropped; the server must have been stopped, which ends its stream."""
         if not self._vacant.acquire(timeout=CLOSE_SECONDS):
-            logger.error("job %s was not dropped within %g s", self._tenant, CLOSE_SECONDS)
+            logger.error("job %s was not dropped within %g s", self._tenant.job, CLOSE_SECONDS)
 
     def _serve(
         self,
@@ -54,7 +59,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             first = next(requests, None)
             if first is None or first.WhichOneof("kind") != "attach":
                 return
-            self._tenant = first.attach.job
+            self._tenant = first.attach
             job_context = JobContext(
                 job=first.attach.job,
                 node=first.attach.node,
@@ -76,7 +81,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         except grpc.RpcError:
             pass  # the coordinator is gone, or has cancelled: the way a job ends
         finally:
-            self._tenant = ""
+            self._tenant = node_pb2.AttachJob()
             self._vacant.release()
             outbox.put(None)
 

@@ -1,7 +1,7 @@
-"""How a process of the cluster begins: tied to its parent's life, alone in its session, with its descriptors in order.
+"""How a process of the cluster begins: tied to a parent's life, alone in its session, with its descriptors in order.
 
 Both ways of starting one end here: the fork server (interconnect.zygote_server), and, where none runs,
-`python -m interconnect.process --parent PID [--fds 7,9] MODULE [ARGUMENT ...]`.
+`python -m interconnect.process [--parent PID] [--fds 7,9] MODULE [ARGUMENT ...]`.
 """
 
 import argparse
@@ -33,12 +33,14 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def enter(*, parent: int, fds: Sequence[int]) -> None:
+def enter(*, parent: int | None, fds: Sequence[int]) -> None:
     """Make the calling process, fresh from fork or exec, one that heeds no terminal and dies with its parent.
 
-    Raises OSError where a descriptor is not open. Descriptors are moved to FIRST_FD and up; standard input is empty.
+    parent: None for a process that outlives whoever started it. Raises OSError where a descriptor is not open.
+    Descriptors are moved to FIRST_FD and up; standard input is empty.
     """
-    die_with_parent(parent)
+    if parent is not None:
+        die_with_parent(parent)
     if os.getsid(0) != os.getpid():
         os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
@@ -82,7 +84,7 @@ def run_module(module: str, argv: Sequence[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="interconnect.process")
-    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--parent", type=int)
     parser.add_argument("--fds", default="")
     parser.add_argument("module", choices=sorted(MODULES))
     parser.add_argument("arguments", nargs=argparse.REMAINDER)

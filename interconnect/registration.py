@@ -36,9 +36,12 @@ class Registration:
     """Owns the thread that holds the Register stream."""
 
     def __init__(
-        self, management: str, hello: management_pb2.RegisterRequest, on_refusal: Callable[[str], None]
+        self, management: str, hello: Callable[[], management_pb2.RegisterRequest], on_refusal: Callable[[str], None]
     ) -> None:
-        """on_refusal(message) is called, once, when management will not have this node: it should exit."""
+        """hello: makes the first message, with the job that the node works for at that time.
+
+        on_refusal(message) is called, once, when management will not have this node: it should exit.
+        """
         self._management = management
         self._hello = hello
         self._on_refusal = on_refusal
@@ -96,6 +99,6 @@ class Registration:
                 ended.set()
 
     def _requests(self, ended: threading.Event) -> Iterator[management_pb2.RegisterRequest]:
-        yield self._hello
+        yield self._hello()
         while not ended.wait(self._interval):
             yield management_pb2.RegisterRequest()

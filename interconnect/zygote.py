@@ -2,7 +2,7 @@
 
 The fork server has torch imported, so a process that it forks is there in milliseconds. It is found by the environment
 variable WAFERBOX_ZYGOTE, the name of its abstract Unix socket. Every process started here lives at most as long as the
-process that asked for it and holds its Child.
+process that asked for it and holds its Child; or, if it was asked for as one that outlives it, as the fork server.
 """
 
 import concurrent.futures
@@ -100,17 +100,20 @@ class Child:
                 signal.pidfd_send_signal(self._pidfd, number)
 
 
-def spawn(module: str, argv: Sequence[str], fds: Sequence[int] = ()) -> Child:
+def spawn(module: str, argv: Sequence[str], fds: Sequence[int] = (), *, outlives: bool = False) -> Child:
     """Start main(argv) of one of MODULES in a process of its own. Raises SpawnError.
 
     The descriptors are 3, 4, ... in the new process, in the order given here, where they stay open too. Its standard
     input is empty; standard output and error are the fork server's, or else this process's. It ignores the terminal:
-    its end is the Child's close, or the end of this process.
+    its end is the Child's close, or the end of this process. With outlives it survives this process and ends by itself,
+    or with the fork server.
     """
     if module not in MODULES:
         raise ValueError(f"{module!r} is not one of the modules that may be started: {', '.join(sorted(MODULES))}")
     name = os.environ.get(SOCKET_VARIABLE)
-    return _spawn_forked(name, module, argv, fds) if name else spawn_python(module, argv, fds)
+    if name:
+        return _spawn_forked(name, module, argv, fds, outlives=outlives)
+    return spawn_python(module, argv, fds, outlives=outlives)
 
 
 # --- by the fork server -----------------------------------------------------------------------------------------------
@@ -133,12 +136,12 @@ class _Connection:
         self._channel.close()
 
 
-def _spawn_forked(name: str, module: str, argv: Sequence[str], fds: Sequence[int]) -> Child:
+def _spawn_forked(name: str, module: str, argv: Sequence[str], fds: Sequence[int], *, outlives: bool) -> Child:
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         channel.settimeout(START_DEADLINE_SECONDS)
         channel.connect(f"\0{name}")
-        request = json.dumps({"module": module, "argv": list(argv)}).encode()
+        request = json.dumps({"module": module, "argv": list(argv), "outlives": outlives}).encode()
         if len(request) > MAX_MESSAGE_BYTES or len(fds) > MAX_FDS:
             raise SpawnError(f"{module}: too many arguments or descriptors for one process")
         socket.send_fds(channel, [request], list(fds))
@@ -175,9 +178,10 @@ class _Popen:
         """Nothing but the process, which has ended."""
 
 
-def spawn_python(module: str, argv: Sequence[str], fds: Sequence[int] = ()) -> Child:
+def spawn_python(module: str, argv: Sequence[str], fds: Sequence[int] = (), *, outlives: bool = False) -> Child:
     """As spawn, but never by the fork server: for what needs no torch, while the fork server still imports it."""
-    command = [sys.executable, "-P", "-m", "interconnect.process", "--parent", str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "interconnect.process"]
+    command += [] if outlives else ["--parent", str(os.getpid())]
     command += ["--fds", ",".join(map(str, fds)), module, *argv]
 
     def start() -> subprocess.Popen[bytes]:

@@ -2,7 +2,8 @@
 
 `python -m interconnect.zygote_server LISTENER_FD [MODULE ...]`; interconnect.zygote.Zygote starts it. One connection
 asks for one process, in one message of JSON, and hears its number at once and its exit status in the end. A process
-whose connection ends is ended. When standard input ends, or SIGTERM comes, everything is ended.
+whose connection ends is ended, unless it was asked for as one that outlives it. When standard input ends, or SIGTERM
+comes, everything is ended.
 """
 
 import contextlib
@@ -31,6 +32,7 @@ class _Forked:
     pid: int
     pidfd: int
     connection: socket.socket | None  # None once whoever asked for the process has gone
+    outlives: bool  # the connection
     kill_at: float | None = None  # when it is killed, after SIGTERM
 
 
@@ -89,7 +91,7 @@ class ZygoteServer:
             module, argv = request["module"], [str(argument) for argument in request["argv"]]
             if module not in MODULES:
                 raise ValueError(f"{module!r} may not be started")
-            self._fork(connection, module, argv, fds)
+            self._fork(connection, module, argv, fds, outlives=request.get("outlives") is True)
         except (OSError, ValueError, KeyError, TypeError) as error:
             with contextlib.suppress(OSError):
                 connection.send(str(error).encode()[:1000])
@@ -98,13 +100,15 @@ class ZygoteServer:
             for fd in fds:
                 os.close(fd)
 
-    def _fork(self, connection: socket.socket, module: str, argv: Sequence[str], fds: Sequence[int]) -> None:
+    def _fork(
+        self, connection: socket.socket, module: str, argv: Sequence[str], fds: Sequence[int], *, outlives: bool
+    ) -> None:
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
             os._exit(self._run_child(server, connection, module, argv, fds))
         pidfd = os.pidfd_open(pid)
-        child = _Forked(pid, pidfd, connection)
+        child = _Forked(pid, pidfd, connection, outlives)
         self._children[pidfd] = child
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._reap(child))
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._abandoned(child))
@@ -151,7 +155,8 @@ class ZygoteServer:
         self._selector.unregister(child.connection)
         child.connection.close()
         child.connection = None
-        self._end(child)
+        if not child.outlives:
+            self._end(child)
 
     def _end(self, child: _Forked) -> None:
         if child.kill_at is None:

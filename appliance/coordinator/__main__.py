@@ -22,6 +22,7 @@ def read_settings(fd: int) -> CoordinatorSettings:
     return CoordinatorSettings(
         job=settings["job"],
         token=settings["token"],
+        created=settings["created"],
         management=settings["management"],
         listen=settings["listen"],
         cache=Path(settings["cache"]),

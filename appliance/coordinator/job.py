@@ -2,9 +2,10 @@
 
 import hashlib
 import logging
+import queue
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from appliance.coordinator.compilation import Compile, report_of
 from appliance.coordinator.crew import Crew, NodesRefused
@@ -18,6 +19,7 @@ from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 logger = logging.getLogger(__name__)
 
 SESSION_SECONDS = 10.0  # until the client must have come
+DEATHS_SECONDS = 0.2  # within which the deaths of a node and of management are one event
 
 
 class Job:
@@ -52,7 +54,9 @@ class Job:
         self._execution: Execution | None = None
         self._executions = 0
         self._session = False
+        self._news: queue.SimpleQueue[coordinator_pb2.SessionResponse | None] = queue.SimpleQueue()
         self._over = False
+        self._terminated = False
         self._succeeded = False
         self._report = management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
         self._recruiter = threading.Thread(target=self._recruit, name="recruiting", daemon=True)
@@ -61,7 +65,7 @@ class Job:
 
     def start(self) -> None:
         """Begin to get nodes, and to listen to management."""
-        self._management.listen(self.cancel, self._lease_lost, self._management_lost)
+        self._management.listen(self)
         self._recruiter.start()
         self._patience.start()
 
@@ -79,7 +83,7 @@ class Job:
     def client_left(self) -> None:
         """The session's stream has ended: so has the job."""
         with self._changed:
-            self._succeeded = self._execution is None and self.verdict.failure is None
+            self._succeeded = self._ready and self._execution is None and self.verdict.failure is None
             self._end()
 
     def cancel(self) -> None:
@@ -90,15 +94,17 @@ class Job:
 
     def terminate(self) -> None:
         """This process is told to end."""
+        self._terminated = True
+        lost = self._management.lost_within(DEATHS_SECONDS)
+        if lost:
+            self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node="management", message=lost))
         self.verdict.report_end(
             node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=f"{self.name} ended: its cluster went down")
         )
 
-    def wait_until_over(self) -> None:
-        """Until there is a verdict, or the client has left."""
-        with self._changed:
-            while not self._over:
-                self._changed.wait()
+    def news(self) -> Iterator[coordinator_pb2.SessionResponse]:
+        """What the client is to know, as it comes, until there is a verdict, or the client has left."""
+        yield from iter(self._news.get, None)
 
     # --- what the client asks for -------------------------------------------------------------------------------------
 
@@ -199,14 +205,17 @@ class Job:
         if failure is None and self._succeeded:
             phase, message = management_pb2.JOB_PHASE_SUCCEEDED, ""
         elif failure is None:
-            phase, message = management_pb2.JOB_PHASE_CANCELLED, "the client left while it ran"
+            phase, message = (
+                management_pb2.JOB_PHASE_CANCELLED,
+                f"the client left while it {'ran' if self._ready else 'waited for nodes'}",
+            )
         elif failure.kind == node_pb2.Failure.KIND_CANCELLED:
             phase, message = management_pb2.JOB_PHASE_CANCELLED, failure.message
         else:
             phase, message = management_pb2.JOB_PHASE_FAILED, failure.message
         self._report.phase, self._report.message = phase, message
         self._management.report(self._report)
-        self._management.close()
+        self._management.close(wait=not self._terminated)
         self._recruiter.join()
 
     def _raise_if_over(self) -> None:
@@ -227,6 +236,7 @@ class Job:
         if self._over:
             return
         self._over = True
+        self._news.put(None)
         self._on_over()
         self._changed.notify_all()
         if self._execution is not None:
@@ -256,6 +266,7 @@ class Job:
             with self._changed:
                 self._ready = True
                 self._changed.notify_all()
+            self._news.put(coordinator_pb2.SessionResponse(ready=coordinator_pb2.JobReady()))
 
     def _responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
         with self._changed:
@@ -272,14 +283,23 @@ class Job:
     def _node_lost(self, member: Member, reason: str) -> None:
         who = f"{member.name} (pid {member.node.process_id} at {member.node.address})"
         message = f"{who} died or was cut off: {reason}"
+        lost = self._management.lost_within(DEATHS_SECONDS)  # all go when a cluster does
+        if lost:
+            message += f"; {lost}"
         self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=member.name, message=message))
 
-    def _lease_lost(self, node: management_pb2.NodeInfo) -> None:
+    def queued(self, status: management_pb2.QueueStatus) -> None:
+        """The job has another place in the queue."""
+        self._news.put(coordinator_pb2.SessionResponse(queue=status))
+
+    def lease_lost(self, node: management_pb2.NodeInfo) -> None:
+        """Management has lost a node."""
         member = self._crew.member_at(node.address)
         if member is not None:
             self._node_lost(member, "the management service has lost it")
 
-    def _management_lost(self, reason: str) -> None:
+    def management_lost(self, reason: str) -> None:
+        """Management will not have the job."""
         self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node="management", message=reason))
 
     def _report_failure(self, failure: node_pb2.Failure) -> None:

@@ -1,18 +1,29 @@
-"""The coordinator's stream to management: asks for nodes, reports how the job goes, hears of what concerns the job."""
+"""The coordinator's stream to management: asks for nodes, reports how the job goes, hears of what concerns the job.
+
+The job does not depend on it: when the stream breaks, another is opened as soon as management, or another start of it,
+answers at the same address, and its hello says all that management must know.
+"""
 
 import queue
 import threading
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 import grpc
 
+from interconnect.registration import REFUSALS
 from interconnect.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 HELLO_SECONDS = 20.0
 CLOSE_SECONDS = 2.0
+RETRY_SECONDS = 0.5
+AWAY_SECONDS = 60.0  # how long a job that waits for nodes waits for management
+REPORT_SECONDS = 10.0  # how long a job that has ended waits for management, to tell it
+
+_Stream: TypeAlias = "grpc.CallIterator[management_pb2.CoordinateResponse]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +32,7 @@ class CoordinatorSettings:
 
     job: str
     token: str
+    created: float  # seconds since 1970
     management: str
     listen: str  # host:port; port 0 for any
     cache: Path  # folder of the compiled artifacts
@@ -30,20 +42,42 @@ class ManagementLost(RuntimeError):
     """The management service is gone, or refuses."""
 
 
+class Listener(Protocol):
+    """Who hears what management says, in a thread of the link."""
+
+    def cancel(self) -> None:
+        """Somebody has cancelled the job."""
+
+    def lease_lost(self, node: management_pb2.NodeInfo) -> None:
+        """A node is gone."""
+
+    def queued(self, status: management_pb2.QueueStatus) -> None:
+        """The job waits, here; or, with position 0, no more."""
+
+    def management_lost(self, reason: str) -> None:
+        """Management is there, but will not have the job: another attempt would not change it."""
+
+
 class ManagementLink:
-    """Owns the stream and the thread that reads it. acquire() and report() from any thread."""
+    """Owns the thread that reads the stream. acquire(), report() and lost_within() from any thread."""
 
     def __init__(self, settings: CoordinatorSettings, address: str) -> None:
-        self._requests: queue.SimpleQueue[management_pb2.CoordinateRequest | None] = queue.SimpleQueue()
-        hello = management_pb2.CoordinatorHello(job=settings.job, address=address, token=settings.token)
-        self._requests.put(management_pb2.CoordinateRequest(hello=hello))
-        self._address = settings.management
-        self._channel = make_channel(settings.management)
-        stub = management_pb2_grpc.ManagementStub(self._channel)
-        self._call = stub.Coordinate(iter(self._requests.get, None))
-        self._acquired: queue.SimpleQueue[management_pb2.Acquired | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        """address: the coordinator's own."""
+        self._settings = settings
+        self._address = address
+        self._changed = threading.Condition()
+        self._requests: queue.SimpleQueue[management_pb2.CoordinateRequest | None] | None = None  # None: no stream
+        self._request: management_pb2.CreateJobRequest | None = None  # what management said last that the job is
+        self._report = management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
+        self._wanted: management_pb2.Acquire | None = None  # and not answered yet
+        self._acquired: management_pb2.Acquired | None = None
+        self._started = 0.0
+        self._lost = ""  # why there is no stream
+        self._lost_at = 0.0
         self._closing = False
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._channel, self._call = self._open()
 
     def hello(self) -> management_pb2.CreateJobRequest:
         """What the job is. Raises ManagementLost."""
@@ -58,63 +92,124 @@ class ManagementLink:
             timer.cancel()
         if first is None or first.WhichOneof("kind") != "job":
             raise ManagementLost("the management service did not answer hello")
+        self._request = first.job
         return first.job
 
-    def listen(
-        self,
-        on_cancel: Callable[[], None],
-        on_node_lost: Callable[[management_pb2.NodeInfo], None],
-        on_lost: Callable[[str], None],
-    ) -> None:
-        """Begin to hear what management says; the callbacks are called from a thread. on_lost(reason): it is gone."""
-        self._thread = threading.Thread(
-            target=self._read, args=(on_cancel, on_node_lost, on_lost), name="management", daemon=True
-        )
+    def listen(self, listener: Listener) -> None:
+        """Begin to hear what management says."""
+        self._thread = threading.Thread(target=self._hold, args=(listener,), name="management", daemon=True)
         self._thread.start()
 
     def acquire(self, wanted: management_pb2.Acquire) -> management_pb2.Acquired:
-        """Ask for nodes; waits as long as management does. Raises ManagementLost. One at a time."""
-        self._requests.put(management_pb2.CoordinateRequest(acquire=wanted))
-        acquired = self._acquired.get()
-        if acquired is None:
-            raise ManagementLost("the management service is gone")
-        return acquired
+        """Ask for nodes; waits as long as the job is in the queue. Raises ManagementLost. Once."""
+        with self._changed:
+            self._wanted = wanted
+            self._put(management_pb2.CoordinateRequest(acquire=wanted))
+            while self._acquired is None:
+                left = self._lost_at + AWAY_SECONDS - time.monotonic() if self._lost else None
+                if self._closing or (left is not None and left <= 0):
+                    raise ManagementLost(f"{self._lost or 'the job has ended'}, and the job had no nodes yet")
+                self._changed.wait(left)
+            return self._acquired
 
     def report(self, report: management_pb2.JobReport) -> None:
         """Tell how the job goes."""
-        self._requests.put(management_pb2.CoordinateRequest(report=report))
+        with self._changed:
+            self._report = report
+            self._put(management_pb2.CoordinateRequest(report=report))
 
-    def close(self) -> None:
-        """End the stream, after what was reported has been sent."""
-        self._closing = True
-        self._requests.put(None)
+    def lost_within(self, seconds: float) -> str:
+        """Why there is no management service, if there is none, or none any more after so long; else empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lost, seconds)
+            return self._lost
+
+    def close(self, *, wait: bool) -> None:
+        """End the stream, after what was reported has been sent. wait: for management, if it is away."""
+        with self._changed:
+            self._closing = True
+            seconds = REPORT_SECONDS if wait else 0.0 if self._lost else CLOSE_SECONDS
+            if self._requests is not None:
+                self._requests.put(None)
+            self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(CLOSE_SECONDS)
+            self._thread.join(seconds)
+        self._over.set()
         self._channel.close()  # ends the stream, if it has not ended
+        if self._thread is not None:
+            self._thread.join()
 
-    def _read(
-        self,
-        on_cancel: Callable[[], None],
-        on_node_lost: Callable[[management_pb2.NodeInfo], None],
-        on_lost: Callable[[str], None],
-    ) -> None:
-        reason = f"the management service at {self._address} has ended"
-        try:
-            for response in self._call:
-                match response.WhichOneof("kind"):
-                    case "acquired":
-                        self._acquired.put(response.acquired)
-                    case "cancel":
-                        on_cancel()
-                    case "lost":
-                        on_node_lost(response.lost)
-        except grpc.RpcError as error:
-            assert isinstance(error, grpc.Call)
-            lost = error.code() == grpc.StatusCode.UNAVAILABLE
-            why = "died or was cut off" if lost else f"ended the connection: {error.details()}"
-            reason = f"the management service at {self._address} {why}"
-        finally:
-            self._acquired.put(None)
-            self._requests.put(None)
-        if not self._closing:
-            on_lost(reason)
+    def _put(self, request: management_pb2.CoordinateRequest) -> None:
+        if self._requests is not None:  # else the next hello says it
+            self._requests.put(request)
+
+    def _open(self) -> tuple[grpc.Channel, _Stream]:
+        """A stream, with what management must hear first. A channel of its own: one that failed waits ever longer."""
+        requests: queue.SimpleQueue[management_pb2.CoordinateRequest | None] = queue.SimpleQueue()
+        settings = self._settings
+        hello = management_pb2.CoordinatorHello(job=settings.job, address=self._address, token=settings.token)
+        with self._changed:
+            if self._request is not None:
+                hello.request.CopyFrom(self._request)
+                hello.report.CopyFrom(self._report)
+                hello.created, hello.started = settings.created, self._started
+            requests.put(management_pb2.CoordinateRequest(hello=hello))
+            if self._wanted is not None:
+                requests.put(management_pb2.CoordinateRequest(acquire=self._wanted))
+            if self._closing:
+                requests.put(None)
+            self._requests = requests
+        channel = make_channel(settings.management)
+        return channel, management_pb2_grpc.ManagementStub(channel).Coordinate(iter(requests.get, None))
+
+    def _hold(self, listener: Listener) -> None:
+        """One stream after the other."""
+        while True:
+            try:
+                for response in self._call:
+                    self._hear(response, listener)
+                if self._closing:
+                    return  # all that was to be said has been heard
+                self._break("has ended")
+            except grpc.RpcError as error:
+                assert isinstance(error, grpc.Call)
+                self._break("died or was cut off")
+                if error.code() in REFUSALS or error.code() == grpc.StatusCode.NOT_FOUND:
+                    listener.management_lost(f"{self._named()} does not know the job any more: {error.details()}")
+                    return
+            self._channel.close()
+            if self._over.wait(RETRY_SECONDS):
+                return
+            self._channel, self._call = self._open()
+            if self._over.is_set():
+                self._channel.close()
+
+    def _hear(self, response: management_pb2.CoordinateResponse, listener: Listener) -> None:
+        with self._changed:
+            self._lost = ""
+            match response.WhichOneof("kind"):
+                case "job":
+                    self._request = response.job
+                case "acquired":
+                    self._acquired, self._wanted = response.acquired, None
+                    self._started = time.time()
+            self._changed.notify_all()
+        match response.WhichOneof("kind"):
+            case "cancel":
+                listener.cancel()
+            case "lost":
+                listener.lease_lost(response.lost)
+            case "queue":
+                listener.queued(response.queue)
+
+    def _break(self, what: str) -> None:
+        with self._changed:
+            assert self._requests is not None
+            self._requests.put(None)  # ends gRPC's thread that waits for them
+            self._requests = None
+            if not self._lost:
+                self._lost, self._lost_at = f"{self._named()} {what}", time.monotonic()
+            self._changed.notify_all()
+
+    def _named(self) -> str:
+        return f"the management service at {self._settings.management}"

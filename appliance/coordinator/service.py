@@ -42,7 +42,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "the job has a session")
         if not context.add_callback(self._job.client_left):
             self._job.client_left()
-        self._job.wait_until_over()
+        yield from self._job.news()
         failure = self._job.verdict.failure
         if failure is not None:
             yield coordinator_pb2.SessionResponse(failure=failure)

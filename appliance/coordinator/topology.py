@@ -6,19 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from appliance.members import member_name
 from interconnect.swarmx_tree import SwarmXPlace, swarmx_tree
 from wsc.v1 import management_pb2, node_pb2
 
 COORDINATOR = "coordinator"
 
 _Purpose: TypeAlias = "node_pb2.LinkPurpose.ValueType"
-
-_NAMES = {
-    node_pb2.ROLE_MEMORYX: "memoryx",
-    node_pb2.ROLE_SWARMX: "swarmx",
-    node_pb2.ROLE_WORKER: "worker",
-    node_pb2.ROLE_WAFER: "wafer",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +45,7 @@ class Topology:
 
         def members(role: "node_pb2.Role.ValueType") -> tuple[Member, ...]:
             return tuple(
-                Member(name=f"{_NAMES[role]}-{index}", role=role, index=index, node=node)
+                Member(name=member_name(role, index), role=role, index=index, node=node)
                 for index, node in enumerate(by_role[role])
             )
 

@@ -3,32 +3,36 @@
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import grpc
 
+from appliance.management.job_queue import Waiting
 from appliance.management.jobs import Job
 from appliance.management.registry import NodeRegistry
 from wsc.v1 import management_pb2
 
-MISSING_NODES_SECONDS = 5.0  # how long a job waits for nodes that are not there, or not free
-
 
 class Coordination:
-    """One Coordinate stream. responses() ends when the stream does."""
+    """One Coordinate stream, and the Waiter of its job. responses() ends when the stream does."""
 
     def __init__(self, job: Job, registry: NodeRegistry, requests: Iterator[management_pb2.CoordinateRequest]) -> None:
         self._job = job
         self._registry = registry
         self._requests = requests
         self._outbox: queue.SimpleQueue[management_pb2.CoordinateResponse | None] = queue.SimpleQueue()
-        self._over = threading.Event()
-        self._outbox.put(management_pb2.CoordinateResponse(job=job.request))
+        self.changed()
         self._reader = threading.Thread(target=self._read, name=f"coordination-{job.name}", daemon=True)
 
     def responses(self) -> Iterator[management_pb2.CoordinateResponse]:
         self._reader.start()
         yield from iter(self._outbox.get, None)
+
+    def changed(self) -> None:
+        """Tell the coordinator what the job is."""
+        request = management_pb2.CreateJobRequest()
+        request.CopyFrom(self._job.request)
+        self._outbox.put(management_pb2.CoordinateResponse(job=request))
 
     def cancel(self) -> None:
         """Tell the coordinator to give up."""
@@ -38,31 +42,36 @@ class Coordination:
         """Tell the coordinator that one of its nodes is gone."""
         self._outbox.put(management_pb2.CoordinateResponse(lost=node))
 
+    def queued(self, status: management_pb2.QueueStatus) -> None:
+        self._outbox.put(management_pb2.CoordinateResponse(queue=status))
+
+    def admitted(self, nodes: Sequence[management_pb2.NodeInfo]) -> None:
+        self._job.nodes = nodes
+        self._job.started = self._job.started or time.time()
+        self._outbox.put(management_pb2.CoordinateResponse(acquired=management_pb2.Acquired(nodes=nodes)))
+
+    def refused(self, refusal: str) -> None:
+        self._outbox.put(management_pb2.CoordinateResponse(acquired=management_pb2.Acquired(refusal=refusal)))
+
     def end(self) -> None:
-        """The stream is over: a waiting acquire gives up, and responses() ends."""
-        self._over.set()
-        self._registry.wake()
+        """The stream is over: the job waits no more, and responses() ends."""
+        self._registry.leave(self._job.name, self)
         self._outbox.put(None)
 
     def _read(self) -> None:
-        acquiring: threading.Thread | None = None
         try:
             for request in self._requests:
                 match request.WhichOneof("kind"):
-                    case "acquire" if acquiring is None or not acquiring.is_alive():
-                        # It may wait, and a job can end meanwhile.
-                        acquiring = threading.Thread(target=self._acquire, args=(request.acquire,), daemon=True)
-                        acquiring.start()
+                    case "acquire":
+                        self._enqueue(request.acquire)
                     case "report":
                         self._job.report = request.report
         except grpc.RpcError:
             pass  # the coordinator is gone: what follows from that is the service's business
         finally:
             self.end()
-            if acquiring is not None:
-                acquiring.join()
 
-    def _acquire(self, wanted: management_pb2.Acquire) -> None:
-        deadline = time.monotonic() + MISSING_NODES_SECONDS
-        acquired = self._registry.acquire(self._job.name, wanted, deadline, self._over)
-        self._outbox.put(management_pb2.CoordinateResponse(acquired=acquired))
+    def _enqueue(self, wanted: management_pb2.Acquire) -> None:
+        job = self._job
+        waiting = Waiting(job=job.name, wanted=wanted, priority=job.request.priority, created=job.created)
+        self._registry.enqueue(waiting, self)

@@ -4,9 +4,10 @@ import collections
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from appliance.management.registry import NodeRegistry
 from interconnect.zygote import Child
 from wsc.v1 import management_pb2
 
@@ -19,33 +20,57 @@ ENDED = frozenset(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """One job. Its fields are changed by JobTable's owner under `lock`."""
+    """One job. Each field has one writer at a time: the service, or the coordination that the job has."""
 
     name: str
     request: management_pb2.CreateJobRequest
     token: str  # what the coordinator shows us, and the client shows the coordinator
-    created: float = field(default_factory=time.monotonic)
+    created: float = field(default_factory=time.time)  # this and the next two: seconds since 1970
+    started: float = 0.0  # 0: it has had no nodes yet
+    ended: float = 0.0  # 0: it has not
     coordinator: str = ""  # its address, once it has said hello
-    child: Child | None = None
+    child: Child | None = None  # the coordinator's process, if it was this management service that started it
     report: management_pb2.JobReport = field(
         default_factory=lambda: management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
     )
+    nodes: Sequence[management_pb2.NodeInfo] = ()  # that it was given
     cancelled: bool = False
-    ended: float | None = None
+    away_since: float | None = None  # monotonic: when the coordinator, not our child, was last heard of
     hello: threading.Event = field(default_factory=threading.Event)  # set too when the coordinator dies before it
+    over: threading.Event = field(default_factory=threading.Event)
 
-    def describe(self) -> management_pb2.JobInfo:
-        end = self.ended if self.ended is not None else time.monotonic()
+    def describe(self, registry: NodeRegistry) -> management_pb2.JobInfo:
+        status = registry.status(self.name) or management_pb2.QueueStatus()
+        request = self.request
         return management_pb2.JobInfo(
             job=self.name,
             phase=self.report.phase,
             message=self.report.message,
-            age_seconds=end - self.created,
-            labels=self.request.labels,
+            age_seconds=max(0.0, (self.ended or time.time()) - self.created),
+            labels=request.labels,
             step=self.report.step,
             num_steps=self.report.num_steps,
-            coordinator="" if self.ended is not None else self.coordinator,
+            coordinator="" if self.ended else self.coordinator,
+            user=request.user,
+            host=request.host,
+            priority=request.priority,
+            num_csx=request.num_csx,
+            nodes=self.nodes or registry.held(self.name),
+            queue_position=status.position,
+            waiting_for=status.waiting_for,
+            created=self.created,
+            started=self.started,
+            ended=self.ended,
         )
+
+    def label(self, add: Sequence[str], remove: Sequence[str]) -> None:
+        """add: "key=value", each in place of a label with its key; remove: keys."""
+        labels = {label.partition("=")[0]: label for label in self.request.labels}
+        for key in remove:
+            labels.pop(key, None)
+        labels.update((label.partition("=")[0], label) for label in add)
+        del self.request.labels[:]
+        self.request.labels.extend(labels.values())
 
 
 class JobTable:
@@ -56,40 +81,55 @@ class JobTable:
         self._live: dict[str, Job] = {}
         self._finished: collections.deque[Job] = collections.deque(maxlen=MAX_FINISHED)
 
-    def create(self, request: management_pb2.CreateJobRequest) -> Job:
-        """A job with a fresh name and token."""
+    def create(self, request: management_pb2.CreateJobRequest, token: Callable[[str], str]) -> Job:
+        """A job with a fresh name, and the token for it."""
         with self._lock:
             name = f"job-{secrets.token_hex(4)}"
             while name in self._live:
                 name = f"job-{secrets.token_hex(4)}"
-            job = Job(name=name, request=request, token=secrets.token_hex(16))
+            job = Job(name=name, request=request, token=token(name))
             self._live[name] = job
         return job
+
+    def adopt(self, hello: management_pb2.CoordinatorHello) -> Job:
+        """The job that a coordinator of an earlier management service tells of; the same again if it is known."""
+        with self._lock:
+            job = Job(
+                name=hello.job,
+                request=hello.request,
+                token=hello.token,
+                created=hello.created,
+                started=hello.started,
+                report=hello.report,
+            )
+            return self._live.setdefault(hello.job, job)
 
     def live(self, name: str) -> Job | None:
         """The job, if it has not ended."""
         with self._lock:
             return self._live.get(name)
 
-    def finished(self, name: str) -> bool:
-        """Whether a job of this name ended not long ago."""
+    def find(self, name: str) -> Job | None:
+        """The job, also if it ended not long ago."""
         with self._lock:
-            return any(job.name == name for job in self._finished)
+            finished = (job for job in self._finished if job.name == name)
+            return self._live.get(name) or next(finished, None)
 
-    def end(self, job: Job, report: management_pb2.JobReport) -> None:
-        """The job is over; no effect if it was already."""
+    def end(self, job: Job, report: management_pb2.JobReport) -> bool:
+        """The job is over; no effect, and False, if it was already."""
         with self._lock:
             if self._live.pop(job.name, None) is None:
-                return
+                return False
             job.report = report
-            job.ended = time.monotonic()
+            job.ended = time.time()
             self._finished.append(job)
+            return True
 
     def all_live(self) -> Sequence[Job]:
         with self._lock:
             return list(self._live.values())
 
-    def describe(self) -> Sequence[management_pb2.JobInfo]:
+    def all(self) -> Sequence[Job]:
         """Newest first, those under way before those that ended."""
         with self._lock:
-            return [job.describe() for job in [*reversed(self._live.values()), *reversed(self._finished)]]
+            return [*reversed(self._live.values()), *reversed(self._finished)]

@@ -1,30 +1,36 @@
-"""The nodes of the cluster: who is there, until when, and for which job.
+"""The nodes of the cluster: who is there, until when, and for which job; and the jobs that wait for some.
 
 A node is there while its Register stream is open and its heartbeats come. Jobs lease nodes; a node that is lost while
-it is leased is reported to its job.
+it is leased is reported to its job. After a start of management nodes may come that work for jobs which are not back
+yet: these are kept for them for a while.
 """
 
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from interconnect.swarmx_tree import tree_size
-from wsc.v1 import management_pb2, node_pb2
+from appliance.management.allocation import refusal
+from appliance.management.job_queue import JobQueue, Waiting
+from wsc.v1 import management_pb2
 
-PACKAGES = {
-    node_pb2.ROLE_WAFER: "wafer",
-    node_pb2.ROLE_WORKER: "workers",
-    node_pb2.ROLE_MEMORYX: "memoryx",
-    node_pb2.ROLE_SWARMX: "swarmx",
-}
-NOUNS = {
-    node_pb2.ROLE_WAFER: "wafer",
-    node_pb2.ROLE_WORKER: "input worker",
-    node_pb2.ROLE_MEMORYX: "MemoryX node",
-    node_pb2.ROLE_SWARMX: "SwarmX node",
-}
+MISSING_NODES_SECONDS = 5.0  # how long a job waits for nodes that the cluster does not have
+RETURN_SECONDS = 10.0  # after a start: how long nodes are kept for jobs that are not back
+
+
+class Waiter(Protocol):
+    """Who hears how it goes with a job in the queue. Called under the registry's lock: must not block, nor call it."""
+
+    def queued(self, status: management_pb2.QueueStatus) -> None:
+        """It waits, here; or, with position 0, no more."""
+
+    def admitted(self, nodes: Sequence[management_pb2.NodeInfo]) -> None:
+        """It has these nodes."""
+
+    def refused(self, refusal: str) -> None:
+        """It will not get what it needs, because the cluster does not have it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +50,14 @@ class NodeRegistry:
         self._nodes: dict[str, _Node] = {}
         self._numbers = itertools.count()
         self._changed = threading.Condition()
+        self._jobs: set[str] = set()  # that may hold nodes
+        self._returning_until = time.monotonic() + RETURN_SECONDS
+        self._queue = JobQueue()
+        self._waiters: dict[str, Waiter] = {}
+        self._told: dict[str, management_pb2.QueueStatus] = {}  # what each waiter heard last
+        self._impossible_since: dict[str, float] = {}
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
 
     def add(self, hello: management_pb2.RegisterRequest) -> str:
         """Returns the id of the node."""
@@ -57,8 +71,11 @@ class NodeRegistry:
                 process_id=hello.process_id,
                 version=hello.version,
             )
-            self._nodes[node_id] = _Node(info=info, expires=time.monotonic() + self._lease_seconds)
-            self._changed.notify_all()
+            now = time.monotonic()
+            if hello.job in self._jobs or now < self._returning_until:
+                info.job, info.member = hello.job, hello.member
+            self._nodes[node_id] = _Node(info=info, expires=now + self._lease_seconds)
+            self._admit()
         return node_id
 
     def renew(self, node_id: str) -> bool:
@@ -73,9 +90,69 @@ class NodeRegistry:
         """The node is gone; no effect if that is known."""
         with self._changed:
             node = self._nodes.pop(node_id, None)
-            self._changed.notify_all()
+            self._admit()
         if node is not None and node.info.job:
             self._on_lost(node.info, reason)
+
+    def nodes(self, at_least: int = 0, wait_seconds: float = 0.0) -> Sequence[management_pb2.NodeInfo]:
+        """All nodes, in the order in which they came; waits a while until there are enough."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._nodes) >= at_least, wait_seconds)
+            now = time.monotonic()
+            return [_with_lease(node, now) for node in self._nodes.values()]
+
+    def held(self, job: str) -> Sequence[management_pb2.NodeInfo]:
+        """The nodes that a job leases."""
+        return [node for node in self.nodes() if node.job == job]
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------
+
+    def open(self, job: str) -> None:
+        """The job may hold nodes from now on; also those that were kept for it."""
+        with self._changed:
+            self._jobs.add(job)
+
+    def release(self, job: str) -> None:
+        """The job has ended: it waits no more, and gives back all nodes."""
+        with self._changed:
+            self._jobs.discard(job)
+            self._forget(job)
+            self._free(lambda holder: holder == job)
+            self._admit()
+
+    def enqueue(self, waiting: Waiting, waiter: Waiter) -> None:
+        """Have a job wait for nodes. One that has them already, and asks again, gets those."""
+        with self._changed:
+            if waiting.job not in self._jobs:
+                return
+            now = time.monotonic()
+            held = [_with_lease(node, now) for node in self._nodes.values() if node.info.job == waiting.job]
+            if held:
+                waiter.admitted(held)
+                return
+            self._queue.put(waiting)
+            self._waiters[waiting.job] = waiter
+            self._admit()
+
+    def leave(self, job: str, waiter: Waiter) -> None:
+        """The job waits no more, unless it does so with another waiter by now."""
+        with self._changed:
+            if self._waiters.get(job) is waiter:
+                self._forget(job)
+                self._admit()
+
+    def set_priority(self, job: str, priority: int) -> None:
+        """The job may move in the queue."""
+        with self._changed:
+            self._queue.set_priority(job, priority)
+            self._admit()
+
+    def status(self, job: str) -> management_pb2.QueueStatus | None:
+        """Where a job is in the queue; None if it does not wait."""
+        with self._changed:
+            return self._queue.status(job, self._infos())
+
+    # --- the passage of time ------------------------------------------------------------------------------------------
 
     def expire(self) -> list[str]:
         """Remove the nodes whose lease has ended; returns their ids."""
@@ -86,96 +163,52 @@ class NodeRegistry:
             self.remove(node_id, f"it has said nothing for {self._lease_seconds:g} s")
         return expired
 
-    def nodes(self, at_least: int = 0, wait_seconds: float = 0.0) -> Sequence[management_pb2.NodeInfo]:
-        """All nodes, in the order in which they came; waits a while until there are enough."""
+    def review(self) -> None:
+        """Tell who waits what has changed, refuse what stays impossible, end the time for jobs to return."""
+        now = time.monotonic()
         with self._changed:
-            self._changed.wait_for(lambda: len(self._nodes) >= at_least, wait_seconds)
-            now = time.monotonic()
-            return [_with_lease(node, now) for node in self._nodes.values()]
+            if now >= self._returning_until:
+                self._free(lambda holder: holder not in self._jobs)
+            self._admit()
+            since = self._impossible_since
+            self._impossible_since = {
+                waiting.job: since.get(waiting.job, now) for waiting in self._queue.impossible(self._infos())
+            }
+            for waiting in self._queue.ordered():
+                if now - self._impossible_since.get(waiting.job, now) >= MISSING_NODES_SECONDS:
+                    self._waiters[waiting.job].refused(refusal(waiting.wanted, self._infos(), self.address))
+                    self._forget(waiting.job)
+                    continue
+                status = self._queue.status(waiting.job, self._infos())
+                if status is not None and status != self._told.get(waiting.job):
+                    self._told[waiting.job] = status
+                    self._waiters[waiting.job].queued(status)
 
-    def acquire(
-        self, job: str, wanted: management_pb2.Acquire, deadline: float, given_up: threading.Event
-    ) -> management_pb2.Acquired:
-        """Lease nodes to a job, together or not at all; waits for them until the deadline (monotonic) or given_up.
+    # --- under the lock -----------------------------------------------------------------------------------------------
 
-        Wafers and workers as asked for; MemoryX: all that are free, max_shards at most (0: no limit); SwarmX: enough
-        for a tree, or one.
-        """
-        with self._changed:
-            while True:
-                # Who has given up gets none: their release may be over, and would not come again.
-                chosen = None if given_up.is_set() else self._choose(wanted)
-                if chosen is not None:
-                    for node in chosen:
-                        node.info.job = job
-                    now = time.monotonic()
-                    return management_pb2.Acquired(nodes=[_with_lease(node, now) for node in chosen])
-                left = deadline - time.monotonic()
-                if left <= 0 or given_up.is_set():
-                    return management_pb2.Acquired(refusal=self._refusal(wanted))
-                self._changed.wait(left)
+    def _infos(self) -> Sequence[management_pb2.NodeInfo]:
+        return [node.info for node in self._nodes.values()]
 
-    def release(self, job: str) -> None:
-        """Give back all nodes of a job."""
-        with self._changed:
-            for node in self._nodes.values():
-                if node.info.job == job:
-                    node.info.job = ""
-            self._changed.notify_all()
+    def _admit(self) -> None:
+        """Something has changed: who is next?"""
+        now = time.monotonic()
+        for admission in self._queue.admit(self._infos()):
+            waiter = self._waiters[admission.job]
+            if admission.job in self._told:
+                waiter.queued(management_pb2.QueueStatus())
+            self._forget(admission.job)
+            waiter.admitted([_with_lease(self._nodes[node.node_id], now) for node in admission.nodes])
+        self._changed.notify_all()
 
-    def wake(self) -> None:
-        """Have every acquire look at its given_up."""
-        with self._changed:
-            self._changed.notify_all()
+    def _forget(self, job: str) -> None:
+        self._queue.remove(job)
+        for table in (self._waiters, self._told, self._impossible_since):
+            table.pop(job, None)
 
-    def _free(self, role: "node_pb2.Role.ValueType") -> list[_Node]:
-        return [node for node in self._nodes.values() if node.info.role == role and not node.info.job]
-
-    def _choose(self, wanted: management_pb2.Acquire) -> list[_Node] | None:
-        chosen: list[_Node] = []
-        for role, count in _needs(wanted):
-            free = self._free(role)
-            if len(free) < count:
-                return None
-            if role == node_pb2.ROLE_MEMORYX:
-                count = min(len(free), wanted.max_shards) if wanted.max_shards else len(free)
-            elif role == node_pb2.ROLE_SWARMX and len(free) >= tree_size(wanted.num_wafers):
-                count = tree_size(wanted.num_wafers)
-            chosen += free[:count]
-        return chosen
-
-    def _refusal(self, wanted: management_pb2.Acquire) -> str:
-        problems = []
-        for role, count in _needs(wanted):
-            free = len(self._free(role))
-            if free >= count:
-                continue
-            busy = [node.info.job for node in self._nodes.values() if node.info.role == role and node.info.job]
-            problem = f"the job needs {_count(count, role)}, and {free or 'none'} {'is' if free <= 1 else 'are'} free"
-            if busy:
-                problem += f" ({_count(len(busy), role)} work{'s' if len(busy) == 1 else ''} for {_names(busy)})"
-            missing = count - free - len(busy)
-            if missing > 0:
-                each = "one" if missing == 1 else f"{missing}, each"
-                problem += f"; to add {each}: python -m {PACKAGES[role]} --management {self.address}"
-            problems.append(problem)
-        return "; ".join(problems)
-
-
-def _needs(wanted: management_pb2.Acquire) -> Iterable[tuple["node_pb2.Role.ValueType", int]]:
-    """The least number of each role."""
-    yield node_pb2.ROLE_WAFER, wanted.num_wafers
-    yield node_pb2.ROLE_WORKER, wanted.num_wafers * wanted.num_workers_per_wafer
-    yield node_pb2.ROLE_MEMORYX, 1
-    yield node_pb2.ROLE_SWARMX, 1
-
-
-def _count(count: int, role: "node_pb2.Role.ValueType") -> str:
-    return f"{count} {NOUNS[role]}{'' if count == 1 else 's'}"
-
-
-def _names(jobs: Iterable[str]) -> str:
-    return ", ".join(sorted(set(jobs)))
+    def _free(self, is_over: Callable[[str], bool]) -> None:
+        for node in self._nodes.values():
+            if node.info.job and is_over(node.info.job):
+                node.info.job = node.info.member = ""
 
 
 def _with_lease(node: _Node, now: float) -> management_pb2.NodeInfo:

@@ -1,10 +1,14 @@
-"""The management service: nodes register here, clients ask for jobs, coordinators ask for nodes."""
+"""The management service: nodes register here, clients ask for jobs, coordinators ask for nodes.
 
-import hmac
+It keeps nothing on disk but the key of its tokens. When it ends, jobs go on; when it is started anew at the same
+address, nodes and coordinators come back and tell it what it must know.
+"""
+
 import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +17,11 @@ from typing import Never
 import grpc
 
 from appliance.management.coordination import Coordination
+from appliance.management.job_tokens import JobTokens
 from appliance.management.jobs import ENDED, Job, JobTable
-from appliance.management.registry import PACKAGES, NodeRegistry
+from appliance.management.registry import NodeRegistry
+from appliance.management.requests import complete, problem_of_job, problem_of_labels, problem_of_priority
+from appliance.members import PACKAGES
 from interconnect.version import __version__
 from interconnect.zygote import SpawnError, spawn
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
@@ -23,11 +30,8 @@ logger = logging.getLogger(__name__)
 
 COORDINATOR_SECONDS = 30.0  # until a coordinator must have said hello
 COORDINATOR_END_SECONDS = 7.0  # until it must have let its nodes go
+COORDINATOR_RETURN_SECONDS = 10.0  # until a coordinator that is not our child must be back
 MAX_WAIT_SECONDS = 10.0  # of a ListNodes call
-MAX_WAFERS = 1024
-MAX_WORKERS_PER_WAFER = 256
-MAX_RUN_AHEAD_STEPS = 100_000
-DEFAULT_RUN_AHEAD_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,36 +42,47 @@ class ManagementSettings:
 
 
 class ManagementService(management_pb2_grpc.ManagementServicer):
-    """Serves Management, and owns the coordinators' processes and the thread that watches the leases."""
+    """Serves Management, and owns the thread that watches leases and queue; coordinators may outlive it."""
 
     def __init__(self, settings: ManagementSettings, on_shutdown: Callable[[], None]) -> None:
         """on_shutdown() is called when somebody asks for the end of the service."""
         self._settings = settings
         self._registry = NodeRegistry(settings.lease_seconds, self._node_lost)
         self._jobs = JobTable()
+        self._tokens = JobTokens(settings.cache_root)
         self._coordinations: dict[str, Coordination] = {}
         self._lock = threading.Lock()
         self._address = self._listen_host = ""
         self._closing = threading.Event()
         self._on_shutdown = on_shutdown
-        self._leases = threading.Thread(target=self._watch_leases, name="leases", daemon=True)
+        self._watch = threading.Thread(target=self._keep_watch, name="watch", daemon=True)
 
     def start(self, address: str, listen_host: str) -> None:
         """Begin. address: the one that coordinators dial; listen_host: where they listen themselves."""
         self._address = self._registry.address = address
         self._listen_host = listen_host
-        self._leases.start()
+        self._watch.start()
 
-    def close(self) -> None:
-        """End all jobs, with their coordinators."""
+    def close(self, *, end_jobs: bool) -> None:
+        """Stop to watch. end_jobs: end all jobs, with their coordinators; else they go on without us."""
         self._closing.set()
-        self._leases.join()
-        for job in self._jobs.all_live():
+        self._watch.join()
+        jobs = self._jobs.all_live()
+        if not end_jobs:
+            if jobs:
+                names = ", ".join(job.name for job in jobs)
+                logger.warning("%s: going on; a management service started at %s takes over", names, self._address)
+            return
+        for job in jobs:
             if job.child is not None:
                 job.child.terminate()
-        for job in self._jobs.all_live():
+            else:
+                self._cancel(job)
+        deadline = time.monotonic() + COORDINATOR_END_SECONDS
+        for job in jobs:
+            job.over.wait(max(0.0, deadline - time.monotonic()))
             if job.child is not None:
-                job.child.close(COORDINATOR_END_SECONDS)
+                job.child.close(max(0.0, deadline - time.monotonic()))
 
     def serves_clients(self, address: str) -> bool:
         """Whether a coordinator of a live job, or a MemoryX node, listens at this address."""
@@ -109,10 +124,15 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         wait_seconds = min(max(0.0, request.wait_seconds), MAX_WAIT_SECONDS)
         return management_pb2.ListNodesResponse(nodes=self._registry.nodes(request.at_least, wait_seconds))
 
-    def _watch_leases(self) -> None:
+    def _keep_watch(self) -> None:
         while not self._closing.wait(self._settings.lease_seconds / 10):
             for node_id in self._registry.expire():
                 logger.warning("%s has said nothing for %g s: given up", node_id, self._settings.lease_seconds)
+            self._registry.review()
+            for job in self._jobs.all_live():
+                away_since = job.away_since
+                if away_since is not None and time.monotonic() - away_since > COORDINATOR_RETURN_SECONDS:
+                    self._end(job, management_pb2.JOB_PHASE_FAILED, "its coordinator is gone")
 
     def _node_lost(self, node: management_pb2.NodeInfo, reason: str) -> None:
         logger.info("%s (%s), which works for %s, is lost: %s", node.node_id, PACKAGES[node.role], node.job, reason)
@@ -128,12 +148,10 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
     ) -> management_pb2.CreateJobResponse:
         if request.version != __version__:
             _refuse_version(context, "this client", request.version)
-        problem = _problem(request)
-        if problem:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
-        if not request.run_ahead_steps:
-            request.run_ahead_steps = DEFAULT_RUN_AHEAD_STEPS
-        job = self._jobs.create(request)
+        _check(problem_of_job(request), context)
+        complete(request)
+        job = self._jobs.create(request, self._tokens.token)
+        self._registry.open(job.name)
         try:
             self._start_coordinator(job)
         except SpawnError as error:
@@ -153,6 +171,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         settings = {
             "job": job.name,
             "token": job.token,
+            "created": job.created,
             "management": self._address,
             "listen": f"{self._listen_host}:0",
             "cache": str(_cache_directory(self._settings.cache_root, job.request.compile_dir)),
@@ -162,7 +181,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         try:
             with open(writer, "w", encoding="utf-8") as pipe:
                 json.dump(settings, pipe)
-            job.child = spawn("appliance.coordinator", [], [reader])
+            job.child = spawn("appliance.coordinator", [], [reader], outlives=True)
         finally:
             os.close(reader)
         threading.Thread(
@@ -174,7 +193,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         assert job.child is not None
         status = job.child.wait()
         with self._lock:
-            coordination = self._coordinations.pop(job.name, None)
+            coordination = self._coordinations.get(job.name)
         if coordination is not None:
             coordination.end()
         if job.report.phase in ENDED:
@@ -189,9 +208,11 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
     def _end(self, job: Job, phase: "management_pb2.JobPhase.ValueType", message: str) -> None:
         last = job.report
         report = management_pb2.JobReport(phase=phase, message=message, step=last.step, num_steps=last.num_steps)
-        self._jobs.end(job, report)
-        self._registry.release(job.name)
-        job.hello.set()
+        job.nodes = job.nodes or self._registry.held(job.name)
+        if self._jobs.end(job, report):
+            self._registry.release(job.name)
+            job.hello.set()
+            job.over.set()
 
     def Coordinate(
         self, request_iterator: Iterator[management_pb2.CoordinateRequest], context: grpc.ServicerContext
@@ -200,34 +221,102 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         if first is None or first.WhichOneof("kind") != "hello":
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
             return
-        job = self._jobs.live(first.hello.job)
-        if job is None or not hmac.compare_digest(first.hello.token, job.token):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no such job, or another token")
-            return
+        job = self._job_of(first.hello, context)
         coordination = Coordination(job, self._registry, request_iterator)
         with self._lock:
-            if job.name in self._coordinations:
-                context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{job.name} has a coordinator")
+            former = self._coordinations.get(job.name)  # broken, though we may not have noticed
             self._coordinations[job.name] = coordination
-        if not context.add_callback(coordination.end):
+            job.away_since = None
+        if former is not None:
+            former.end()
+        if not context.add_callback(lambda: self._coordination_over(job, coordination)):
+            self._coordination_over(job, coordination)
             return
         job.coordinator = first.hello.address
         job.hello.set()
+        if job.cancelled:
+            coordination.cancel()
         yield from coordination.responses()
+
+    def _job_of(self, hello: management_pb2.CoordinatorHello, context: grpc.ServicerContext) -> Job:
+        """The job that a coordinator serves; one that an earlier start of this service had made is taken over."""
+        if not self._tokens.belongs(hello.token, hello.job):
+            context.abort(
+                grpc.StatusCode.UNAUTHENTICATED, f"the token is not that of a job {hello.job!r} of this cluster"
+            )
+        job = self._jobs.live(hello.job)
+        if job is not None:
+            return job
+        if self._jobs.find(hello.job) is not None or not hello.HasField("request"):
+            context.abort(grpc.StatusCode.NOT_FOUND, f"{hello.job} has ended")
+        if hello.request.version != __version__:
+            _refuse_version(context, "this coordinator", hello.request.version)
+        _check(problem_of_job(hello.request), context)
+        complete(hello.request)
+        job = self._jobs.adopt(hello)
+        self._registry.open(job.name)
+        logger.info("%s is back", job.name)
+        return job
+
+    def _coordination_over(self, job: Job, coordination: Coordination) -> None:
+        coordination.end()
+        with self._lock:
+            if self._coordinations.get(job.name) is not coordination:
+                return
+            del self._coordinations[job.name]
+            if job.child is not None:
+                return  # it comes back, or ends, which is watched
+            job.away_since = time.monotonic()
+        if job.report.phase in ENDED:
+            self._end(job, job.report.phase, job.report.message)
 
     def ListJobs(
         self, request: management_pb2.ListJobsRequest, context: grpc.ServicerContext
     ) -> management_pb2.ListJobsResponse:
-        return management_pb2.ListJobsResponse(jobs=self._jobs.describe())
+        return management_pb2.ListJobsResponse(jobs=[job.describe(self._registry) for job in self._jobs.all()])
+
+    def GetJob(
+        self, request: management_pb2.GetJobRequest, context: grpc.ServicerContext
+    ) -> management_pb2.GetJobResponse:
+        return management_pb2.GetJobResponse(job=self._find(request.job, context).describe(self._registry))
 
     def CancelJob(
         self, request: management_pb2.CancelJobRequest, context: grpc.ServicerContext
     ) -> management_pb2.CancelJobResponse:
-        job = self._jobs.live(request.job)
+        job = self._find(request.job, context)
+        if not job.ended:
+            self._cancel(job)
+        return management_pb2.CancelJobResponse()
+
+    def SetPriority(
+        self, request: management_pb2.SetPriorityRequest, context: grpc.ServicerContext
+    ) -> management_pb2.SetPriorityResponse:
+        job = self._find(request.job, context)
+        _check(problem_of_priority(request.priority), context)
+        if job.ended:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{job.name} has ended")
+        job.request.priority = request.priority
+        self._registry.set_priority(job.name, request.priority)
+        self._tell_request(job)
+        return management_pb2.SetPriorityResponse()
+
+    def LabelJob(
+        self, request: management_pb2.LabelJobRequest, context: grpc.ServicerContext
+    ) -> management_pb2.LabelJobResponse:
+        job = self._find(request.job, context)
+        _check(problem_of_labels([*request.add, *job.request.labels]), context)
+        with self._lock:
+            job.label(request.add, request.remove)
+        self._tell_request(job)
+        return management_pb2.LabelJobResponse(labels=job.request.labels)
+
+    def _find(self, name: str, context: grpc.ServicerContext) -> Job:
+        job = self._jobs.find(name)
         if job is None:
-            if self._jobs.finished(request.job):
-                return management_pb2.CancelJobResponse()
-            context.abort(grpc.StatusCode.NOT_FOUND, f"there is no job {request.job!r}")
+            context.abort(grpc.StatusCode.NOT_FOUND, f"there is no job {name!r}")
+        return job
+
+    def _cancel(self, job: Job) -> None:
         job.cancelled = True
         with self._lock:
             coordination = self._coordinations.get(job.name)
@@ -235,7 +324,13 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             coordination.cancel()
         elif job.child is not None:
             job.child.terminate()
-        return management_pb2.CancelJobResponse()
+
+    def _tell_request(self, job: Job) -> None:
+        """The coordinator brings it back to the management service that may follow this one."""
+        with self._lock:
+            coordination = self._coordinations.get(job.name)
+        if coordination is not None:
+            coordination.changed()
 
     def Shutdown(
         self, request: management_pb2.ShutdownRequest, context: grpc.ServicerContext
@@ -254,20 +349,9 @@ def _refuse_version(context: grpc.ServicerContext, who: str, version: str) -> Ne
     raise AssertionError  # abort raises
 
 
-def _problem(request: management_pb2.CreateJobRequest) -> str:
-    """What is wrong with the numbers that a client asks for."""
-    for name, value, least, most in (
-        ("num_csx", request.num_csx, 1, MAX_WAFERS),
-        ("num_workers_per_csx", request.num_workers_per_csx, 1, MAX_WORKERS_PER_WAFER),
-        ("run_ahead_steps", request.run_ahead_steps, 0, MAX_RUN_AHEAD_STEPS),
-    ):
-        if not least <= value <= most:
-            return f"{name} must be {least} to {most}, not {value}"
-    if ".." in Path(request.compile_dir).parts:
-        return f"compile_dir must not contain '..': {request.compile_dir!r}"
-    if "\0" in request.compile_dir:
-        return "compile_dir must not contain a null character"
-    return ""
+def _check(problem: str, context: grpc.ServicerContext) -> None:
+    if problem:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
 
 
 def _cache_directory(root: Path, compile_dir: str) -> Path:

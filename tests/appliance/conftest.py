@@ -238,16 +238,24 @@ class ClusterInProcess:
         self.behaviour = Behaviour()
         self.nodes: list[tuple[str, Node]] = []
         self.shutdown = threading.Event()
-        self.service = ManagementService(
-            ManagementSettings(cache_root=cache_root, lease_seconds=lease_seconds), self.shutdown.set
-        )
+        self.settings = ManagementSettings(cache_root=cache_root, lease_seconds=lease_seconds)
+        self.start_management("127.0.0.1:0")
+
+    def start_management(self, address: str) -> None:
+        self.service = ManagementService(self.settings, self.shutdown.set)
         self.server = make_server()
-        self.address = bind(self.server, "127.0.0.1:0")
+        self.address = bind(self.server, address)
         management_pb2_grpc.add_ManagementServicer_to_server(self.service, self.server)
         self.server.start()
         self.service.start(self.address, "127.0.0.1")
         self.channel = make_channel(self.address)
         self.stub = management_pb2_grpc.ManagementStub(self.channel)
+
+    def stop_management(self) -> None:
+        """As if it died: the coordinators and the nodes stay."""
+        self.service.close(end_jobs=False)
+        self.channel.close()
+        self.server.stop(0).wait()
 
     def add(self, **counts: int) -> None:
         """Nodes of a role module each; returns when they are registered."""
@@ -287,7 +295,7 @@ class ClusterInProcess:
         node.close()
 
     def close(self) -> None:
-        self.service.close()
+        self.service.close(end_jobs=True)
         for _, node in self.nodes:
             node.close()
         self.channel.close()
@@ -359,8 +367,8 @@ class Client:
 
     def failure(self) -> node_pb2.Failure:
         """Of the session, which it ends."""
-        (response,) = self.session
-        return response.failure
+        *_, last = self.session
+        return last.failure
 
     def close(self) -> None:
         self.requests.put(None)
@@ -371,7 +379,7 @@ class Client:
 @pytest.fixture
 def make_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], ClusterInProcess]]:
     """A cluster with leases of so many seconds."""
-    monkeypatch.setattr(management_service, "spawn", lambda module, argv, fds: ThreadChild(os.dup(fds[0])))
+    monkeypatch.setattr(management_service, "spawn", lambda module, argv, fds, outlives: ThreadChild(os.dup(fds[0])))
     made: list[ClusterInProcess] = []
 
     def make(lease_seconds: float) -> ClusterInProcess:

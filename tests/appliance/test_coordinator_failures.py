@@ -165,9 +165,9 @@ def test_cancel_ends_a_job(cluster: Any, client: Callable[..., Any]) -> None:
 def test_a_missing_role_is_named_with_the_command_that_starts_one(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from appliance.management import coordination
+    from appliance.management import registry
 
-    monkeypatch.setattr(coordination, "MISSING_NODES_SECONDS", 0.2)
+    monkeypatch.setattr(registry, "MISSING_NODES_SECONDS", 0.2)
     cluster.add(memoryx=1, swarmx=1, workers=1)
     one = client()
     with pytest.raises(grpc.RpcError) as caught:
@@ -189,26 +189,10 @@ def test_a_role_that_comes_late_is_waited_for(cluster: Any, client: Callable[...
     assert one.compile().artifact == "artifact-good"
 
 
-def test_nodes_of_another_job_are_not_taken(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from appliance.management import coordination
-
-    monkeypatch.setattr(coordination, "MISSING_NODES_SECONDS", 0.2)
-    cluster.add(**FULL)
-    first = client(num_csx=2)
-    first.compile()
-    second = client()
-    with pytest.raises(grpc.RpcError) as caught:
-        second.compile()
-    assert first.created.job in caught.value.details()
-    assert "python -m" not in caught.value.details()  # enough of them, only not free
-
-
 def test_a_cluster_that_shuts_down_cancels_its_jobs(cluster: Any, client: Callable[..., Any]) -> None:
     cluster.add(**FULL)
     one = started(client)
-    cluster.service.close()
+    cluster.service.close(end_jobs=True)
     assert one.failure().kind == Failure.KIND_CANCELLED
 
 

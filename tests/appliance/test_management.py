@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 
-from appliance.management.registry import NodeRegistry
 from interconnect.version import __version__
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
@@ -181,7 +180,7 @@ def test_a_coordinator_that_does_not_start_is_reported(
         def close(self) -> int:
             return 3
 
-    monkeypatch.setattr(service, "spawn", lambda *arguments: Stillborn())
+    monkeypatch.setattr(service, "spawn", lambda *arguments, outlives: Stillborn())
     with pytest.raises(grpc.RpcError) as caught:
         client()
     assert "status 3" in caught.value.details()
@@ -214,65 +213,6 @@ def test_list_nodes_waits_for_as_many_as_asked(cluster: Any, registering: Callab
     assert time.monotonic() - begin >= 0.3
     threading.Timer(0.1, lambda: registering(hello())).start()
     assert len(cluster.stub.ListNodes(management_pb2.ListNodesRequest(at_least=1, wait_seconds=10)).nodes) == 1
-
-
-def acquire(registry: NodeRegistry, job: str, **wanted: int) -> management_pb2.Acquired:
-    return registry.acquire(job, management_pb2.Acquire(**wanted), time.monotonic(), threading.Event())
-
-
-def filled(**counts: int) -> NodeRegistry:
-    registry = NodeRegistry(5.0, lambda node, reason: None)
-    roles = {
-        "wafer": node_pb2.ROLE_WAFER,
-        "worker": node_pb2.ROLE_WORKER,
-        "memoryx": node_pb2.ROLE_MEMORYX,
-        "swarmx": node_pb2.ROLE_SWARMX,
-    }
-    for name, count in counts.items():
-        for _ in range(count):
-            registry.add(hello(roles[name]))
-    return registry
-
-
-def chosen(acquired: management_pb2.Acquired) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for node in acquired.nodes:
-        name = node_pb2.Role.Name(node.role).removeprefix("ROLE_").lower()
-        counts[name] = counts.get(name, 0) + 1
-    return counts
-
-
-def test_a_job_gets_what_it_needs_and_all_shards_that_are_free() -> None:
-    registry = filled(wafer=3, worker=5, memoryx=3, swarmx=2)
-    first = acquire(registry, "one", num_wafers=2, num_workers_per_wafer=2)
-    assert chosen(first) == {"wafer": 2, "worker": 4, "memoryx": 3, "swarmx": 1}
-    refused = acquire(registry, "two", num_wafers=1, num_workers_per_wafer=2)
-    assert not refused.nodes
-    assert "2 input workers" in refused.refusal
-    assert "1 MemoryX node" in refused.refusal
-    registry.release("one")
-    second = acquire(registry, "two", num_wafers=1, num_workers_per_wafer=1, max_shards=2)
-    assert chosen(second) == {"wafer": 1, "worker": 1, "memoryx": 2, "swarmx": 1}
-
-
-@pytest.mark.parametrize(("free", "used"), [(1, 1), (2, 1), (3, 3), (7, 3)])
-def test_a_tree_is_used_when_there_are_nodes_for_it(free: int, used: int) -> None:
-    registry = filled(wafer=6, worker=6, memoryx=1, swarmx=free)
-    assert chosen(acquire(registry, "one", num_wafers=6, num_workers_per_wafer=1))["swarmx"] == used
-
-
-def test_an_acquire_gives_up_when_told(cluster: Any) -> None:
-    registry = filled()
-    given_up = threading.Event()
-
-    def give_up() -> None:
-        given_up.set()
-        registry.wake()
-
-    threading.Timer(0.1, give_up).start()
-    begin = time.monotonic()
-    registry.acquire("one", management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=1), begin + 60, given_up)
-    assert time.monotonic() - begin < 5
 
 
 def test_a_wrong_token_does_not_compile(cluster: Any, client: Callable[..., Any]) -> None:

@@ -17,7 +17,7 @@ def hello() -> management_pb2.RegisterRequest:
 
 def test_lease_is_kept_alive_and_left() -> None:
     management = FakeManagement()
-    registration = Registration(management.address, hello(), pytest.fail)
+    registration = Registration(management.address, hello, pytest.fail)
     registration.start()
     management.wait_for(node_pb2.ROLE_SWARMX)
     until(lambda: management.heartbeats >= 3)
@@ -28,7 +28,7 @@ def test_lease_is_kept_alive_and_left() -> None:
 
 def test_node_comes_back_when_management_does() -> None:
     first = FakeManagement()
-    registration = Registration(first.address, hello(), pytest.fail)
+    registration = Registration(first.address, hello, pytest.fail)
     registration.start()
     first.wait_for(node_pb2.ROLE_SWARMX)
     first.close()

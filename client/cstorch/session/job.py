@@ -1,7 +1,10 @@
 """A job: made by the management service, served by its coordinator, alive as long as the script holds its session."""
 
 import copy
+import getpass
 import logging
+import os
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -19,7 +22,7 @@ logger = logging.getLogger("cstorch.job")
 CONNECT_SECONDS = 4.0
 CREATE_SECONDS = 60.0  # management starts a coordinator process
 COMPILE_SECONDS = 3600.0
-PREPARE_SECONDS = 600.0  # waits for workers to be free
+PREPARE_SECONDS = 600.0  # the workers import what the input_fn needs
 CANCEL_SECONDS = 2.0
 VERDICT_SECONDS = 2.0  # the coordinator takes a second to find the cause among several reports
 
@@ -57,6 +60,7 @@ class Job:
         self.config = config
         self._closed = False
         self._failure: CstorchError | None = None
+        self._ready = threading.Event()  # it has its nodes, or has ended
         self._management_channel = connect(management, "management service")
         try:
             self._management = management_pb2_grpc.ManagementStub(self._management_channel)
@@ -84,6 +88,9 @@ class Job:
             lane=LANES[self.config.lane],
             compile_dir=compile_dir,
             run_ahead_steps=self.config.run_ahead_steps,
+            user=_user(),
+            host=socket.gethostname(),
+            priority=int(self.config.job_priority.removeprefix("p")),
         )
         try:
             return self._management.CreateJob(request, timeout=CREATE_SECONDS)
@@ -94,11 +101,25 @@ class Job:
         """Runs in a thread: ends when the session ends."""
         try:
             for response in self._session:
-                if self._failure is None:
-                    self._failure = failures.from_failure(response.failure)
+                match response.WhichOneof("kind"):
+                    case "failure" if self._failure is None:
+                        self._failure = failures.from_failure(response.failure)
+                    case "queue":
+                        self._log_queue(response.queue)
+                    case "ready":
+                        self._ready.set()
         except grpc.RpcError as error:
             if not self._closed and self._failure is None:
                 self._failure = self._coordinator_lost(error)
+        finally:
+            self._ready.set()
+
+    def _log_queue(self, status: management_pb2.QueueStatus) -> None:
+        if not status.position:
+            logger.info("Job %s has its nodes now", self.name)
+            return
+        place = f"{status.position} of {status.length}"
+        logger.info("Job %s waits in the queue (%s) for %s", self.name, place, status.waiting_for)
 
     def _coordinator_lost(self, error: grpc.RpcError) -> CstorchError:
         assert isinstance(error, grpc.Call)
@@ -132,6 +153,7 @@ class Job:
         Raises:
             CompileError: the step has no plan on this cluster.
         """
+        self._ready.wait()  # for its turn in the queue, which counts for no deadline; the session's end ends it
         request = coordinator_pb2.CompileRequest(token=self._token, cirh=cirh, options=options)
         call = self._coordinator.Compile.future(request, timeout=COMPILE_SECONDS)
         try:
@@ -148,6 +170,7 @@ class Job:
         Raises:
             InputError: the input_fn failed.
         """
+        self._ready.wait()  # for its turn in the queue, which counts for no deadline; the session's end ends it
         request = coordinator_pb2.PrepareInputRequest(token=self._token, input=prepared)
         call = self._coordinator.PrepareInput.future(request, timeout=PREPARE_SECONDS)
         try:
@@ -187,3 +210,11 @@ class Job:
         self._watcher.join(CANCEL_SECONDS)
         self._channel.close()
         self._management_channel.close()
+
+
+def _user() -> str:
+    """Who runs the script, by name; in a container there may be none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

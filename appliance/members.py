@@ -1,0 +1,32 @@
+"""What the nodes of each role are called: as members of a job, in messages, and as commands."""
+
+from wsc.v1 import node_pb2
+
+PACKAGES = {
+    node_pb2.ROLE_WAFER: "wafer",
+    node_pb2.ROLE_WORKER: "workers",
+    node_pb2.ROLE_MEMORYX: "memoryx",
+    node_pb2.ROLE_SWARMX: "swarmx",
+}
+_NOUNS = {
+    node_pb2.ROLE_WAFER: "wafer",
+    node_pb2.ROLE_WORKER: "input worker",
+    node_pb2.ROLE_MEMORYX: "MemoryX node",
+    node_pb2.ROLE_SWARMX: "SwarmX node",
+}
+_MEMBERS = {
+    node_pb2.ROLE_MEMORYX: "memoryx",
+    node_pb2.ROLE_SWARMX: "swarmx",
+    node_pb2.ROLE_WORKER: "worker",
+    node_pb2.ROLE_WAFER: "wafer",
+}
+
+
+def member_name(role: "node_pb2.Role.ValueType", index: int) -> str:
+    """The name in a job of its node with this index among those of the role, such as "wafer-0"."""
+    return f"{_MEMBERS[role]}-{index}"
+
+
+def counted(count: int, role: "node_pb2.Role.ValueType") -> str:
+    """Such as "2 input workers"."""
+    return f"{count} {_NOUNS[role]}{'' if count == 1 else 's'}"

@@ -1,0 +1,167 @@
+"""Who gets which nodes, and when: the queue without processes or threads."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appliance.management.allocation import lease, possible, refusal, waiting_for
+from appliance.management.job_queue import JobQueue, Waiting
+from wsc.v1 import management_pb2, node_pb2
+
+ROLES = {
+    "wafer": node_pb2.ROLE_WAFER,
+    "worker": node_pb2.ROLE_WORKER,
+    "memoryx": node_pb2.ROLE_MEMORYX,
+    "swarmx": node_pb2.ROLE_SWARMX,
+}
+
+
+def cluster(**counts: int) -> list[management_pb2.NodeInfo]:
+    return [
+        management_pb2.NodeInfo(node_id=f"{name}{number}", role=ROLES[name])
+        for name, count in counts.items()
+        for number in range(count)
+    ]
+
+
+def wanted(wafers: int = 1, workers: int = 1, shards: int = 0) -> management_pb2.Acquire:
+    return management_pb2.Acquire(num_wafers=wafers, num_workers_per_wafer=workers, max_shards=shards)
+
+
+def waiting(job: str, wafers: int = 1, priority: int = 2, created: float = 0.0) -> Waiting:
+    return Waiting(job=job, wanted=wanted(wafers), priority=priority, created=created)
+
+
+def counts(nodes: object) -> dict[str, int]:
+    assert nodes is not None
+    return dict(Counter(node.member.partition("-")[0] for node in nodes))  # type: ignore[attr-defined]
+
+
+def admitted(queue: JobQueue, nodes: list[management_pb2.NodeInfo]) -> list[str]:
+    return [admission.job for admission in queue.admit(nodes)]
+
+
+def test_a_job_gets_its_share_and_leaves_the_rest_to_others() -> None:
+    nodes = cluster(wafer=4, worker=8, memoryx=6, swarmx=4)
+    assert counts(lease("one", wanted(2, workers=2), nodes)) == {"wafer": 2, "worker": 4, "memoryx": 3, "swarmx": 1}
+    assert counts(lease("two", wanted(1), nodes)) == {"wafer": 1, "worker": 1, "memoryx": 1, "swarmx": 1}
+    # More than its share where it asks for it, and as many as are free.
+    assert counts(lease("three", wanted(1, shards=5), nodes))["memoryx"] == 2
+    assert {node.member for node in nodes if node.job == "one"} == {
+        *("wafer-0", "wafer-1", "worker-0", "worker-1", "worker-2", "worker-3"),
+        *("memoryx-0", "memoryx-1", "memoryx-2", "swarmx-0"),
+    }
+
+
+def test_a_job_gets_all_that_it_needs_or_nothing() -> None:
+    nodes = cluster(wafer=2, worker=1, memoryx=1, swarmx=1)
+    assert lease("one", wanted(2), nodes) is None
+    assert not any(node.job or node.member for node in nodes)
+
+
+@pytest.mark.parametrize(("there", "used"), [(1, 1), (2, 1), (3, 3), (7, 3)])
+def test_a_tree_is_used_when_there_are_nodes_for_it(there: int, used: int) -> None:
+    nodes = cluster(wafer=6, worker=6, memoryx=1, swarmx=there)
+    assert counts(lease("one", wanted(6), nodes))["swarmx"] == used
+
+
+def test_two_jobs_share_a_cluster_of_two_of_each() -> None:
+    nodes = cluster(wafer=2, worker=2, memoryx=2, swarmx=2)
+    queue = JobQueue()
+    for job in ("one", "two", "three"):
+        queue.put(waiting(job))
+    assert admitted(queue, nodes) == ["one", "three"]  # equally old: by name
+    status = queue.status("two", nodes)
+    assert status is not None
+    assert (status.position, status.length) == (1, 1)
+    assert status.waiting_for == (
+        "1 wafer, held by one, three; 1 input worker, held by one, three; 1 MemoryX node, held by one, three; "
+        "1 SwarmX node, held by one, three"
+    )
+
+
+def test_the_role_that_lacks_is_the_one_that_is_named() -> None:
+    nodes = cluster(wafer=2, worker=2, memoryx=1, swarmx=2)
+    assert lease("one", wanted(), nodes)
+    assert waiting_for(wanted(), nodes) == "1 MemoryX node, held by one"
+
+
+def test_the_order_is_priority_then_age_and_nobody_overtakes() -> None:
+    nodes = cluster(wafer=2, worker=2, memoryx=2, swarmx=2)
+    assert lease("runs", wanted(), nodes)
+    queue = JobQueue()
+    queue.put(waiting("small", created=2.0))
+    queue.put(waiting("large", wafers=2, created=1.0))
+    assert admitted(queue, nodes) == []  # the wafer that is free does not go to the younger
+    status = queue.status("small", nodes)
+    assert status is not None
+    assert (status.position, status.waiting_for) == (2, "its turn, after large")
+    queue.set_priority("small", 1)
+    assert admitted(queue, nodes) == ["small"]
+
+
+def test_an_impossible_job_is_in_nobodys_way() -> None:
+    nodes = cluster(wafer=2, worker=2, memoryx=2, swarmx=2)
+    queue = JobQueue()
+    queue.put(waiting("too large", wafers=3, priority=1))
+    queue.put(waiting("small"))
+    assert admitted(queue, nodes) == ["small"]
+    assert [one.job for one in queue.impossible(nodes)] == ["too large"]
+    assert refusal(wanted(3), nodes, "h:1") == (
+        "the job needs 3 wafers, and 1 is free (1 wafer works for small); "
+        "to add one: python -m wafer --management h:1; "
+        "the job needs 3 input workers, and 1 is free (1 input worker works for small); "
+        "to add one: python -m workers --management h:1"
+    )
+
+
+ACTION = st.one_of(
+    st.tuples(st.just("put"), st.integers(0, 9), st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.just("end"), st.integers(0, 9)),
+    st.tuples(st.just("leave"), st.integers(0, 9)),
+    st.tuples(st.just("priority"), st.integers(0, 9), st.integers(1, 3)),
+    st.tuples(st.just("node dies"), st.integers(0, 20)),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(ACTION, max_size=40), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
+def test_no_node_has_two_holders_and_the_order_is_kept(
+    actions: list[tuple[object, ...]], wafers: int, memoryx: int, swarmx: int
+) -> None:
+    nodes = cluster(wafer=wafers, worker=wafers, memoryx=memoryx, swarmx=swarmx)
+    queue = JobQueue()
+    running: dict[str, set[str]] = {}
+    for time, (kind, number, *more) in enumerate(actions):
+        job = f"job-{number}"
+        if kind == "put" and job not in running and queue.status(job, nodes) is None:
+            queue.put(waiting(job, wafers=more[0], priority=more[1], created=time))  # type: ignore[arg-type]
+        elif kind == "end" and running.pop(job, None) is not None:
+            for node in nodes:
+                if node.job == job:
+                    node.job = node.member = ""
+        elif kind == "leave":
+            queue.remove(job)
+        elif kind == "priority":
+            queue.set_priority(job, more[0])  # type: ignore[arg-type]
+        elif kind == "node dies" and nodes:
+            del nodes[number % len(nodes)]  # type: ignore[operator]
+        before = queue.ordered()
+        able = [one for one in before if possible(one.wanted, nodes)]
+        admissions = queue.admit(nodes)
+        # Whoever is admitted comes before whoever could be, but is not.
+        assert [admission.job for admission in admissions] == [one.job for one in able[: len(admissions)]]
+        for admission in admissions:
+            running[admission.job] = {node.node_id for node in admission.nodes}
+        held = [node_id for holder in running.values() for node_id in holder]
+        assert len(held) == len(set(held))
+        there = {node.node_id for node in nodes}
+        for name, holder in running.items():
+            assert {node.node_id for node in nodes if node.job == name} == holder & there
+        # Nobody waits who is next and lacks nothing.
+        rest = able[len(admissions) :]
+        if rest:
+            assert waiting_for(rest[0].wanted, nodes)
+        assert [one.job for one in queue.ordered()] == [one.job for one in before if one.job not in running]
