@@ -175,7 +175,8 @@ class NodeRegistry:
                 waiting.job: since.get(waiting.job, now) for waiting in self._queue.impossible(self._infos())
             }
             for waiting in self._queue.ordered():
-                if now - self._impossible_since.get(waiting.job, now) >= MISSING_NODES_SECONDS:
+                impossible_since = self._impossible_since.get(waiting.job)
+                if impossible_since is not None and now - impossible_since >= MISSING_NODES_SECONDS:
                     self._waiters[waiting.job].refused(refusal(waiting.wanted, self._infos(), self.address))
                     self._forget(waiting.job)
                     continue

@@ -35,7 +35,8 @@ def test_two_jobs_run_side_by_side_and_the_third_waits_visibly(cluster: Any, cli
     assert (described.user, described.host, described.priority, described.num_csx) == ("ada", "here", 2, 1)
     assert {node.member for node in described.nodes} == {"wafer-0", "worker-0", "memoryx-0", "swarmx-0"}
     assert 0 < described.created <= described.started <= time.time()
-    assert not set(node.node_id for node in described.nodes) & set(node.node_id for node in info(cluster, second).nodes)
+    own, others = ({node.node_id for node in info(cluster, one).nodes} for one in (first, second))
+    assert not own & others
 
     third = client()
     told = news_of(third).queue
@@ -61,8 +62,9 @@ def test_a_job_waits_longer_than_missing_nodes_are_waited_for(
 ) -> None:
     monkeypatch.setattr(registry, "MISSING_NODES_SECONDS", 0.0)
     cluster.add(memoryx=1, swarmx=2, wafer=2, workers=2)
-    first, second = client(), client()
+    first = client()
     first.compile()
+    second = client()
     assert news_of(second).queue.waiting_for == f"1 MemoryX node, held by {first.created.job}"
     cluster.service._registry.review()
     first.close()
@@ -90,8 +92,9 @@ def test_priority_reorders_the_queue(cluster: Any, client: Callable[..., Any]) -
 
 def test_a_client_that_leaves_the_queue_is_out_of_it_at_once(cluster: Any, client: Callable[..., Any]) -> None:
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
-    running, leaves, stays = client(), client(), client()
+    running = client()
     running.compile()
+    leaves, stays = client(), client()
     cluster.until(lambda: position(cluster, stays) == 2)
     begin = time.monotonic()
     leaves.close()
@@ -103,8 +106,9 @@ def test_a_client_that_leaves_the_queue_is_out_of_it_at_once(cluster: Any, clien
 
 def test_a_waiting_job_can_be_cancelled(cluster: Any, client: Callable[..., Any]) -> None:
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
-    running, waits = client(), client()
+    running = client()
     running.compile()
+    waits = client()
     cluster.until(lambda: position(cluster, waits) == 1)
     cluster.stub.CancelJob(management_pb2.CancelJobRequest(job=waits.created.job))
     assert waits.failure().message == f"{waits.created.job} was cancelled"
