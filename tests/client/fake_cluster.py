@@ -68,6 +68,7 @@ class FakeCluster:
     fail_at: tuple[int, node_pb2.Failure] | None = None
     refuse_job: tuple[grpc.StatusCode, str] | None = None
     refuse_compile: tuple[grpc.StatusCode, str] | None = None
+    waits: list[management_pb2.QueueStatus] = field(default_factory=list)  # of a job, until it is its turn
     found: coordinator_pb2.CompileResponse | None = None  # what more a compile answers
     address: str = ""
 
@@ -137,6 +138,9 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
         assert request.token == "secret"
         ended = threading.Event()
         context.add_callback(ended.set)
+        for status in self._cluster.waits:
+            yield coordinator_pb2.SessionResponse(queue=status)
+        yield coordinator_pb2.SessionResponse(ready=coordinator_pb2.JobReady())
         ended.wait(60)
         self._cluster.live.clear()
         self._cluster.sessions_ended.set()

@@ -5,6 +5,7 @@ python parity.py plain|CPU|CSX RESULT.json [--optimizer sgd|adamw] [--reduction 
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ def run_plain(options: argparse.Namespace) -> dict[str, Any]:
     return {"losses": losses, "weights": {name: p.tolist() for name, p in model.named_parameters()}}
 
 
-def run_cstorch(options: argparse.Namespace) -> dict[str, Any]:
+def run_cstorch(options: argparse.Namespace, on_step: Callable[[int], None] = lambda step: None) -> dict[str, Any]:
+    """on_step(step) is called when the loss of a step, from 1, is there."""
     import cerebras.pytorch as cstorch
 
     torch.manual_seed(0)
@@ -131,6 +133,7 @@ def run_cstorch(options: argparse.Namespace) -> dict[str, Any]:
     @cstorch.step_closure
     def keep(loss: torch.Tensor) -> None:
         losses.append(loss.item())
+        on_step(len(losses))
 
     loader = cstorch.utils.data.DataLoader(input_fn, options.batch_size)
     for batch in cstorch.utils.data.DataExecutor(loader, num_steps=options.num_steps):

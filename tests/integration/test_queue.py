@@ -1,0 +1,159 @@
+"""Several scripts on one cluster, and a management service that dies and comes back while a job runs."""
+
+import argparse
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import parity
+import pytest
+import torch
+from cluster_rig import SCRIPTS, RunningScript, StartScript, Surroundings, running_cluster, wait_for
+
+import cerebras.pytorch as cstorch
+from interconnect.server import make_channel
+from interconnect.zygote import Child
+from waferbox.launcher import ForkingLauncher
+from wsc.v1 import management_pb2, management_pb2_grpc
+
+pytestmark = pytest.mark.cluster
+
+FAULTS = SCRIPTS / "faults.py"
+TWO = {"wafers": 2, "memoryx": 2, "swarmx": 2, "workers": 2}
+
+
+def test_two_scripts_run_side_by_side_and_others_wait_for_their_turn(
+    start_script: StartScript, tmp_path: Path, cache: Path
+) -> None:
+    with running_cluster(tmp_path / "cluster", cache, **TWO) as cluster:
+
+        def start(num_steps: int) -> RunningScript:
+            arguments = ("runs", "--artifacts", "artifacts", "--num-steps", num_steps)
+            return start_script(FAULTS, *arguments, management=cluster.management)
+
+        running = [start(1_000_000), start(1_000_000)]
+        for script in running:
+            script.wait_for_output("step 50\n")
+        leaves = start(20)
+        wait_for(lambda: "waits in the queue (1 of 1) for 1 wafer, held by job-" in leaves.errors, 30.0)
+        stays = start(20)
+        wait_for(lambda: "waits in the queue (2 of 2) for " in stays.errors, 30.0)
+        wait_for(lambda: "Compiling the model" in leaves.errors, 30.0)  # as far as it comes
+        leaves.interrupt()
+        assert leaves.wait(10.0) != 0
+        assert leaves.errors.rstrip().endswith("KeyboardInterrupt")
+        wait_for(lambda: "waits in the queue (1 of 1) for 1 wafer, held by job-" in stays.errors, 5.0)
+        assert stays.output == ""
+        running[0].interrupt()
+        running[0].wait(10.0)
+        assert stays.wait(30.0) == 0, stays.errors
+        assert "has its nodes now" in stays.errors
+        assert stays.output.endswith("step 20\ndone\n")
+        assert running[1].process.poll() is None
+        running[1].interrupt()
+        running[1].wait(10.0)
+
+
+class Management:
+    """A management service at a fixed port that can be killed and started again, and one node of each role."""
+
+    def __init__(self) -> None:
+        self._launcher = ForkingLauncher()
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{unused.getsockname()[1]}"
+        self._channel = make_channel(self.address)
+        self.stub = management_pb2_grpc.ManagementStub(self._channel)
+        self.process: Any = None
+        self.start()
+        self._nodes = [
+            self._launcher.start(role, ["--management", self.address])
+            for role in ("memoryx", "swarmx", "wafer", "workers")
+        ]
+        wait_for(lambda: len(self.ask().nodes) == 4, 30.0)
+
+    def start(self) -> None:
+        self.process = self._launcher.start("appliance", ["--listen", self.address])
+
+    def kill(self) -> None:
+        assert isinstance(self.process, Child)
+        self.process.kill()
+        assert self.process.wait(5.0) == -9
+
+    def ask(self) -> management_pb2.ListNodesResponse:
+        with contextlib.suppress(grpc.RpcError):
+            return self.stub.ListNodes(management_pb2.ListNodesRequest(), timeout=1.0)
+        return management_pb2.ListNodesResponse()
+
+    def jobs(self) -> list[management_pb2.JobInfo]:
+        with contextlib.suppress(grpc.RpcError):
+            return list(self.stub.ListJobs(management_pb2.ListJobsRequest(), timeout=1.0).jobs)
+        return []
+
+    def close(self) -> None:
+        self._channel.close()
+        self.process.close()
+        self._launcher.close()
+
+
+@pytest.fixture
+def management(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Management]:
+    surroundings = Surroundings(tmp_path / "cluster", cache)
+    for name, value in surroundings.variables(WAFERBOX_RUN_AHEAD_STEPS="1").items():
+        monkeypatch.setenv(name, value)
+    management = Management()
+    monkeypatch.setenv("WAFERBOX_MANAGEMENT", management.address)
+    try:
+        yield management
+    finally:
+        cstorch.close_backend()
+        management.close()
+        monkeypatch.delenv("WAFERBOX_TEST_MARK")
+    own = os.getpid()
+    wait_for(lambda: not [one for one in surroundings.processes() if one.pid != own], 5.0)
+
+
+def test_a_job_trains_on_while_management_is_killed_and_started_again(management: Management, tmp_path: Path) -> None:
+    before: list[management_pb2.JobInfo] = []
+    options = argparse.Namespace(
+        mode="CSX",
+        result=tmp_path / "result",
+        optimizer="adamw",
+        reduction="mean",
+        lr=0.01,
+        num_csx=1,
+        shards=1,
+        workers=1,
+        batch_size=24,
+        num_steps=12,
+        max_norm=1.0,
+    )
+
+    def is_back() -> bool:
+        nodes = management.ask().nodes
+        return len(nodes) == 4 and all(node.job == before[0].job for node in nodes) and len(management.jobs()) == 1
+
+    def disturb(step: int) -> None:
+        actions: dict[int, Callable[[], object]] = {
+            3: lambda: before.extend(management.jobs()),
+            4: management.kill,
+            7: management.start,
+            8: lambda: wait_for(is_back, 20.0),
+        }
+        actions.get(step, lambda: None)()
+
+    ours, theirs = parity.run_cstorch(options, disturb), parity.run_plain(options)
+    losses, expected = torch.tensor(ours["losses"]), torch.tensor(theirs["losses"])
+    assert (losses - expected).abs().max() <= 1e-5 * expected.abs().max()
+    cstorch.close_backend()
+    wait_for(lambda: [job.phase for job in management.jobs()] == [management_pb2.JOB_PHASE_SUCCEEDED], 10.0)
+    (job,) = management.jobs()
+    assert (job.job, job.created, job.user) == (before[0].job, before[0].created, before[0].user)
+    assert {(node.address, node.member) for node in job.nodes} == {
+        (node.address, node.member) for node in before[0].nodes
+    }
+    wait_for(lambda: not any(node.job for node in management.ask().nodes), 5.0)
