@@ -47,9 +47,10 @@ class ClusterConfig:
         client starts a cluster of child processes and stops it at exit.
     mgmt_namespace: chooses among the namespaces of that file.
     num_csx: wafers that a batch is spread over.
-    max_wgt_servers: MemoryX shards at most; 0 leaves it to the cluster.
+    max_wgt_servers: MemoryX shards at most; 0: the job's share of them, as of the wafers.
     num_workers_per_csx: input workers for each wafer.
     job_labels: "key=value" labels of the job.
+    job_priority: "p1" (first), "p2" or "p3": its place in the queue, before its age, where nodes must be waited for.
     mount_dirs, python_paths: folders that the workers' input_fn imports and reads from.
     lane: how tensors travel: "auto" (shared memory within a host, gRPC between hosts), "shared_memory" or "grpc".
     run_ahead_steps: steps that the cluster may be ahead of the script's closures.
