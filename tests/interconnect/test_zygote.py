@@ -160,6 +160,26 @@ def test_a_process_dies_with_the_one_that_asked_for_it(way: str) -> None:
     assert gone(int(done.stdout))
 
 
+def test_a_process_can_outlive_the_one_that_asked_for_it(way: str) -> None:
+    script = """
+        import os, signal, socket, sys
+        from interconnect.zygote import spawn
+        ours, theirs = socket.socketpair()
+        child = spawn("swarmx", ["stay"], [theirs.fileno()], outlives=True)
+        ours.recv(100)
+        print(child.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asking:
+        assert asking.stdout is not None
+        outliving = int(asking.stdout.readline())
+        assert asking.wait(30) == -signal.SIGKILL
+    time.sleep(0.1)  # in which a process that is tied to the other's life would be gone
+    os.kill(outliving, signal.SIGTERM)
+    assert gone(outliving)
+
+
 def test_everything_dies_with_the_fork_server(probe_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Zygote([], {**os.environ, "PYTHONPATH": str(probe_folder)})
     monkeypatch.setenv(zygote.SOCKET_VARIABLE, server.name)
