@@ -146,7 +146,7 @@ def running_cluster(folder: Path, cache: Path, **roles: int) -> Iterator[Running
 
 
 @contextlib.contextmanager
-def cluster_by_hand(folder: Path, cache: Path, **roles: int) -> Iterator[str]:
+def cluster_by_hand(folder: Path, cache: Path, *management_arguments: str, **roles: int) -> Iterator[str]:
     """The management address of a cluster of which each process is started alone, by `python -m ROLE`."""
     surroundings = Surroundings(folder, cache)
     with contextlib.ExitStack() as stack:
@@ -162,7 +162,8 @@ def cluster_by_hand(folder: Path, cache: Path, **roles: int) -> Iterator[str]:
         reader, writer = os.pipe()
         announcement = stack.enter_context(open(reader, encoding="utf-8"))
         try:
-            start("appliance", "--listen", "127.0.0.1:0", "--announce-fd", str(writer), fds=[writer])
+            own = ["--listen", "127.0.0.1:0", "--announce-fd", str(writer)]
+            start("appliance", *own, *management_arguments, fds=[writer])
         finally:
             os.close(writer)
         management: str = json.loads(announcement.readline())["management"]

@@ -1,0 +1,140 @@
+"""docker-compose.yml on a real Docker engine: the digits train as on an embedded cluster, a killed wafer is named."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ROOT / "examples" / "fc_digits" / "train.py"
+PORT = "19000"
+BUILD_SECONDS = 1200.0
+UP_SECONDS = 180.0
+SCRIPT_SECONDS = 180.0
+VERDICT_SECONDS = 10.0
+
+
+def docker_is_there() -> bool:
+    if shutil.which("docker") is None:
+        return False
+    answers = subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=20)
+    engine = subprocess.run(["docker", "info"], capture_output=True, timeout=20)
+    return answers.returncode == 0 and engine.returncode == 0
+
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(BUILD_SECONDS + UP_SECONDS),
+    pytest.mark.skipif(not docker_is_there(), reason="no Docker engine with compose answers"),
+]
+
+
+def compose(*arguments: str, seconds: float = 60.0) -> str:
+    """What a command of the project printed."""
+    variables = {**os.environ, "WAFERBOX_PORT": PORT, "WAFERBOX_MOUNT": str(mounted()), "PWD": str(ROOT)}
+    command = ["docker", "compose", "--project-name", "waferbox-test", "--file", str(ROOT / "docker-compose.yml")]
+    done = subprocess.run([*command, *arguments], env=variables, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def mounted() -> Path:
+    """The folder that workers see: examples and the data."""
+    return ROOT
+
+
+def environment(management: str | None, cache: Path) -> dict[str, str]:
+    own = {"WAFERBOX_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    address = {} if management is None else {"WAFERBOX_MANAGEMENT": management}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WAFERBOX_")}
+    return {**inherited, **own, **address}
+
+
+@pytest.fixture(scope="module")
+def management() -> Iterator[str]:
+    """A cluster of containers: 2 wafers, 2 workers."""
+    compose("up", "--detach", "--build", "--scale", "wafer=2", "--scale", "worker=2", seconds=BUILD_SECONDS)
+    address = f"127.0.0.1:{PORT}"
+    try:
+        deadline = time.monotonic() + UP_SECONDS
+        while nodes(address) < 6:
+            assert time.monotonic() < deadline, compose("logs", "--tail", "50")
+            time.sleep(1)
+        yield address
+    finally:
+        compose("down", "--volumes", "--timeout", "5", seconds=UP_SECONDS)
+    for kind in ("container", "volume", "network"):
+        more = ["--all"] if kind == "container" else []
+        found = subprocess.run(
+            ["docker", kind, "ls", "--quiet", "--filter", "label=com.docker.compose.project=waferbox-test", *more],
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+        assert found.stdout == "", f"a {kind} is left"
+
+
+def nodes(address: str) -> int:
+    """How many nodes are there and free."""
+    command = [sys.executable, "-m", "waferbox", "status", "--management", address]
+    status = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    return len(re.findall(r"\bfree\b", status.stdout))
+
+
+def losses(management: str | None, folder: Path) -> list[str]:
+    arguments = ["--num-steps", "100", "--checkpoint-steps", "50", "--model-dir", str(folder / "model")]
+    data = ["--data", str(mounted() / "data" / "digits.pt")]
+    script = subprocess.run(
+        [sys.executable, str(TRAIN), *arguments, *data],
+        env=environment(management, folder / "cache"),
+        cwd=mounted(),
+        capture_output=True,
+        text=True,
+        timeout=SCRIPT_SECONDS,
+    )
+    assert script.returncode == 0, script.stderr
+    assert (folder / "model" / "checkpoint_100.mdl").exists()
+    return re.findall(
+        r"(?:Train|Eval) Device=CSX, Step=\d+, Loss=[\d.]+|Accuracy on held-out digits: [\d.]+", script.stderr
+    )
+
+
+def test_the_digits_train_to_the_same_losses_as_on_an_embedded_cluster(management: str, tmp_path: Path) -> None:
+    (tmp_path / "containers").mkdir()
+    (tmp_path / "embedded").mkdir()
+    in_containers = losses(management, tmp_path / "containers")
+    assert len(in_containers) == 2 + 5 + 1
+    assert in_containers == losses(None, tmp_path / "embedded")
+
+
+def test_a_killed_wafer_is_named_within_ten_seconds(management: str, tmp_path: Path) -> None:
+    arguments = ["--num-steps", "1000000", "--checkpoint-steps", "0", "--model-dir", str(tmp_path / "model")]
+    script = subprocess.Popen(
+        [sys.executable, str(TRAIN), *arguments, "--data", str(mounted() / "data" / "digits.pt")],
+        env=environment(management, tmp_path / "cache"),
+        cwd=mounted(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert script.stderr is not None
+        for line in script.stderr:
+            if "Step=50," in line:
+                break
+        killed = time.monotonic()
+        compose("kill", "wafer")
+        _, errors = script.communicate(timeout=VERDICT_SECONDS + 5)
+        seconds = time.monotonic() - killed
+    finally:
+        script.kill()
+        script.wait()
+    assert script.returncode == 1
+    assert re.search(r"NodeLostError: wafer-[01] \(pid \d+ at \S+\) died or was cut off", errors), errors
+    assert seconds < VERDICT_SECONDS

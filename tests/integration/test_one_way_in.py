@@ -1,0 +1,36 @@
+"""A script that reaches nothing of the cluster but its management service."""
+
+import contextlib
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster_rig import StartScript, cluster_by_hand, wait_for
+
+TRAIN = Path(__file__).parents[2] / "examples" / "fc_digits" / "train.py"
+
+pytestmark = pytest.mark.cluster
+
+
+def test_a_script_trains_and_saves_through_the_gateway(start_script: StartScript, cache: Path, tmp_path: Path) -> None:
+    with cluster_by_hand(
+        tmp_path / "cluster", cache, "--gateway", memoryx=1, swarmx=1, workers=1, wafer=1
+    ) as management:
+        arguments = ["--num-csx", 1, "--num-steps", 20, "--checkpoint-steps", 10, "--model-dir", tmp_path / "model"]
+        # Within one host, links would be sockets that are no ports.
+        script = start_script(TRAIN, *arguments, management=management, WAFERBOX_LANE="grpc")
+        process = psutil.Process(script.process.pid)
+        ports: set[int] = set()
+
+        def has_ended() -> bool:
+            with contextlib.suppress(psutil.Error):
+                ports.update(link.raddr.port for link in process.net_connections("inet") if link.raddr)
+            return script.process.poll() is not None
+
+        wait_for(has_ended, 60.0)
+        assert script.wait() == 0, script.errors
+    assert ports == {int(management.rpartition(":")[2])}
+    assert sorted(path.name for path in (tmp_path / "model").glob("*.mdl")) == [
+        "checkpoint_10.mdl",
+        "checkpoint_20.mdl",
+    ]
