@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks import checkpoints, compile_stages, random_numbers, start_up, streams, updates
+from benchmarks import checkpoints, compile_stages, hosts, random_numbers, start_up, streams, updates
 from benchmarks.runs import best_threads, run_side
 from benchmarks.show import show, show_pairs
 
@@ -58,6 +58,7 @@ PARTS: Mapping[str, Callable[[int], None]] = {
     "start-up": bench_start_up,
     "compile": lambda repeats: compile_stages.bench(),
     "checkpoints": checkpoints.bench,
+    "hosts": hosts.bench,
     "updates": lambda repeats: updates.bench(repeats * 3),
     "streams": lambda repeats: streams.main(),
     "random": bench_random_numbers,
