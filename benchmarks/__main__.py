@@ -7,7 +7,16 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks import checkpoints, compile_stages, hosts, random_numbers, start_up, streams, updates
+from benchmarks import (
+    checkpoints,
+    compile_stages,
+    hosts,
+    initialisation,
+    random_numbers,
+    start_up,
+    streams,
+    updates,
+)
 from benchmarks.runs import best_threads, run_side
 from benchmarks.show import show, show_pairs
 
@@ -52,10 +61,25 @@ def bench_random_numbers(repeats: int) -> None:
         show("  time of torch's own", [a / b for a, b in zip(ours, theirs, strict=True)], "x")
 
 
+def bench_initialisation(repeats: int) -> None:
+    for millions in (200, 1000):
+        found = initialisation.measure(millions, repeats)
+        lazy, eager = found["lazy"], found["eager"]
+        print(f"a model of {lazy[0]['parameters'] / 1e6:.0f}M parameters made under `with backend.device`")
+        for label, figure, unit, scale in (
+            ("until it is made", "model_seconds", "s", 1.0),
+            ("time to first loss", "seconds", "s", 1.0),
+            ("the client's peak memory", "peak_bytes", "MB", 1e-6),
+        ):
+            ours, theirs = ([run[figure] * scale for run in runs] for runs in (lazy, eager))
+            show_pairs(f"{label}, lazy", ours, f"{label}, eager", theirs, unit)
+
+
 PARTS: Mapping[str, Callable[[int], None]] = {
     "training": bench_training,
     "gpt2": bench_gpt2,
     "start-up": bench_start_up,
+    "initialisation": bench_initialisation,
     "compile": lambda repeats: compile_stages.bench(),
     "checkpoints": checkpoints.bench,
     "hosts": hosts.bench,

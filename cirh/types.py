@@ -141,15 +141,25 @@ def type_text(value: SSAValue | Attribute) -> str:
 def to_proto(value: SSAValue | Attribute) -> plan_pb2.TensorType:
     """The wire's form of a type; CirhError for an element type that the wire has no code for."""
     tensor = info(value)
-    wire = _BY_DTYPE[tensor.dtype].wire
+    return plan_pb2.TensorType(element_type=element_to_proto(tensor.dtype), shape=tensor.shape)
+
+
+def element_to_proto(dtype: torch.dtype) -> "plan_pb2.ElementType.ValueType":
+    """The wire's code for a torch dtype; CirhError if it has none."""
+    wire = _BY_DTYPE[dtype].wire
     if wire is None:
-        raise CirhError(f"{tensor.dtype} cannot be sent between roles; cast it to another integer type")
-    return plan_pb2.TensorType(element_type=plan_pb2.ElementType.ValueType(wire), shape=tensor.shape)
+        raise CirhError(f"{dtype} cannot be sent between roles; cast it to another integer type")
+    return plan_pb2.ElementType.ValueType(wire)
+
+
+def element_from_proto(element_type: "plan_pb2.ElementType.ValueType") -> torch.dtype:
+    """The torch dtype of a wire's code."""
+    element = _BY_WIRE.get(element_type)
+    if element is None:
+        raise CirhError(f"unknown element type code {element_type}")
+    return element.dtype
 
 
 def from_proto(type: plan_pb2.TensorType) -> TensorInfo:
     """Shape and dtype of the wire's form of a type."""
-    element = _BY_WIRE.get(type.element_type)
-    if element is None:
-        raise CirhError(f"unknown element type code {type.element_type}")
-    return info(tensor_type(type.shape, element.dtype))
+    return info(tensor_type(type.shape, element_from_proto(type.element_type)))

@@ -1,7 +1,8 @@
 """StateService: the states of a job on their way between a shard and the client.
 
 OpenState gives a token for a link; each transfer is one call, during which the tensors travel over that link as bytes:
-one frame for each name, in order, whose group is the position in the names and whose step is the request's.
+one frame for each name, in order, whose group is the position in the names and whose step is the request's. A state
+that a program can make is made here instead.
 """
 
 import secrets
@@ -13,12 +14,15 @@ from dataclasses import dataclass, field
 import grpc
 import torch
 
+from cirh import initialisation
+from cirh.errors import CirhError
 from interconnect.hub import Hub, Stopped
 from interconnect.link import Link, LinkLost
 from interconnect.listener import LinkListener, PendingLink
 from interconnect.segment import Segment, Slice
 from memoryx.layout import Place
 from memoryx.snapshots import Snapshots
+from memoryx.staging import Staging, run_all
 from memoryx.store import StateStore
 from wsc.v1 import node_pb2, node_pb2_grpc
 
@@ -57,6 +61,7 @@ class JobStates:
     is_running: Callable[[], bool]
     lock: threading.Lock = field(default_factory=threading.Lock)  # held by a transfer, and while a plan is loaded
     sessions: dict[str, Session] = field(default_factory=dict)
+    staging: Staging = field(default_factory=Staging)
 
 
 class StateService(node_pb2_grpc.StateServiceServicer):
@@ -77,6 +82,7 @@ class StateService(node_pb2_grpc.StateServiceServicer):
     def remove_job(self, job: str) -> None:
         """Break off the job's transfers and forget it: its store can be closed."""
         states = self._jobs.pop(job)
+        states.staging.close()
         for session in list(states.sessions.values()):
             session.hub.stop()
         with states.lock:
@@ -103,7 +109,7 @@ class StateService(node_pb2_grpc.StateServiceServicer):
     ) -> node_pb2.TransferStateResponse:
         with self._transfer(request, context) as (states, session):
             _refuse_while_running(states, context)
-            places = _places(request, states.store.places(), context)
+            places = _places(request.names, states.store.places(), context)
             link = session.link()
             link.expect({group: place.nbytes for group, place in enumerate(places)})
             for group, place in enumerate(places):
@@ -127,14 +133,50 @@ class StateService(node_pb2_grpc.StateServiceServicer):
                         snapshot = stack.enter_context(states.snapshots.reading(request.step))
                     except KeyError:
                         context.abort(grpc.StatusCode.NOT_FOUND, f"there is no snapshot of step {request.step}")
-                    places = _parts(request, _places(request, snapshot.places, context), context)
+                    places = _parts(request, _places(request.names, snapshot.places, context), context)
                     _send(session, request, snapshot.segment, places)
             else:
                 _refuse_while_running(states, context)
                 written = {n: place for n, place in states.store.places().items() if states.store.is_written(n)}
-                places = _parts(request, _places(request, written, context), context)
+                places = _parts(request, _places(request.names, written, context), context)
                 _send(session, request, states.store.segment, places)
         return node_pb2.TransferStateResponse(nbytes=sum(nbytes for _, nbytes in places))
+
+    def StageStates(
+        self, request: node_pb2.StageStatesRequest, context: grpc.ServicerContext
+    ) -> node_pb2.StageStatesResponse:
+        states = self._states(request.job, context)
+        try:
+            return node_pb2.StageStatesResponse(staged=states.staging.make(request.states))
+        except CirhError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    def InitialiseStates(
+        self, request: node_pb2.InitialiseStatesRequest, context: grpc.ServicerContext
+    ) -> node_pb2.InitialiseStatesResponse:
+        states = self._states(request.job, context)
+        with states.lock:
+            _refuse_while_running(states, context)
+            names = [state.name for state in request.states]
+            _places(names, states.store.places(), context)
+
+            def make(state: node_pb2.InitialState) -> None:
+                target = states.store.tensor(state.name)
+                if state.HasField("program"):
+                    initialisation.run(state.program, target)
+                    return
+                staged = states.staging.take(state.name)
+                if staged is None or staged.numel() != target.numel() or staged.dtype != target.dtype:
+                    raise CirhError(f"no such value of {state.name} was staged")
+                target.view(-1).copy_(staged)
+
+            try:
+                run_all(make, request.states)
+            except CirhError as error:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            states.store.mark_written(names)
+            states.staging.clear()
+        return node_pb2.InitialiseStatesResponse()
 
     def _states(self, job: str, context: grpc.ServicerContext) -> JobStates:
         states = self._jobs.get(job)
@@ -178,13 +220,11 @@ def _refuse_while_running(states: JobStates, context: grpc.ServicerContext) -> N
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the state changes while an execution runs: take a snapshot")
 
 
-def _places(
-    request: node_pb2.TransferStateRequest, places: Mapping[str, Place], context: grpc.ServicerContext
-) -> list[Place]:
-    unknown = [name for name in request.names if name not in places]
+def _places(names: Sequence[str], places: Mapping[str, Place], context: grpc.ServicerContext) -> list[Place]:
+    unknown = [name for name in names if name not in places]
     if unknown:
         context.abort(grpc.StatusCode.NOT_FOUND, f"this shard has no state {', '.join(unknown[:10])}")
-    return [places[name] for name in request.names]
+    return [places[name] for name in names]
 
 
 def _parts(

@@ -8,7 +8,7 @@ from appliance.coordinator.attachment import Attachment
 from appliance.coordinator.management_link import ManagementLink
 from appliance.coordinator.topology import COORDINATOR, Member, Topology
 from interconnect.listener import LinkListener
-from wsc.v1 import management_pb2, node_pb2
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
 ATTACH_SECONDS = 15.0
 DETACH_SECONDS = 4.0
@@ -83,6 +83,13 @@ class Crew:
         """Give each its command."""
         for member in members:
             self._attachments[member.name].send(make(member))
+
+    def state_shards(self) -> list[coordinator_pb2.StateShard]:
+        """Where the client reaches the states of the job."""
+        return [
+            coordinator_pb2.StateShard(shard=member.index, address=member.node.address, job=self._job)
+            for member in self.topology.memoryx
+        ]
 
     def links(self) -> dict[str, list[node_pb2.LinkSpec]]:
         """Of one execution, by name; those of the coordinator too."""

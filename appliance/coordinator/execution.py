@@ -102,11 +102,7 @@ class Execution:
             for one in pending.values():
                 one.close()
             raise
-        shards = [
-            coordinator_pb2.StateShard(shard=member.index, address=member.node.address, job=self._job)
-            for member in topology.memoryx
-        ]
-        return coordinator_pb2.StateWanted(missing=sorted(self._missing), shards=shards)
+        return coordinator_pb2.StateWanted(missing=sorted(self._missing), shards=self._crew.state_shards())
 
     def start(self) -> None:
         """Let all nodes begin; the states have been written."""

@@ -132,6 +132,10 @@ class Job:
 
         crew.send(topology.workers, command)
 
+    def shards(self) -> list[coordinator_pb2.StateShard]:
+        """Where MemoryX is reached. Raises JobFailed."""
+        return self.wait_for_crew().state_shards()
+
     def compile(self, cirh: str, options: plan_pb2.CompileOptions) -> tuple[str, plan_pb2.Plan, bool]:
         """Hash, plan, and whether it came from the cache. Raises JobFailed; what the compiler raises."""
         topology = self.wait_for_crew().topology

@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from typing import NoReturn
 
 import grpc
 
@@ -82,6 +83,16 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             wafer_kernels=len(plan.wafer.kernels),
             precision=plan.precision if plan.HasField("precision") else None,
         )
+
+    def Shards(
+        self, request: coordinator_pb2.ShardsRequest, context: grpc.ServicerContext
+    ) -> coordinator_pb2.ShardsResponse:
+        self._check(request.token, context)
+        try:
+            shards = self._job.shards()
+        except JobFailed as error:
+            _abort(context, error.failure)
+        return coordinator_pb2.ShardsResponse(shards=shards)
 
     def Execute(
         self, request_iterator: Iterator[coordinator_pb2.ExecuteRequest], context: grpc.ServicerContext
@@ -164,7 +175,7 @@ def _hear(execution: Execution, requests: Iterator[coordinator_pb2.ExecuteReques
         pass  # the call is over, which the execution hears of otherwise
 
 
-def _abort(context: grpc.ServicerContext, failure: node_pb2.Failure) -> None:
+def _abort(context: grpc.ServicerContext, failure: node_pb2.Failure) -> NoReturn:
     code = _STATUS.get(failure.kind, grpc.StatusCode.INTERNAL)
     text = f"{failure.message}\n{failure.traceback}" if failure.traceback else failure.message
     context.abort(code, _fitting(text))

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
 
-from cstorch import log, state
+from cstorch import backends, log, state
 from cstorch.cluster_config import ClusterConfig
 from cstorch.distributed import is_streamer
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import CpuExecution, Execution, current_execution
-from cstorch.tracing import DEVICE, device_scope, is_tracing, random_counter
+from cstorch.tracing import DEVICE, device_scope, is_tracing, laziness, random_counter
 
 if TYPE_CHECKING:
     from cstorch.session.session import Session
@@ -54,11 +54,33 @@ class BackendType(Enum):
         return self is BackendType.CSX
 
 
+class DeviceConfig:
+    """Settings of a device, as in releases 2.0 and 2.1; later ones have `cstorch.backends.csx.debug`."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        laziness.refuses_aliases = False
+
+    @property
+    def lazy_initialization(self) -> bool:
+        """Whether initialisation is traced, and run by the cluster while the step is compiled.
+
+        Setting it to True also refuses explicit aliases of weights in the forward pass, as those releases do.
+        """
+        return backends.csx.debug.lazy_initialization
+
+    @lazy_initialization.setter
+    def lazy_initialization(self, enabled: bool) -> None:
+        backends.csx.debug.lazy_initialization = laziness.refuses_aliases = enabled
+
+
 class Device:
     """The device of a backend; `with backend.device:` makes what is created within on the device."""
 
     def __init__(self, backend_type: BackendType) -> None:
         self.backend_type = backend_type
+        self.config = DeviceConfig()
         self.torch_device = DEVICE if backend_type.is_csx else torch.device("cpu")
         self._entered: list[ExitStack] = []
 

@@ -15,10 +15,12 @@ from typing import Any
 import grpc
 import torch
 
+from cirh import initialisation
 from cstorch.session import cluster_state
 from cstorch.session import execution as session_execution
 from cstorch.session.transfer import Outgoing
 from cstorch.tracing import Trace
+from interconnect.elements import torch_dtype
 from interconnect.version import __version__
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
@@ -98,6 +100,14 @@ class FakeShard:
             self._cluster.live[state.name] = state.value().clone()
         self._cluster.written[-1].extend(state.name for state in states)
 
+    def initialise(self, states: list[node_pb2.InitialState]) -> None:
+        for state in states:
+            buffer = state.program.buffers[state.program.result]
+            value = torch.empty(buffer.elements, dtype=torch_dtype(buffer.element_type))
+            initialisation.run(state.program, value)
+            self._cluster.live[state.name] = value
+        self._cluster.written[-1].extend(state.name for state in states)
+
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> Iterator[torch.Tensor]:
         source = self._cluster.live if step == 0 else self._cluster.snapshots[step]
         assert source[name].dtype == dtype
@@ -145,6 +155,11 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self._cluster.live.clear()
         self._cluster.sessions_ended.set()
         yield from ()
+
+    def Shards(
+        self, request: coordinator_pb2.ShardsRequest, context: grpc.ServicerContext
+    ) -> coordinator_pb2.ShardsResponse:
+        return coordinator_pb2.ShardsResponse()
 
     def Compile(
         self, request: coordinator_pb2.CompileRequest, context: grpc.ServicerContext

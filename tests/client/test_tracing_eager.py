@@ -198,10 +198,12 @@ def test_spooled_tensors_leave_memory_and_nothing_on_disk(tmp_path):
 import os, resource, sys, torch
 from torch import nn
 from cstorch.tracing import device_scope, cell_of
+from cstorch import backends
+backends.csx.debug.lazy_initialization = False
 with device_scope():
     torch.zeros_like(torch.ones(1 << 16)) + 1  # torch imports much at the first operations on a tensor subclass
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    tensors = [torch.ones(4 << 20) for _ in range(16)]          # 16 x 16 MiB
+    tensors = [torch.zeros(4 << 20).cos_() for _ in range(16)]  # 16 x 16 MiB
     state = [torch.zeros_like(t) for t in tensors]              # costs nothing
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base
 assert grown < 100 << 10, grown

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from cstorch.errors import InternalError, StateError
+from cstorch.session.initialisation import initial_states
 from cstorch.session.transfer import Outgoing, ShardConnection
 from cstorch.tracing.cell import Cell
 from interconnect.elements import torch_dtype
@@ -99,13 +100,16 @@ class ClusterState:
         cells: Mapping[str, Cell],
         placements: Iterable[coordinator_pb2.StatePlacement],
         wanted: coordinator_pb2.StateWanted,
+        staged: Mapping[str, int],
     ) -> list[str]:
-        """Writes the states that the cluster has not, and those that the client changed since it last had them.
+        """Writes the states that the cluster has not, and those that the client changed since it last had them. Those
+        without bytes are made by the shards.
 
         Args:
             cells: of all states of the plan, by name.
             placements: of the plan; a state that several shards keep has one for each.
             wanted: what the coordinator asks for.
+            staged: shards that have made the value of a state already.
 
         Returns:
             The names that were sent.
@@ -121,7 +125,15 @@ class ClusterState:
             for placement in places[name]:
                 by_shard.setdefault(placement.shard, []).append(name)
         for shard, names in by_shard.items():
-            outgoing = [Outgoing(name=name, nbytes=cells[name].nbytes, value=cells[name].data) for name in names]
+            made = [name for name in names if cells[name].initialisation is not None]
+            self._connections[shard].initialise(
+                initial_states(cells, made, [name for name in made if staged.get(name) == shard])
+            )
+            outgoing = [
+                Outgoing(name=name, nbytes=cells[name].nbytes, value=cells[name].data)
+                for name in names
+                if cells[name].initialisation is None
+            ]
             self._connections[shard].write(outgoing)
         for name, cell in cells.items():
             first = places[name][0]

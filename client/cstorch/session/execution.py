@@ -21,6 +21,7 @@ from cstorch.execution import Closure, Execution
 from cstorch.lowering import lower
 from cstorch.session.arguments import Arguments
 from cstorch.session.habits import check_habits
+from cstorch.session.initialisation import Staged
 from cstorch.session.job import Job
 from cstorch.session.outputs import Outputs, unknown_tensor, unpack, weight_in_closure
 from cstorch.session.session import outcome
@@ -61,6 +62,7 @@ class CsxExecution(Execution):
         self._backend = backend
         self._batch: Any = None
         self._input: Future[None] | None = None  # the workers have the input_fn
+        self._staged: Staged | None = None  # initial values that the cluster makes meanwhile
         self._rows = 0
         self._model: nn.Module | None = None
         self._trace: Trace | None = None
@@ -109,6 +111,7 @@ class CsxExecution(Execution):
             builder = loader.builder()  # with the state of the random generators before the first batch
             prepared = _prepared_input(builder, self._backend, self.executor.artifact_dir)
             self._input = self._backend.session.prepare_input(prepared)
+            self._staged = Staged(state.named_getters(), self._backend.session.stage)
         self._batch = loader.first_batch()
         self._rows = check_batch(self._batch, self._backend.cluster_config.num_csx)
 
@@ -182,8 +185,9 @@ class CsxExecution(Execution):
         self._stream = ExecutionStream(job, begin)
         wanted = self._stream.receive("state_wanted").state_wanted
         logger.info("Sending initial weights to the weight servers")
+        assert self._staged is not None
         try:
-            sent = on_cluster.send(cells, compiled.states, wanted)
+            sent = on_cluster.send(cells, compiled.states, wanted, self._staged.current(cells))
         except ClusterError as error:
             raise job.wait_for_failure() or error from None
         logger.info("Sent %d of %d state tensors to the cluster", len(sent), len(cells))

@@ -181,6 +181,18 @@ class Job:
             call.cancel()  # type: ignore[no-untyped-call]
             raise
 
+    def shards(self) -> list[coordinator_pb2.StateShard]:
+        """Where MemoryX is reached; waits until the job has its nodes.
+
+        Raises:
+            ClusterError: the job has ended.
+        """
+        request = coordinator_pb2.ShardsRequest(token=self._token)
+        try:
+            return list(self._coordinator.Shards(request, timeout=PREPARE_SECONDS).shards)
+        except grpc.RpcError as error:
+            raise self._reason(error) or failures.from_rpc_error(error, "asking for the shards") from None
+
     def execute(
         self, requests: Iterator[coordinator_pb2.ExecuteRequest]
     ) -> "grpc.CallIterator[coordinator_pb2.ExecuteResponse]":

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import threading
 import warnings
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,10 @@ from cstorch.cluster_config import ClusterConfig
 from cstorch.errors import UsageError
 from cstorch.session.cluster_state import ClusterState
 from cstorch.session.embedded import EmbeddedCluster
+from cstorch.session.initialisation import stage
 from cstorch.session.job import Job
 from cstorch.tracing import random_counter
-from wsc.v1 import node_pb2
+from wsc.v1 import initialisation_pb2, node_pb2
 
 logger = logging.getLogger("cstorch.session")
 
@@ -111,21 +113,35 @@ class Session:
         Returns:
             What is to be waited for before the execution begins; it raises what went wrong.
         """
+        return self._with_job("cstorch input", lambda job: job.prepare_input(request))
+
+    def stage(self, programs: Mapping[str, initialisation_pb2.InitialProgram]) -> Future[dict[str, int]]:
+        """Lets MemoryX make initial values as soon as there is a job, while the script goes on.
+
+        Args:
+            programs: by name of the state.
+
+        Returns:
+            The shard on which each value is staged; what is not named was not.
+        """
+        return self._with_job("cstorch initialisation", lambda job: stage(job, programs))
+
+    def _with_job(self, name: str, call: Callable[[Job], Result]) -> Future[Result]:
+        """Calls with the job, as soon as there is one, in a thread of that name."""
         self.open_in_background()
         opening, job = self._opening, self._job
-        prepared: Future[None] = Future()
+        done: Future[Result] = Future()
 
-        def prepare() -> None:
+        def run() -> None:
             try:
                 target = job if opening is None else opening.result()
                 assert target is not None
-                target.prepare_input(request)
-                prepared.set_result(None)
+                done.set_result(call(target))
             except Exception as error:  # noqa: BLE001  whatever it is, the future raises it in the script's thread
-                prepared.set_exception(error)
+                done.set_exception(error)
 
-        threading.Thread(target=prepare, name="cstorch input", daemon=True).start()
-        return prepared
+        threading.Thread(target=run, name=name, daemon=True).start()
+        return done
 
     def _open(self) -> Job:
         management = self._config.management if self._embedded is None else self._embedded.management()

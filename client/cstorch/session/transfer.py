@@ -63,6 +63,15 @@ class ShardConnection:
             for batch in batches(states):
                 connection.write(batch)
 
+    def initialise(self, states: Sequence[node_pb2.InitialState]) -> None:
+        """Lets the shard make the values of states; they are there when this returns.
+
+        Raises:
+            ClusterError: the shard is gone or refuses.
+        """
+        with _Use(self) as connection:
+            connection.initialise(states)
+
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> Iterator[torch.Tensor]:
         """Reads one state, in tensors of some rows each: no more than a batch, or a single row.
 
@@ -174,6 +183,13 @@ class _OpenConnection:
                 call.result()
         finally:
             segment.close()
+
+    def initialise(self, states: Sequence[node_pb2.InitialState]) -> None:
+        request = node_pb2.InitialiseStatesRequest(job=self._job, states=states)
+        try:
+            self._stub.InitialiseStates(request, timeout=TRANSFER_SECONDS)
+        except grpc.RpcError as error:
+            raise failures.from_rpc_error(error, "initialising states") from None
 
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int, offset: int) -> torch.Tensor:
         """The part of a state that begins `offset` bytes from its start and has this shape."""

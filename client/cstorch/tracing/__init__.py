@@ -8,6 +8,7 @@ shapes are worked out on meta tensors; afterwards the recording becomes a graph 
 from cstorch.tracing.cell import Cell
 from cstorch.tracing.context import is_tracing, name_operations
 from cstorch.tracing.device import register
+from cstorch.tracing.laziness import laziness
 from cstorch.tracing.modes import device_scope
 from cstorch.tracing.move import move_module
 from cstorch.tracing.provenance import user_line
@@ -29,6 +30,7 @@ __all__ = [
     "device_scope",
     "from_cpu",
     "is_tracing",
+    "laziness",
     "move_module",
     "name_operations",
     "new_tensor",

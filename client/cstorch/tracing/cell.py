@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from cstorch.tracing.initialisation import Initialisation
 from cstorch.tracing.spool import spool
 
 RAM_BYTES = 64 * 1024
@@ -22,11 +23,16 @@ class Cell:
     All tensors that share the storage (a parameter, its views, its detached aliases) share the cell, so a state tensor
     is known by its cell. A new cell is filled with zeros and takes no room until it is written.
 
-    The bytes are here (in memory or in the spool), or on the cluster: after `set_remote` the next read fetches them.
+    The bytes are here (in memory or in the spool), or on the cluster: after `set_remote` the next read fetches them. Or
+    there are none yet, and `initialisation` says how they will be made: by the next read, or on the cluster. It stays
+    when they are read (`is_made`), and goes when they are written.
     `version` counts the writes by the client: whoever keeps a copy elsewhere sees whether it is out of date.
     """
 
-    __slots__ = ("__weakref__", "_fetch", "_finalizer", "_memory", "_offset", "_view", "dtype", "shape", "version")
+    __slots__ = (
+        *("__weakref__", "_fetch", "_finalizer", "_initialisation", "_memory", "_offset", "_view"),
+        *("dtype", "is_made", "shape", "version"),
+    )
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.shape = tuple(shape)
@@ -37,6 +43,8 @@ class Cell:
         self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
         self._view: weakref.ref[torch.Tensor] | None = None
         self._fetch: Fetch | None = None
+        self._initialisation = Initialisation(self.numel, dtype) if self.nbytes >= RAM_BYTES else None
+        self.is_made = False
 
     @property
     def numel(self) -> int:
@@ -54,7 +62,8 @@ class Cell:
     @property
     def is_untouched(self) -> bool:
         """True if the value is that of a new cell, zeros, and has no bytes anywhere."""
-        return self._fetch is None and self._memory is None and self._offset is None
+        has_bytes = self._fetch is not None or self._memory is not None or self._offset is not None
+        return not has_bytes and (self._initialisation is None or self._initialisation.is_zero)
 
     def pieces(self) -> Iterator[torch.Tensor]:
         """The value as CPU tensors to be read only, one below the other along the first dimension.
@@ -66,6 +75,19 @@ class Cell:
         else:
             yield from self._fetch()
 
+    @property
+    def initialisation(self) -> Initialisation | None:
+        """How the value is made, if that is known; small cells have bytes from the start."""
+        return self._initialisation
+
+    def initialise(self, made: Initialisation) -> None:
+        """Say that the value is now what `made` makes. Frees the bytes."""
+        self._free()
+        self._fetch = None
+        self._initialisation = made
+        self.is_made = False
+        self.version += 1
+
     def data(self) -> torch.Tensor:
         """A CPU tensor over the cell's own bytes, fetched first if they are remote.
 
@@ -73,6 +95,10 @@ class Cell:
         """
         if self._fetch is not None:
             self._take(self._fetch)
+        if self._initialisation is not None and not self.is_made:
+            if not self._initialisation.is_zero:
+                self._initialisation.run(self._local())
+            self.is_made = True
         return self._local()
 
     def _take(self, fetch: Fetch) -> None:
@@ -97,27 +123,25 @@ class Cell:
     def write(self, value: torch.Tensor) -> None:
         """Replace the value by that of a CPU tensor of the same shape and type."""
         checked = self._checked(value)
-        self._fetch = None
+        self.forget()
         self._local().copy_(checked)
         self.version += 1
 
     def touch(self) -> None:
         """Say that the client wrote to `data()`."""
+        self._initialisation = None
         self.version += 1
 
     def set_remote(self, fetch: Fetch) -> None:
         """Say that the current value is on the cluster, where `fetch` gets it. Frees the bytes."""
+        self._free()
         self._fetch = fetch
-        self._memory = None
-        self._view = None
-        if self._finalizer is not None:
-            self._finalizer()
-            self._finalizer = None
-            self._offset = None
+        self._initialisation = None
 
-    def forget_remote(self) -> None:
-        """Say that the whole value is about to be overwritten, so that it need not be fetched."""
+    def forget(self) -> None:
+        """Say that the whole value is about to be overwritten, so that it need not be fetched or made."""
         self._fetch = None
+        self._initialisation = None
 
     def reshape(self, shape: tuple[int, ...]) -> None:
         """Give the same bytes another shape of as many elements."""
@@ -125,6 +149,14 @@ class Cell:
         self.shape = tuple(shape)
         self._memory = self._memory.view(shape) if self._memory is not None else None
         self._view = None
+
+    def _free(self) -> None:
+        self._memory = None
+        self._view = None
+        if self._finalizer is not None:
+            self._finalizer()
+            self._finalizer = None
+            self._offset = None
 
     def _checked(self, value: torch.Tensor) -> torch.Tensor:
         if tuple(value.shape) != self.shape or value.dtype != self.dtype:

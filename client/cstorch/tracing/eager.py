@@ -1,13 +1,14 @@
-"""Operations on device tensors outside a traced step: run at once on the CPU, on the bytes of the cells."""
+"""Operations on device tensors outside a traced step: deferred, or run at once on the CPU, on the cells' bytes."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
 
 from cstorch.tracing import messages
 from cstorch.tracing.cell import Cell
+from cstorch.tracing.deferral import defer
 from cstorch.tracing.operators import Operator, aten, operator
 from cstorch.tracing.recorder import TAKES_CPU_TENSORS, moves_to_host
 from cstorch.tracing.tensor import META, Handle, LazyTensor, follow_meta, is_device, new_tensor
@@ -26,6 +27,14 @@ _OVERWRITES = frozenset(
 )
 
 
+class _Pair(NamedTuple):
+    """A device tensor and its bytes. While `whole` is kept, other views of the cell are of the same memory."""
+
+    tensor: LazyTensor
+    data: torch.Tensor
+    whole: torch.Tensor
+
+
 def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run one ATen call.
 
@@ -41,11 +50,14 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         meta = func(*(_meta(argument) for argument in args), **{**kwargs, "device": META})
         if meta.is_contiguous():
             return new_tensor(Cell(tuple(meta.shape), meta.dtype))
+    if (deferred := defer(func, args, kwargs)) is not None:
+        return deferred
     if func in _OVERWRITES and isinstance(args[0], LazyTensor):
         handle = args[0]._handle
-        if handle.cell is not None and handle.meta.numel() == handle.cell.numel:
-            handle.cell.forget_remote()
-    pairs: list[tuple[LazyTensor, torch.Tensor]] = []
+        is_read = any(_is_of(handle.cell, argument) for argument in args[1:])
+        if handle.cell is not None and handle.meta.numel() == handle.cell.numel and not is_read:
+            handle.cell.forget()
+    pairs: list[_Pair] = []
     cpu_args = [_bytes(argument, pairs) for argument in args]
     cpu_kwargs = {name: _bytes(argument, pairs) for name, argument in kwargs.items()}
     out = func(*cpu_args, **cpu_kwargs)
@@ -67,6 +79,10 @@ def _check_devices(func: OpOverload, arguments: list[Any]) -> None:
     own = [tensor for tensor in tensors if not isinstance(tensor, LazyTensor) and tensor.dim()]
     if own and any(isinstance(tensor, LazyTensor) for tensor in tensors):
         raise messages.mixed_devices(func, own[0].device.type)
+
+
+def _is_of(cell: Cell | None, argument: Any) -> bool:
+    return isinstance(argument, LazyTensor) and argument._handle.cell is cell
 
 
 def _is_host(device: Any) -> bool:
@@ -93,17 +109,17 @@ def _meta(argument: Any) -> Any:
     return argument._handle.meta if isinstance(argument, LazyTensor) else argument
 
 
-def _bytes(argument: Any, pairs: list[tuple[LazyTensor, torch.Tensor]]) -> Any:
+def _bytes(argument: Any, pairs: list[_Pair]) -> Any:
     """The argument with CPU tensors for device tensors; each pair is added to `pairs`."""
     if isinstance(argument, LazyTensor):
         cell, meta = argument._handle.cell, argument._handle.meta
         if cell is None:
             raise messages.stale(argument)
-        data = cell.data()
+        whole = data = cell.data()
         if meta.dtype != cell.dtype:
             data = data.view(-1).view(meta.dtype)
         data = data.as_strided(meta.shape, meta.stride(), meta.storage_offset())
-        pairs.append((argument, data))
+        pairs.append(_Pair(argument, data, whole))
         return data
     if isinstance(argument, (list, tuple)):
         return [_bytes(item, pairs) for item in argument]
@@ -121,12 +137,12 @@ def _touch(op: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> No
                 item._handle.cell.touch()
 
 
-def _wrap(result: Any, pairs: list[tuple[LazyTensor, torch.Tensor]]) -> Any:
+def _wrap(result: Any, pairs: list[_Pair]) -> Any:
     if not isinstance(result, torch.Tensor):
         return result
-    for tensor, data in pairs:
-        if result is data:  # written in place
-            return tensor
+    for pair in pairs:
+        if result is pair.data:  # written in place
+            return pair.tensor
     cell = Cell(tuple(result.shape), result.dtype)
     cell.write(result)
     return new_tensor(cell)

@@ -63,6 +63,16 @@ def unsupported(func: OpOverload, reason: str) -> TraceError:
     )
 
 
+def explicit_alias(func: OpOverload, tensor: Any) -> TraceError:
+    return TraceError(
+        f"At {user_line()} `{func._schema.name}` makes an explicit alias of a weight, of shape {tuple(tensor.shape)}, "
+        f"that is initialised lazily. With backend.device.config.lazy_initialization = True operations that alias one "
+        f"(`x @ weight.T`, `weight.transpose_(0, 1)`) are not supported in the forward pass. Let an operation use the "
+        f"weight as it is, such as F.linear(x, weight); or set lazy_initialization to False, or leave the line out: "
+        f"by default initialisation is lazy without this limitation."
+    )
+
+
 def own_generator(func: OpOverload) -> TraceError:
     return TraceError(
         f"At {user_line()} `{func._schema.name}` is given a generator. In a traced step random numbers come from the "

@@ -81,6 +81,11 @@ class Scopes:
         self._forward: dict[int, tuple[str, str, int]] = {}
         self._handles: list[RemovableHandle] = []
 
+    @property
+    def in_forward(self) -> bool:
+        """Whether a module runs."""
+        return bool(self._stack) and torch._C._current_autograd_node() is None
+
     def source(self, name: str) -> Source:
         """The source of the operation `name` that is being recorded now."""
         node = torch._C._current_autograd_node()

@@ -15,6 +15,7 @@ from cirh.locations import Source
 from cstorch.errors import TraceError
 from cstorch.tracing import messages
 from cstorch.tracing.cell import Cell
+from cstorch.tracing.laziness import check_alias
 from cstorch.tracing.operators import aten, operator
 from cstorch.tracing.provenance import Scopes, user_line
 from cstorch.tracing.random_counter import COUNTER, random_counter
@@ -112,6 +113,8 @@ class Recorder:
     def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Record one call on device tensors and return what it returns."""
         op = operator(func)
+        if self.scopes.in_forward:
+            check_alias(func, args)
         draw = self._next_draw(func, args, kwargs) if op.random else None
         tensors: list[LazyTensor] = []
         recorded = tuple(self._recorded(func, argument, tensors) for argument in args)

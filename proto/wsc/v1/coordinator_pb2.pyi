@@ -229,6 +229,71 @@ class PrepareInputResponse(_message.Message):
 Global___PrepareInputResponse: _TypeAlias = PrepareInputResponse  # noqa: Y015
 
 @_typing.final
+class StateShard(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    shard: _builtins.int
+    address: _builtins.str
+    """of the shard's StateService"""
+    job: _builtins.str
+    def __init__(
+        self,
+        *,
+        shard: _builtins.int = ...,
+        address: _builtins.str = ...,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "job", b"job", "shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateShard: _TypeAlias = StateShard  # noqa: Y015
+
+@_typing.final
+class ShardsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardsRequest: _TypeAlias = ShardsRequest  # noqa: Y015
+
+@_typing.final
+class ShardsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateShard]: ...
+    def __init__(
+        self,
+        *,
+        shards: _abc.Iterable[Global___StateShard] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardsResponse: _TypeAlias = ShardsResponse  # noqa: Y015
+
+@_typing.final
 class Begin(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -355,32 +420,6 @@ class ExecuteRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___ExecuteRequest: _TypeAlias = ExecuteRequest  # noqa: Y015
-
-@_typing.final
-class StateShard(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SHARD_FIELD_NUMBER: _builtins.int
-    ADDRESS_FIELD_NUMBER: _builtins.int
-    JOB_FIELD_NUMBER: _builtins.int
-    shard: _builtins.int
-    address: _builtins.str
-    """of the shard's StateService"""
-    job: _builtins.str
-    def __init__(
-        self,
-        *,
-        shard: _builtins.int = ...,
-        address: _builtins.str = ...,
-        job: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "job", b"job", "shard", b"shard"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StateShard: _TypeAlias = StateShard  # noqa: Y015
 
 @_typing.final
 class StateWanted(_message.Message):

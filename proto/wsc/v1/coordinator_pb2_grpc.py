@@ -49,6 +49,11 @@ class CoordinatorStub:
                 request_serializer=wsc_dot_v1_dot_coordinator__pb2.PrepareInputRequest.SerializeToString,
                 response_deserializer=wsc_dot_v1_dot_coordinator__pb2.PrepareInputResponse.FromString,
                 _registered_method=True)
+        self.Shards = channel.unary_unary(
+                '/wsc.v1.Coordinator/Shards',
+                request_serializer=wsc_dot_v1_dot_coordinator__pb2.ShardsRequest.SerializeToString,
+                response_deserializer=wsc_dot_v1_dot_coordinator__pb2.ShardsResponse.FromString,
+                _registered_method=True)
         self.Execute = channel.stream_stream(
                 '/wsc.v1.Coordinator/Execute',
                 request_serializer=wsc_dot_v1_dot_coordinator__pb2.ExecuteRequest.SerializeToString,
@@ -77,6 +82,12 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Shards(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Execute(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -100,6 +111,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.PrepareInput,
                     request_deserializer=wsc_dot_v1_dot_coordinator__pb2.PrepareInputRequest.FromString,
                     response_serializer=wsc_dot_v1_dot_coordinator__pb2.PrepareInputResponse.SerializeToString,
+            ),
+            'Shards': grpc.unary_unary_rpc_method_handler(
+                    servicer.Shards,
+                    request_deserializer=wsc_dot_v1_dot_coordinator__pb2.ShardsRequest.FromString,
+                    response_serializer=wsc_dot_v1_dot_coordinator__pb2.ShardsResponse.SerializeToString,
             ),
             'Execute': grpc.stream_stream_rpc_method_handler(
                     servicer.Execute,
@@ -188,6 +204,33 @@ class Coordinator:
             '/wsc.v1.Coordinator/PrepareInput',
             wsc_dot_v1_dot_coordinator__pb2.PrepareInputRequest.SerializeToString,
             wsc_dot_v1_dot_coordinator__pb2.PrepareInputResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Shards(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wsc.v1.Coordinator/Shards',
+            wsc_dot_v1_dot_coordinator__pb2.ShardsRequest.SerializeToString,
+            wsc_dot_v1_dot_coordinator__pb2.ShardsResponse.FromString,
             options,
             channel_credentials,
             insecure,

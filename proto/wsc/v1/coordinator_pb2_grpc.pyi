@@ -34,6 +34,7 @@ class CoordinatorStub:
     Session: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.SessionRequest, _coordinator_pb2.SessionResponse]
     Compile: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CompileRequest, _coordinator_pb2.CompileResponse]
     PrepareInput: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.PrepareInputRequest, _coordinator_pb2.PrepareInputResponse]
+    Shards: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ShardsRequest, _coordinator_pb2.ShardsResponse]
     Execute: _grpc.StreamStreamMultiCallable[_coordinator_pb2.ExecuteRequest, _coordinator_pb2.ExecuteResponse]
 
 @_typing.type_check_only
@@ -42,6 +43,7 @@ class CoordinatorAsyncStub(CoordinatorStub):
     Session: _aio.UnaryStreamMultiCallable[_coordinator_pb2.SessionRequest, _coordinator_pb2.SessionResponse]  # type: ignore[assignment]
     Compile: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CompileRequest, _coordinator_pb2.CompileResponse]  # type: ignore[assignment]
     PrepareInput: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.PrepareInputRequest, _coordinator_pb2.PrepareInputResponse]  # type: ignore[assignment]
+    Shards: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ShardsRequest, _coordinator_pb2.ShardsResponse]  # type: ignore[assignment]
     Execute: _aio.StreamStreamMultiCallable[_coordinator_pb2.ExecuteRequest, _coordinator_pb2.ExecuteResponse]  # type: ignore[assignment]
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
@@ -65,6 +67,13 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.PrepareInputRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.PrepareInputResponse, _abc.Awaitable[_coordinator_pb2.PrepareInputResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Shards(
+        self,
+        request: _coordinator_pb2.ShardsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.ShardsResponse, _abc.Awaitable[_coordinator_pb2.ShardsResponse]]: ...
 
     @_abc_1.abstractmethod
     def Execute(

@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from wsc.v1 import initialisation_pb2 as _initialisation_pb2
 from wsc.v1 import plan_pb2 as _plan_pb2
 import builtins as _builtins
 import sys
@@ -820,3 +821,111 @@ class TransferStateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TransferStateResponse: _TypeAlias = TransferStateResponse  # noqa: Y015
+
+@_typing.final
+class InitialState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PROGRAM_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def program(self) -> _initialisation_pb2.InitialProgram:
+        """without it: the value that was staged"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        program: _initialisation_pb2.InitialProgram | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["program", b"program"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "program", b"program"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InitialState: _TypeAlias = InitialState  # noqa: Y015
+
+@_typing.final
+class StageStatesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___InitialState]: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        states: _abc.Iterable[Global___InitialState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageStatesRequest: _TypeAlias = StageStatesRequest  # noqa: Y015
+
+@_typing.final
+class StageStatesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def staged(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the others would take too much memory"""
+
+    def __init__(
+        self,
+        *,
+        staged: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["staged", b"staged"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageStatesResponse: _TypeAlias = StageStatesResponse  # noqa: Y015
+
+@_typing.final
+class InitialiseStatesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___InitialState]: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        states: _abc.Iterable[Global___InitialState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InitialiseStatesRequest: _TypeAlias = InitialiseStatesRequest  # noqa: Y015
+
+@_typing.final
+class InitialiseStatesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InitialiseStatesResponse: _TypeAlias = InitialiseStatesResponse  # noqa: Y015

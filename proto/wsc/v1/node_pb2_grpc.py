@@ -98,7 +98,8 @@ class NodeService:
 
 
 class StateServiceStub:
-    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link.
+    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link. Values that a program
+    makes are made there: staged while nobody knows yet where they will lie, or at their places.
     """
 
     def __init__(self, channel):
@@ -122,10 +123,21 @@ class StateServiceStub:
                 request_serializer=wsc_dot_v1_dot_node__pb2.TransferStateRequest.SerializeToString,
                 response_deserializer=wsc_dot_v1_dot_node__pb2.TransferStateResponse.FromString,
                 _registered_method=True)
+        self.StageStates = channel.unary_unary(
+                '/wsc.v1.StateService/StageStates',
+                request_serializer=wsc_dot_v1_dot_node__pb2.StageStatesRequest.SerializeToString,
+                response_deserializer=wsc_dot_v1_dot_node__pb2.StageStatesResponse.FromString,
+                _registered_method=True)
+        self.InitialiseStates = channel.unary_unary(
+                '/wsc.v1.StateService/InitialiseStates',
+                request_serializer=wsc_dot_v1_dot_node__pb2.InitialiseStatesRequest.SerializeToString,
+                response_deserializer=wsc_dot_v1_dot_node__pb2.InitialiseStatesResponse.FromString,
+                _registered_method=True)
 
 
 class StateServiceServicer:
-    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link.
+    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link. Values that a program
+    makes are made there: staged while nobody knows yet where they will lie, or at their places.
     """
 
     def OpenState(self, request, context):
@@ -141,6 +153,18 @@ class StateServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WriteState(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StageStates(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def InitialiseStates(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -164,6 +188,16 @@ def add_StateServiceServicer_to_server(servicer, server):
                     request_deserializer=wsc_dot_v1_dot_node__pb2.TransferStateRequest.FromString,
                     response_serializer=wsc_dot_v1_dot_node__pb2.TransferStateResponse.SerializeToString,
             ),
+            'StageStates': grpc.unary_unary_rpc_method_handler(
+                    servicer.StageStates,
+                    request_deserializer=wsc_dot_v1_dot_node__pb2.StageStatesRequest.FromString,
+                    response_serializer=wsc_dot_v1_dot_node__pb2.StageStatesResponse.SerializeToString,
+            ),
+            'InitialiseStates': grpc.unary_unary_rpc_method_handler(
+                    servicer.InitialiseStates,
+                    request_deserializer=wsc_dot_v1_dot_node__pb2.InitialiseStatesRequest.FromString,
+                    response_serializer=wsc_dot_v1_dot_node__pb2.InitialiseStatesResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'wsc.v1.StateService', rpc_method_handlers)
@@ -173,7 +207,8 @@ def add_StateServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StateService:
-    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link.
+    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link. Values that a program
+    makes are made there: staged while nobody knows yet where they will lie, or at their places.
     """
 
     @staticmethod
@@ -247,6 +282,60 @@ class StateService:
             '/wsc.v1.StateService/WriteState',
             wsc_dot_v1_dot_node__pb2.TransferStateRequest.SerializeToString,
             wsc_dot_v1_dot_node__pb2.TransferStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StageStates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wsc.v1.StateService/StageStates',
+            wsc_dot_v1_dot_node__pb2.StageStatesRequest.SerializeToString,
+            wsc_dot_v1_dot_node__pb2.StageStatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InitialiseStates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wsc.v1.StateService/InitialiseStates',
+            wsc_dot_v1_dot_node__pb2.InitialiseStatesRequest.SerializeToString,
+            wsc_dot_v1_dot_node__pb2.InitialiseStatesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,7 +51,9 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class StateServiceStub:
-    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link."""
+    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link. Values that a program
+    makes are made there: staged while nobody knows yet where they will lie, or at their places.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -60,18 +62,26 @@ class StateServiceStub:
     OpenState: _grpc.UnaryUnaryMultiCallable[_node_pb2.OpenStateRequest, _node_pb2.OpenStateResponse]
     ReadState: _grpc.UnaryUnaryMultiCallable[_node_pb2.TransferStateRequest, _node_pb2.TransferStateResponse]
     WriteState: _grpc.UnaryUnaryMultiCallable[_node_pb2.TransferStateRequest, _node_pb2.TransferStateResponse]
+    StageStates: _grpc.UnaryUnaryMultiCallable[_node_pb2.StageStatesRequest, _node_pb2.StageStatesResponse]
+    InitialiseStates: _grpc.UnaryUnaryMultiCallable[_node_pb2.InitialiseStatesRequest, _node_pb2.InitialiseStatesResponse]
 
 @_typing.type_check_only
 class StateServiceAsyncStub(StateServiceStub):
-    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link."""
+    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link. Values that a program
+    makes are made there: staged while nobody knows yet where they will lie, or at their places.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenState: _aio.UnaryUnaryMultiCallable[_node_pb2.OpenStateRequest, _node_pb2.OpenStateResponse]  # type: ignore[assignment]
     ReadState: _aio.UnaryUnaryMultiCallable[_node_pb2.TransferStateRequest, _node_pb2.TransferStateResponse]  # type: ignore[assignment]
     WriteState: _aio.UnaryUnaryMultiCallable[_node_pb2.TransferStateRequest, _node_pb2.TransferStateResponse]  # type: ignore[assignment]
+    StageStates: _aio.UnaryUnaryMultiCallable[_node_pb2.StageStatesRequest, _node_pb2.StageStatesResponse]  # type: ignore[assignment]
+    InitialiseStates: _aio.UnaryUnaryMultiCallable[_node_pb2.InitialiseStatesRequest, _node_pb2.InitialiseStatesResponse]  # type: ignore[assignment]
 
 class StateServiceServicer(metaclass=_abc_1.ABCMeta):
-    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link."""
+    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link. Values that a program
+    makes are made there: staged while nobody knows yet where they will lie, or at their places.
+    """
 
     @_abc_1.abstractmethod
     def OpenState(
@@ -93,5 +103,19 @@ class StateServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.TransferStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.TransferStateResponse, _abc.Awaitable[_node_pb2.TransferStateResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def StageStates(
+        self,
+        request: _node_pb2.StageStatesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.StageStatesResponse, _abc.Awaitable[_node_pb2.StageStatesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def InitialiseStates(
+        self,
+        request: _node_pb2.InitialiseStatesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.InitialiseStatesResponse, _abc.Awaitable[_node_pb2.InitialiseStatesResponse]]: ...
 
 def add_StateServiceServicer_to_server(servicer: StateServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,86 @@
+"""Initial values of states, made by programs of the client: several at a time, and staged where their places are not
+known yet."""
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from cirh import initialisation
+from cirh.types import element_from_proto
+from wsc.v1 import initialisation_pb2, node_pb2
+
+# Programs run beside the script's tracing and the compiler.
+_THREADS = max(1, (os.cpu_count() or 1) // 2)
+_LIMIT_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 3
+
+
+class Staging:
+    """The staged values of a job. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, torch.Tensor] = {}
+        self._promised = 0  # bytes of what is staged, or being made
+        self._closed = False
+
+    def make(self, states: Iterable[node_pb2.InitialState]) -> list[str]:
+        """Stage the values of states, as far as there is memory. Returns the names of those that are staged.
+
+        Raises:
+            CirhError: a program cannot be run.
+        """
+        chosen = [state for state in states if self._has_room(_result_bytes(state.program))]
+
+        def make(state: node_pb2.InitialState) -> None:
+            if self._closed:
+                return
+            result = state.program.buffers[state.program.result]
+            value = torch.empty(result.elements, dtype=element_from_proto(result.element_type))
+            initialisation.run(state.program, value)
+            with self._lock:
+                if not self._closed:
+                    self._values[state.name] = value
+
+        run_all(make, chosen)
+        return [state.name for state in chosen]
+
+    def take(self, name: str) -> torch.Tensor | None:
+        """A staged value, flat, which is forgotten here; None if there is none."""
+        with self._lock:
+            return self._values.pop(name, None)
+
+    def clear(self) -> None:
+        """Forget what is staged."""
+        with self._lock:
+            self._values.clear()
+            self._promised = 0
+
+    def close(self) -> None:
+        """Forget everything, and stage nothing more."""
+        with self._lock:
+            self._closed = True
+        self.clear()
+
+    def _has_room(self, nbytes: int) -> bool:
+        with self._lock:
+            fits = not self._closed and self._promised + nbytes <= _LIMIT_BYTES
+            self._promised += nbytes if fits else 0
+            return fits
+
+
+def run_all(make: Callable[[node_pb2.InitialState], None], states: Iterable[node_pb2.InitialState]) -> None:
+    """Call `make` for each state, some at a time. Raises what it raises, when all are done."""
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="initialisation") as pool:
+        done = [pool.submit(make, state) for state in states]
+    for one in done:
+        one.result()
+
+
+def _result_bytes(program: initialisation_pb2.InitialProgram) -> int:
+    if program.result >= len(program.buffers):
+        return 0
+    result = program.buffers[program.result]
+    return int(result.elements) * element_from_proto(result.element_type).itemsize
