@@ -165,7 +165,7 @@ def test_a_second_execution_follows_on_the_same_state(cluster: Any, client: Call
     assert sorted(cluster.behaviour.stopped).count("wafer-0") == 2
     one.close()
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
-    assert cluster.free_nodes() == 4
+    cluster.until(lambda: cluster.free_nodes() == 4)
 
 
 def test_only_one_execution_at_a_time(cluster: Any, client: Callable[..., Any]) -> None:

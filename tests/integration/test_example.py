@@ -74,8 +74,8 @@ def damaged(kind: str, folder: Path) -> Path:
             whole = folder / "whole.mdl"
             cstorch.save({"model": {"fc1.weight": torch.randn(256, 64)}}, whole)
             path.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-        case "from torch.save":
-            torch.save({"model": {}}, path)
+        case "foreign":
+            path.write_text("weights, but as text")
         case "another H5 file":
             with h5py.File(path, "w") as file:
                 file["weights"] = [1.0, 2.0]
@@ -88,7 +88,7 @@ def damaged(kind: str, folder: Path) -> Path:
     ("kind", "error", "text"),
     [
         ("truncated", "cstorch.errors.CheckpointError", "truncated or damaged"),
-        ("from torch.save", "cstorch.errors.CheckpointError", "not an H5 checkpoint.*torch.load"),
+        ("foreign", "cstorch.errors.CheckpointError", "is no checkpoint: neither.*cstorch.save.*nor.*torch.load"),
         ("another H5 file", "cstorch.errors.CheckpointError", "not a checkpoint that cstorch.save wrote"),
         ("of another model", "RuntimeError", r"size mismatch for fc1.weight.*\[256, 32\]"),
         ("missing", "FileNotFoundError", "there is no checkpoint"),
