@@ -30,6 +30,15 @@ class Region:
         return self.width * self.height
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FloorPlan:
+    """The layers on one wafer, in layer-pipelined form."""
+
+    width: int
+    height: int
+    regions: tuple[Region, ...]
+
+
 def plan_floor(work: Sequence[tuple[str, float]], width: int = WIDTH, height: int = HEIGHT) -> tuple[Region, ...]:
     """Divides the whole wafer.
 

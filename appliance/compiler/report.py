@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from appliance.compiler.floor_plan import Region
+from appliance.compiler.floor_plan import FloorPlan
 from appliance.compiler.machine_model import MachineModel
 from appliance.compiler.memory_plan import MemoryPlan
 from appliance.compiler.timeline import Timeline
@@ -70,15 +70,6 @@ class Totals:
     segments: int
     step_seconds: float  # predicted
     rows_per_second: float  # predicted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FloorPlan:
-    """The layers on one wafer, in layer-pipelined form."""
-
-    width: int
-    height: int
-    regions: tuple[Region, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
-from appliance.compiler.floor_plan import HEIGHT, WIDTH, plan_floor
+from appliance.compiler.floor_plan import HEIGHT, WIDTH, FloorPlan, plan_floor
 from appliance.compiler.kernel_profile import KernelProfile, loop_time, operations_time, profile_kernel
 from appliance.compiler.layers import BACKWARD
 from appliance.compiler.machine_model import MachineModel
 from appliance.compiler.memory_plan import plan_memory
 from appliance.compiler.report import (
     REPORT_FORMAT,
-    FloorPlan,
     LayerReport,
     Report,
     ShardReport,

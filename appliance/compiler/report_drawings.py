@@ -1,4 +1,4 @@
-"""The drawings of a report's page, as SVG: the floor plan, the wafer's memory, the step as a timeline.
+"""The drawings of a report's page, as SVG: the wafer's memory, the step as a timeline; `floor_drawing` has the wafer.
 
 Colours are classes, which the page defines for light and dark. Names come from the user's modules and are escaped.
 """
@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Final
 
+from appliance.compiler.floor_drawing import COLOURS, svg
 from appliance.compiler.layers import BACKWARD
 from appliance.compiler.memory_plan import MemoryPlan, MemoryPoint
 from appliance.compiler.quantities import bytes_text, seconds_text
-from appliance.compiler.report import FloorPlan, LayerReport
 from appliance.compiler.timeline import GRADIENTS, WAFER, WEIGHTS, Span, Timeline
 
-COLOURS: Final = 8  # classes c0 .. c7
 _WIDTH: Final = 1000
 _LEFT: Final = 92  # for the names of tracks, and the scale of memory
 
@@ -25,34 +24,6 @@ _MEMORY_PARTS: Final[Sequence[tuple[str, Callable[[MemoryPoint], int]]]] = (
     ("working", lambda point: point.working_bytes),
 )
 MEMORY_PARTS: Final = tuple(name for name, _ in _MEMORY_PARTS)
-
-
-def draw_floor_plan(plan: FloorPlan, layers: Sequence[LayerReport]) -> str:
-    """A rectangle for each layer; a line leads through them in the order of the network."""
-    seconds = {layer.layer: layer.forward_seconds + layer.backward_seconds for layer in layers}
-    regions, names = [], []
-    for number, region in enumerate(plan.regions):
-        share = region.area / (plan.width * plan.height)
-        told = f"{region.layer}: {share:.1%} of the wafer, {region.width} × {region.height} cores, "
-        told += f"{seconds_text(seconds[region.layer])} of work in a step"
-        regions.append(
-            f'<rect class="region c{number % COLOURS}" x="{region.x}" y="{region.y}" width="{region.width}" '
-            f'height="{region.height}"><title>{escape(told)}</title></rect>'
-        )
-        if region.width >= 60 and region.height >= 44:
-            size = min(34.0, region.width / max(len(region.layer), 4) * 1.5, region.height / 2.6)
-            x, y = region.x + region.width / 2, region.y + region.height / 2
-            names.append(
-                f'<text class="name" x="{x:g}" y="{y:g}" style="font-size:{size:.1f}px">{escape(region.layer)}</text>'
-            )
-            if region.height >= 3.4 * size:
-                names.append(
-                    f'<text class="part" x="{x:g}" y="{y + size:.1f}" style="font-size:{size * 0.66:.1f}px">'
-                    f"{share:.1%}</text>"
-                )
-    middles = " ".join(f"{r.x + r.width / 2:g},{r.y + r.height / 2:g}" for r in plan.regions)
-    path = f'<polyline class="path" points="{middles}"/>'
-    return _svg(plan.width, plan.height, [*regions, path, *names], "The wafer, divided into a region for each layer")
 
 
 def draw_memory(memory: MemoryPlan) -> str:
@@ -91,7 +62,7 @@ def draw_memory(memory: MemoryPlan) -> str:
     first, last = memory.points[0].segment, memory.points[-1].segment
     parts.append(f'<text class="axis" x="{_LEFT}" y="{height - 6}">{escape(first)}</text>')
     parts.append(f'<text class="axis" x="{_WIDTH}" y="{height - 6}" text-anchor="end">{escape(last)}</text>')
-    return _svg(_WIDTH, height, parts, "Memory of a wafer, segment by segment")
+    return svg(_WIDTH, height, parts, "Memory of a wafer, segment by segment")
 
 
 def draw_timeline(timeline: Timeline) -> str:
@@ -122,7 +93,7 @@ def draw_timeline(timeline: Timeline) -> str:
         anchor = ("start", "middle", "middle", "middle", "end")[quarter]
         seconds = seconds_text(timeline.step_seconds * quarter / 4)
         parts.append(f'<text class="axis" x="{x:g}" y="{height - 5}" text-anchor="{anchor}">{seconds}</text>')
-    return _svg(_WIDTH, height, parts, "One step, from its beginning to its last update")
+    return svg(_WIDTH, height, parts, "One step, from its beginning to its last update")
 
 
 def _layer_colours(spans: Iterable[Span]) -> dict[str, int]:
@@ -149,10 +120,4 @@ def _scale_line(nbytes: float, scale: float, bottom: float) -> str:
     return (
         f'<line class="rule" x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
         f'<text class="axis" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{bytes_text(nbytes)}</text>'
-    )
-
-
-def _svg(width: int, height: int, parts: Iterable[str], name: str) -> str:
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(name)}">\n' + "\n".join(parts) + "\n</svg>"
     )

@@ -5,9 +5,10 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
+from appliance.compiler.floor_drawing import draw_floor_plan
 from appliance.compiler.quantities import bytes_text, count_text, seconds_text
 from appliance.compiler.report import Report
-from appliance.compiler.report_drawings import MEMORY_PARTS, draw_floor_plan, draw_memory, draw_timeline
+from appliance.compiler.report_drawings import MEMORY_PARTS, draw_memory, draw_timeline
 
 _STYLE: Final = Path(__file__).with_name("report_page.css")
 
@@ -98,13 +99,14 @@ def _memory(report: Report) -> str:
 def _floor_plan(report: Report) -> str:
     if not report.floor_plan.regions:
         return ""
+    seconds = {layer.layer: layer.forward_seconds + layer.backward_seconds for layer in report.layers}
     return _section(
         "Floor plan",
         "The wafer as layer-pipelined execution would divide it: a region for each layer, its area in proportion to "
         "the layer's predicted time, so that all layers take equally long. The line is the way of the activations; "
         "the gradients go back the same way. (Weight streaming, which this plan is for, gives each segment the whole "
         "wafer.)",
-        f'<div class="floor">{draw_floor_plan(report.floor_plan, report.layers)}</div>',
+        f'<div class="floor">{draw_floor_plan(report.floor_plan, seconds)}</div>',
     )
 
 

@@ -181,6 +181,7 @@ class Job:
                 verdict=self.verdict,
                 on_progress=lambda step: self._tell(management_pb2.JOB_PHASE_RUNNING, step, begin.num_steps),
             )
+            self._report.artifact = begin.artifact
             return self._execution
 
     def end_execution(self, execution: Execution) -> None:

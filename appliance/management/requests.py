@@ -1,5 +1,6 @@
 """What management accepts of what clients ask for."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +19,11 @@ def complete(request: management_pb2.CreateJobRequest) -> None:
     """Fill in what the client left to us."""
     request.run_ahead_steps = request.run_ahead_steps or DEFAULT_RUN_AHEAD_STEPS
     request.priority = request.priority or DEFAULT_PRIORITY
+
+
+def is_artifact(name: str) -> bool:
+    """Whether it is the key of a plan, as a coordinator should name one; then it is a file's name too."""
+    return re.fullmatch("[0-9a-f]{64}", name) is not None
 
 
 def problem_of_job(request: management_pb2.CreateJobRequest) -> str:

@@ -20,7 +20,7 @@ from appliance.management.coordination import Coordination
 from appliance.management.job_tokens import JobTokens
 from appliance.management.jobs import ENDED, Job, JobTable
 from appliance.management.registry import NodeRegistry
-from appliance.management.requests import complete, problem_of_job, problem_of_labels, problem_of_priority
+from appliance.management.requests import complete, is_artifact, problem_of_job, problem_of_labels, problem_of_priority
 from appliance.members import PACKAGES
 from interconnect.version import __version__
 from interconnect.zygote import SpawnError, spawn
@@ -207,7 +207,9 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
 
     def _end(self, job: Job, phase: "management_pb2.JobPhase.ValueType", message: str) -> None:
         last = job.report
-        report = management_pb2.JobReport(phase=phase, message=message, step=last.step, num_steps=last.num_steps)
+        report = management_pb2.JobReport(
+            phase=phase, message=message, step=last.step, num_steps=last.num_steps, artifact=last.artifact
+        )
         job.nodes = job.nodes or self._registry.held(job.name)
         if self._jobs.end(job, report):
             self._registry.release(job.name)
@@ -273,12 +275,19 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
     def ListJobs(
         self, request: management_pb2.ListJobsRequest, context: grpc.ServicerContext
     ) -> management_pb2.ListJobsResponse:
-        return management_pb2.ListJobsResponse(jobs=[job.describe(self._registry) for job in self._jobs.all()])
+        return management_pb2.ListJobsResponse(jobs=[self._describe(job) for job in self._jobs.all()])
 
     def GetJob(
         self, request: management_pb2.GetJobRequest, context: grpc.ServicerContext
     ) -> management_pb2.GetJobResponse:
-        return management_pb2.GetJobResponse(job=self._find(request.job, context).describe(self._registry))
+        return management_pb2.GetJobResponse(job=self._describe(self._find(request.job, context)))
+
+    def _describe(self, job: Job) -> management_pb2.JobInfo:
+        info = job.describe(self._registry)
+        artifact = job.report.artifact
+        if is_artifact(artifact):
+            info.artifact = str(_cache_directory(self._settings.cache_root, job.request.compile_dir) / artifact)
+        return info
 
     def CancelJob(
         self, request: management_pb2.CancelJobRequest, context: grpc.ServicerContext

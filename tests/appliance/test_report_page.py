@@ -9,9 +9,10 @@ from xml.etree import ElementTree
 import pytest
 from reported_steps import MACHINE, trained_blocks
 
+from appliance.compiler.floor_drawing import draw_floor_plan
 from appliance.compiler.report import Report
 from appliance.compiler.report_builder import make_report
-from appliance.compiler.report_drawings import draw_floor_plan, draw_memory, draw_timeline
+from appliance.compiler.report_drawings import draw_memory, draw_timeline
 from appliance.compiler.report_page import report_page
 
 VOID = {"meta"}
@@ -94,7 +95,9 @@ def test_the_numbers_are_those_of_the_json(report: Report, text: str) -> None:
 
 
 def test_drawings_show_every_region_segment_and_message(report: Report) -> None:
-    floor = ElementTree.fromstring(draw_floor_plan(report.floor_plan, report.layers))
+    floor = ElementTree.fromstring(
+        draw_floor_plan(report.floor_plan, {layer.layer: layer.forward_seconds for layer in report.layers})
+    )
     drawn = [
         tuple(int(element.attrib[name]) for name in ("x", "y", "width", "height")) for element in floor.iter("rect")
     ]
