@@ -16,6 +16,8 @@ from grpc_health.v1 import health, health_pb2_grpc
 
 from appliance.management.gateway import Gateway
 from appliance.management.service import ManagementService, ManagementSettings
+from appliance.page.server import PageServer
+from appliance.page.source import ManagementSource
 from interconnect.address import bind, split_address
 from interconnect.folders import cache_root
 from interconnect.server import make_server
@@ -41,11 +43,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="clients reach this address only: hand their calls on to coordinators and MemoryX",
     )
+    parser.add_argument("--page", metavar="HOST:PORT", help="serve a page to look at there; port 0: any; default: none")
     parser.add_argument(
         "--announce-fd",
         type=int,
         metavar="N",
-        help="write the address to this descriptor, as a line of JSON, for a cluster that ends with this process: jobs "
+        help="write the addresses to this descriptor, as a line of JSON, for a cluster that ends with this process: jobs "
         "end too, and then it is closed",
     )
     return parser.parse_args(argv)
@@ -65,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     server = make_server()
     try:
         address = bind(server, options.listen)
+        page = None if options.page is None else PageServer(options.page)
     except OSError as error:
         logger.error("%s", error)
         return 1
@@ -81,10 +85,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, end)
     server.start()
     service.start(address, split_address(options.listen, any_port=True)[0])
+    if page is not None:
+        page.start(ManagementSource(address))
     with open(os.devnull if options.announce_fd is None else options.announce_fd, "w", encoding="utf-8") as announce:
-        announce.write(json.dumps({"management": address}) + "\n")
+        announce.write(json.dumps({"management": address, "page": "" if page is None else page.url}) + "\n")
         announce.flush()
-        service.close(end_jobs=over.get())
+        end_jobs = over.get()
+        if page is not None:
+            page.close()
+        service.close(end_jobs=end_jobs)
     # Whoever listens to the announcement sees its end, and ends the nodes; their streams are what this waits for.
     server.stop(STOP_SECONDS).wait()
     return 0

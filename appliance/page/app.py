@@ -1,0 +1,116 @@
+"""The page's addresses: `/` the cluster, `/jobs/NAME` a job; below each, `events`; the files that pages need."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from appliance.page import compile_report, rendering, streams
+from appliance.page.source import PageSource, SourceAway
+from wsc.v1 import management_pb2
+
+_STATIC: Final = Path(__file__).with_name("static")
+_COMPILER_STYLE: Final = Path(rendering.__file__).parents[1] / "compiler" / "report_page.css"
+
+# All that a page loads is ours, and no script or style stands in it: what a job says cannot become one.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+# The compiler's page has its style in it, and no script that runs.
+_REPORT_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def make_app(source: PageSource, closing: asyncio.Event, hosts: Sequence[str] = ("*",)) -> Starlette:
+    """The application.
+
+    Args:
+        closing: ends the streams of events when it is set.
+        hosts: under which names it may be asked for; then no page from elsewhere can have its own name point here.
+    """
+
+    async def cluster(request: Request) -> Response:
+        return HTMLResponse(rendering.cluster_page(await source.nodes(), await source.jobs()))
+
+    async def cluster_events(request: Request) -> Response:
+        return _events(streams.cluster_stream(source, closing))
+
+    async def job(request: Request) -> Response:
+        return HTMLResponse(rendering.job_page(await _job(request)))
+
+    async def job_events(request: Request) -> Response:
+        return _events(streams.job_stream(source, (await _job(request)).job, closing))
+
+    async def job_report(request: Request) -> Response:
+        page = compile_report.read_page((await _job(request)).artifact)
+        if page is None:
+            raise HTTPException(404, "This job has no compile report, or has none any more.")
+        return HTMLResponse(page, headers={"Content-Security-Policy": _REPORT_POLICY})
+
+    async def report_style(request: Request) -> Response:
+        return FileResponse(_COMPILER_STYLE)
+
+    async def _job(request: Request) -> management_pb2.JobInfo:
+        name = request.path_params["name"]
+        found = await source.job(name)
+        if found is None:
+            raise HTTPException(404, f"The cluster knows no job {name!r}. It forgets those that ended long ago.")
+        return found
+
+    return Starlette(
+        routes=[
+            Route("/", cluster),
+            Route("/events", cluster_events),
+            Route("/jobs/{name}", job),
+            Route("/jobs/{name}/events", job_events),
+            Route("/jobs/{name}/report", job_report),
+            Route("/static/report_page.css", report_style),
+            Mount("/static", StaticFiles(directory=_STATIC)),
+        ],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(_Guard)],
+        exception_handlers={HTTPException: _refused, SourceAway: _away},
+    )
+
+
+def _events(stream: AsyncIterator[bytes]) -> Response:
+    return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    title = "Not found" if error.status_code == 404 else f"Error {error.status_code}"
+    return HTMLResponse(rendering.error_page(title, error.detail), error.status_code)
+
+
+async def _away(request: Request, error: Exception) -> Response:
+    return HTMLResponse(rendering.error_page("The cluster is away", str(error)), 503)
+
+
+class _Guard:
+    """Puts on every answer what it may do in the browser."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.setdefault("Content-Security-Policy", _POLICY)
+                headers.setdefault("Cache-Control", "no-cache")
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Referrer-Policy"] = "no-referrer"
+            await send(message)
+
+        await self._app(scope, receive, guarded)

@@ -1,0 +1,172 @@
+"""What the events of a job come to: the last that each node said, the step's split, the rate, what is new.
+
+Everything here came over the wire; its size is bounded.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from wsc.v1 import observation_pb2
+
+RATE_REPORTS: Final = 16  # the rate is that over so many reports of a node
+MAX_NODES: Final = 4096
+MAX_CURVES: Final = 64
+MAX_NEW_SCALARS: Final = 200_000
+MAX_NEW_LOG: Final = 1000  # the page shows no more
+ERROR: Final = 40
+# As they are stacked. Anything else that a node names comes after them.
+PARTS: Final = ("compute", "update", "reduce", "input", "send", "wait")
+_TOTAL: Final = "total"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a role's time went into."""
+
+    name: str
+    seconds: float  # in a step
+    begin: float  # where it begins, as a share of the whole; and
+    share: float  # how much of it it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSplit:
+    """The step of a role, as the mean over its nodes."""
+
+    role: str
+    nodes: int
+    seconds: float  # in a step
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRow:
+    """A line of the log. first_error: it is where things went wrong first."""
+
+    record: observation_pb2.LogRecord
+    first_error: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLoad:
+    """What a node uses, at last hearing. Rates are None before it has reported twice."""
+
+    report: observation_pb2.NodeReport
+    cpu_share: float | None  # of one core
+    received_rate: float | None  # bytes a second
+    sent_rate: float | None
+
+
+class JobView:
+    """Fed with events, in order."""
+
+    def __init__(self) -> None:
+        self._reports: dict[str, deque[observation_pb2.NodeReport]] = {}
+        self._curves: set[tuple[int, str]] = set()
+        self._scalars: deque[observation_pb2.Scalar] = deque(maxlen=MAX_NEW_SCALARS)
+        self._log: deque[LogRow] = deque(maxlen=MAX_NEW_LOG)
+        self.first_error: observation_pb2.LogRecord | None = None
+
+    def add(self, events: Iterable[observation_pb2.JobEvent]) -> None:
+        for event in events:
+            match event.WhichOneof("kind"):
+                case "report":
+                    self._add_report(event.report)
+                case "log":
+                    self._add_log(event.log)
+                case "scalar":
+                    self._add_scalar(event.scalar)
+
+    def new_scalars(self) -> Sequence[observation_pb2.Scalar]:
+        """Since the last call."""
+        scalars = list(self._scalars)
+        self._scalars.clear()
+        return scalars
+
+    def new_log(self) -> Sequence[LogRow]:
+        """Since the last call."""
+        rows = list(self._log)
+        self._log.clear()
+        return rows
+
+    def rate(self) -> float | None:
+        """Steps a second, of the node that is furthest; None before it can be told."""
+        if not self._reports:
+            return None
+        reports = max(self._reports.values(), key=lambda reports: (reports[-1].execution, reports[-1].step))
+        seconds = reports[-1].time - reports[0].time
+        steps = reports[-1].step - reports[0].step
+        return steps / seconds if seconds > 0 and steps > 0 else None
+
+    def splits(self) -> Sequence[RoleSplit]:
+        """Of each role that has run a step of the last execution."""
+        last = max((reports[-1].execution for reports in self._reports.values()), default=0)
+        roles: dict[str, list[observation_pb2.NodeReport]] = {}
+        for name, reports in sorted(self._reports.items()):
+            report = reports[-1]
+            if report.execution == last and report.step and report.seconds:
+                roles.setdefault(name.rpartition("-")[0] or name, []).append(report)
+        return [split for role, reports in roles.items() if (split := _split(role, reports)) is not None]
+
+    def loads(self) -> Mapping[str, NodeLoad]:
+        """By the nodes' names."""
+        return {name: _load(reports) for name, reports in sorted(self._reports.items())}
+
+    def _add_report(self, report: observation_pb2.NodeReport) -> None:
+        reports = self._reports.get(report.node)
+        if reports is None:
+            if len(self._reports) >= MAX_NODES:
+                return
+            reports = self._reports[report.node] = deque(maxlen=RATE_REPORTS)
+        elif reports[-1].execution != report.execution:
+            reports.clear()
+        reports.append(report)
+
+    def _add_log(self, record: observation_pb2.LogRecord) -> None:
+        first = self.first_error is None and record.level >= ERROR
+        if first:
+            self.first_error = record
+        self._log.append(LogRow(record=record, first_error=first))
+
+    def _add_scalar(self, scalar: observation_pb2.Scalar) -> None:
+        curve = (scalar.execution, scalar.name)
+        if curve not in self._curves:
+            if len(self._curves) >= MAX_CURVES:
+                return
+            self._curves.add(curve)
+        self._scalars.append(scalar)
+
+
+def _split(role: str, reports: Sequence[observation_pb2.NodeReport]) -> RoleSplit | None:
+    seconds: dict[str, float] = {}
+    for report in reports:
+        for name, amount in report.seconds.items():
+            if name != _TOTAL and math.isfinite(amount) and amount > 0:
+                seconds[name] = seconds.get(name, 0.0) + amount / report.step / len(reports)
+    total = sum(seconds.values())
+    if not 0 < total < math.inf:
+        return None
+    parts, begin = [], 0.0
+    for name in sorted(seconds, key=lambda name: (PARTS.index(name) if name in PARTS else len(PARTS), name)):
+        share = seconds[name] / total
+        parts.append(Part(name=name, seconds=seconds[name], begin=begin, share=share))
+        begin += share
+    return RoleSplit(role=role, nodes=len(reports), seconds=total, parts=parts)
+
+
+def _load(reports: Sequence[observation_pb2.NodeReport]) -> NodeLoad:
+    first, last = reports[0], reports[-1]
+    seconds = last.time - first.time
+
+    def rate(amount: float) -> float | None:
+        return max(0.0, amount) / seconds if seconds > 0 else None
+
+    return NodeLoad(
+        report=last,
+        cpu_share=rate(last.cpu_seconds - first.cpu_seconds),
+        received_rate=rate(last.bytes["received"] - first.bytes["received"]) if "received" in last.bytes else None,
+        sent_rate=rate(last.bytes["sent"] - first.bytes["sent"]) if "sent" in last.bytes else None,
+    )

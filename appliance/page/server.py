@@ -1,0 +1,99 @@
+"""The page's server: a thread of the management process, with a port of its own."""
+
+import asyncio
+import logging
+import socket
+import threading
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+from appliance.page.source import PageSource
+from interconnect.address import split_address
+
+MAX_CONNECTIONS: Final = 128
+END_SECONDS: Final = 3.0
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
+
+logger = logging.getLogger(__name__)
+
+
+class PageServer:
+    """Owns its port from the beginning, and its thread from `start` until `close`."""
+
+    def __init__(self, listen: str) -> None:
+        """listen: host:port; port 0: any. Raises OSError if it cannot be had."""
+        try:
+            self._host, port = split_address(listen, any_port=True)
+            bare = self._host.strip("[]")
+            family = socket.AF_INET6 if ":" in bare else socket.AF_INET
+            self._socket = socket.create_server((bare, port), family=family)
+        except (ValueError, OSError) as error:
+            raise OSError(f"the page cannot listen at {listen}: {error}") from error
+        self.address = f"{self._host}:{self._socket.getsockname()[1]}"
+        self._closing = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="page", daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}/"
+
+    def start(self, source: AbstractAsyncContextManager[PageSource]) -> None:
+        """Begin to serve; returns at once. The source is entered, and left, in the server's own event loop."""
+        self._source = source
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the streams and the thread, and give back the port."""
+        with self._lock:
+            self._closed = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._closing.set)
+        if self._thread.is_alive():
+            self._thread.join(END_SECONDS)
+        self._socket.close()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception:
+            logger.exception("the page at %s has ended", self.url)
+        finally:
+            with self._lock:
+                self._loop = None
+
+    async def _serve(self) -> None:
+        # Here and not above: they take half a second to load, and a cluster is to be there before its page.
+        import uvicorn
+
+        from appliance.page.app import make_app
+
+        with self._lock:
+            if self._closed:
+                return
+            self._loop = asyncio.get_running_loop()
+        async with self._source as source:
+            hosts = _LOOPBACK if self._host in _LOOPBACK else ("*",)
+            config = uvicorn.Config(
+                make_app(source, self._closing, hosts),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                limit_concurrency=MAX_CONNECTIONS,
+                timeout_graceful_shutdown=1,
+            )
+            server = uvicorn.Server(config)
+            serving = asyncio.create_task(server.serve([self._socket]))
+            closing = asyncio.create_task(self._closing.wait())
+            try:
+                await asyncio.wait([serving, closing], return_when=asyncio.FIRST_COMPLETED)
+                server.should_exit = True
+                await serving
+            finally:
+                closing.cancel()

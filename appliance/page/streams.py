@@ -1,0 +1,111 @@
+"""Server-sent events: what changes of a page while it is open.
+
+Every event's data is JSON. "begin" comes first, and again after each reconnection: what the browser has kept of curves
+and log is to be dropped. "regions" has HTML by the id of the element, "scalars" the new points of curves, "log" the rows
+to be appended. After "end" nothing more will come.
+"""
+
+import asyncio
+import contextlib
+import json
+import math
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from appliance.page.job_view import JobView
+from appliance.page.rendering import (
+    Regions,
+    cluster_regions,
+    compile_regions,
+    has_ended,
+    job_regions,
+    log_rows,
+)
+from appliance.page.source import PageSource, SourceAway
+
+PERIOD_SECONDS: Final = 0.5
+LAST_EVENTS_SECONDS: Final = 3.0  # after the end of a job, for what is still on its way
+RETRY_MILLISECONDS: Final = 1000
+
+
+async def cluster_stream(source: PageSource, closing: asyncio.Event) -> AsyncIterator[bytes]:
+    """Until closing is set, or the source is away."""
+    shown: dict[str, str] = {}
+    yield _begin()
+    with contextlib.suppress(SourceAway):
+        while not closing.is_set():
+            regions = cluster_regions(await source.nodes(), await source.jobs())
+            if changed := _changes(shown, regions):
+                yield _event("regions", changed)
+            await _pause(closing)
+
+
+async def job_stream(source: PageSource, name: str, closing: asyncio.Event) -> AsyncIterator[bytes]:
+    """Until the job has ended and all is told; else as cluster_stream."""
+    shown: dict[str, str] = {}
+    view = JobView()
+    artifact = ""
+    ended_at = math.inf
+    yield _begin()
+    following = asyncio.create_task(_follow(source, name, view))
+    try:
+        while not closing.is_set():
+            job = await source.job(name)
+            if job is None:
+                break
+            # Asked before what is shown is gathered: then nothing of a job that has ended is left out.
+            complete = following.done()
+            regions = dict(job_regions(job, view))
+            if job.artifact != artifact:
+                artifact = job.artifact
+                regions.update(compile_regions(job))
+            if changed := _changes(shown, regions):
+                yield _event("regions", changed)
+            if scalars := view.new_scalars():
+                points = [
+                    [s.execution, s.name, s.step, s.value if math.isfinite(s.value) else None] for s in scalars
+                ]
+                yield _event("scalars", points)
+            if rows := view.new_log():
+                yield _event("log", log_rows(rows))
+            if has_ended(job):
+                ended_at = min(ended_at, time.monotonic())
+                if complete or time.monotonic() - ended_at > LAST_EVENTS_SECONDS:
+                    yield _event("end", None)
+                    break
+            elif complete and following.exception() is not None:
+                break  # the browser comes back, and gets all that is kept
+            await _pause(closing)
+    except SourceAway:
+        pass
+    finally:
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError, SourceAway):
+            await following
+
+
+async def _follow(source: PageSource, name: str, view: JobView) -> None:
+    async for events in source.events(name):
+        view.add(events.events)
+
+
+async def _pause(closing: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PERIOD_SECONDS):
+            await closing.wait()
+
+
+def _changes(shown: dict[str, str], regions: Regions) -> Regions:
+    changed = {name: html for name, html in regions.items() if shown.get(name) != html}
+    shown.update(changed)
+    return changed
+
+
+def _begin() -> bytes:
+    return b"retry: %d\n" % RETRY_MILLISECONDS + _event("begin", None)
+
+
+def _event(name: str, data: Any) -> bytes:
+    """JSON has no line breaks of its own, so one line is enough."""
+    return f"event: {name}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode()

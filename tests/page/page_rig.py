@@ -1,0 +1,166 @@
+"""A cluster as the page sees it, without any: what the tests of the page change at will."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Self
+
+from wsc.v1 import management_pb2, node_pb2, observation_pb2
+
+HOSTILE = "</script><script>window.broken=1</script><img src=x onerror=\"window.broken=1\">'&"
+ROLES = {
+    node_pb2.ROLE_WAFER: "wafer",
+    node_pb2.ROLE_MEMORYX: "memoryx",
+    node_pb2.ROLE_SWARMX: "swarmx",
+    node_pb2.ROLE_WORKER: "worker",
+}
+WORK = {"wafer": "compute", "memoryx": "update", "swarmx": "reduce", "worker": "input"}
+
+
+class FakeSource:
+    """A PageSource whose content tests write. `tell` is for any thread."""
+
+    def __init__(self) -> None:
+        self.node_list: list[management_pb2.NodeInfo] = []
+        self.job_list: list[management_pb2.JobInfo] = []
+        self.kept: dict[str, list[observation_pb2.JobEvent]] = {}
+        self.broken = 0  # so many of the next events calls end without the job's end
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        pass
+
+    async def nodes(self) -> Sequence[management_pb2.NodeInfo]:
+        return list(self.node_list)
+
+    async def jobs(self) -> Sequence[management_pb2.JobInfo]:
+        return list(self.job_list)
+
+    async def job(self, name: str) -> management_pb2.JobInfo | None:
+        return next((job for job in self.job_list if job.job == name), None)
+
+    async def events(self, name: str) -> AsyncIterator[observation_pb2.JobEvents]:
+        told = 0
+        while True:
+            kept = self.kept.get(name, [])
+            ended = any(job.job == name and job.ended for job in self.job_list)
+            if told < len(kept):
+                yield observation_pb2.JobEvents(events=kept[told:])
+                told = len(kept)
+            if ended:
+                return
+            await asyncio.sleep(0.02)
+
+    def tell(self, name: str, *events: observation_pb2.JobEvent) -> None:
+        """Something happens in a job."""
+        self.kept[name] = [*self.kept.get(name, []), *events]
+
+
+def make_nodes(wafers: int = 2, memoryx: int = 2, workers: int = 2) -> list[management_pb2.NodeInfo]:
+    counts = {
+        node_pb2.ROLE_WAFER: wafers,
+        node_pb2.ROLE_MEMORYX: memoryx,
+        node_pb2.ROLE_SWARMX: 1,
+        node_pb2.ROLE_WORKER: workers,
+    }
+    return [
+        management_pb2.NodeInfo(
+            node_id=f"{ROLES[role]}-{number:04x}",
+            role=role,  # type: ignore[arg-type]
+            address=f"127.0.0.1:{40000 + 100 * role + number}",
+            host="rack-1" if number % 2 == 0 else "rack-2",
+            lease_left_seconds=4.5,
+        )
+        for role, count in counts.items()
+        for number in range(count)
+    ]
+
+
+def lease(nodes: Sequence[management_pb2.NodeInfo], job: str) -> list[management_pb2.NodeInfo]:
+    """Give all of them to a job."""
+    counts: dict[int, int] = {}
+    for node in nodes:
+        index = counts.get(node.role, 0)
+        counts[node.role] = index + 1
+        node.job, node.member = job, f"{ROLES[node.role]}-{index}"
+    return list(nodes)
+
+
+def make_job(name: str, phase: "management_pb2.JobPhase.ValueType", **fields: object) -> management_pb2.JobInfo:
+    now = time.time()
+    values: dict[str, object] = {
+        "user": "ada",
+        "host": "desk",
+        "priority": 2,
+        "num_csx": 2,
+        "created": now - 200,
+        "started": now - 190,
+        "age_seconds": 200.0,
+    }
+    return management_pb2.JobInfo(job=name, phase=phase, **{**values, **fields})  # type: ignore[arg-type]
+
+
+def scalar(step: int, value: float, name: str = "loss", execution: int = 1) -> observation_pb2.JobEvent:
+    return observation_pb2.JobEvent(
+        scalar=observation_pb2.Scalar(execution=execution, step=step, name=name, value=value, time=time.time())
+    )
+
+
+def log(node: str, level: int, message: str) -> observation_pb2.JobEvent:
+    record = observation_pb2.LogRecord(node=node, time=time.time(), level=level, logger=f"{node}.x", message=message)
+    return observation_pb2.JobEvent(log=record)
+
+
+def report(node: str, step: int, at: float, execution: int = 1) -> observation_pb2.JobEvent:
+    """A node that does a step in 10 ms, most of it work."""
+    work = WORK[node.rpartition("-")[0]]
+    return observation_pb2.JobEvent(
+        report=observation_pb2.NodeReport(
+            node=node,
+            time=at,
+            execution=execution,
+            step=step,
+            seconds={"total": step * 0.01, work: step * 0.007, "wait": step * 0.002, "send": step * 0.001},
+            bytes={"received": step * 1_000_000, "sent": step * 500_000},
+            cpu_seconds=step * 0.008,
+            memory_bytes=300 << 20,
+        )
+    )
+
+
+def write_report(folder: Path, layers: Sequence[str]) -> str:
+    """A compile report with these layers, as the compiler leaves it; returns the artifact's folder."""
+    folder.mkdir(parents=True)
+    part = 922 // len(layers)
+    data = {
+        "num_csx": 2,
+        "batch_rows": 64,
+        "totals": {"parameters": 1000, "streamed_bytes": 5000, "step_seconds": 0.0097},
+        "layers": [
+            {
+                "layer": layer,
+                "parameters": 100 * (number + 1),
+                "streamed_bytes": 400_000 * (number + 1),
+                "gradient_bytes": 400_000,
+                "forward_seconds": 0.001 * (number + 1),
+                "backward_seconds": 0.002,
+            }
+            for number, layer in enumerate(layers)
+        ],
+        "shards": [{"shard": 0, "weight_bytes": 700_000, "other_bytes": 1_400_000}],
+        "floor_plan": {
+            "width": 922,
+            "height": 922,
+            "regions": [
+                {"layer": layer, "x": number * part, "y": 0, "width": part, "height": 922}
+                for number, layer in enumerate(layers)
+            ],
+        },
+    }
+    (folder / "report.json").write_text(json.dumps(data))
+    (folder / "report.html").write_text("<!DOCTYPE html><title>Compile report</title>")
+    return str(folder)
