@@ -48,8 +48,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--announce-fd",
         type=int,
         metavar="N",
-        help="write the addresses to this descriptor, as a line of JSON, for a cluster that ends with this process: jobs "
-        "end too, and then it is closed",
+        help="write the addresses to this descriptor, as a line of JSON, for a cluster that ends with this process: "
+        "jobs end too, and then it is closed",
     )
     return parser.parse_args(argv)
 

@@ -1,5 +1,6 @@
 """The command `waferbox`: clusters of this machine, and scripts on them."""
 
+import dataclasses
 import os
 import signal
 import tempfile
@@ -83,10 +84,12 @@ def up(
         str, typer.Option(metavar="HOST:PORT", help="Where management listens; port 0: any.")
     ] = "127.0.0.1:0",
     cache_root: CacheRoot = None,
+    page: Annotated[bool, typer.Option("--page", help="Serve a page to look at, on this machine.")] = False,
     background: Annotated[bool, typer.Option("--background", help="Return when the cluster is there.")] = False,
 ) -> None:
     """Start a cluster, which stays until Ctrl-C or `waferbox down`."""
     settings = _settings(wafers, memoryx, workers, swarmx, threads, _address(listen, any_port=True), cache_root)
+    settings = dataclasses.replace(settings, page="127.0.0.1:0" if page else None)
     if split_address(listen, any_port=True)[0] not in ("127.0.0.1", "localhost", "[::1]"):
         errors.print("[yellow]waferbox: everybody who reaches this address can use the cluster[/]", highlight=False)
     try:
@@ -103,7 +106,7 @@ def _up_in_foreground(settings: ClusterSettings) -> None:
     with errors.status("starting the cluster"):
         cluster = Cluster(settings, ForkingLauncher(), [signals.fileno()])
     with cluster, recorded(cluster.management, os.getpid()):
-        _show(cluster.management, f"{sum(settings.roles.values())} nodes are up. Ctrl-C ends them.")
+        _show(cluster.management, cluster.page, f"{sum(settings.roles.values())} nodes are up. Ctrl-C ends them.")
         stay(cluster, [signals.fileno()])
         errors.print("waferbox: ending the cluster", highlight=False)
 
@@ -114,20 +117,22 @@ def _up_in_background(settings: ClusterSettings) -> None:
     log = Path(name)
     try:
         with errors.status("starting the cluster"):
-            _, management = start_embedded(settings, detached_log=log)
+            cluster = start_embedded(settings, detached_log=log)
     except ClusterError as error:
         messages = log.read_text(errors="replace").strip()
         discard_log(log)
         raise ClusterError(f"{error}\n{messages}") from error
-    _show(management, "The cluster is up in the background; `waferbox down` ends it.")
+    _show(cluster.management, cluster.page, "The cluster is up in the background; `waferbox down` ends it.")
 
 
-def _show(management: str, what: str) -> None:
+def _show(management: str, page: str, what: str) -> None:
     nodes, _ = _ask(management)
     _head(f"Cluster at {management}")
     output.print(cluster_table(nodes))
     output.print(what, highlight=False)
     output.print(f"To use it:  export {MANAGEMENT_VARIABLE}={management}", highlight=False)
+    if page:
+        output.print(f"To look at it:  {page}", highlight=False)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -144,7 +149,7 @@ def run(
     """Run a script on a cluster that is there for it alone. Exits as the script does."""
     settings = _settings(wafers, memoryx, workers, swarmx, threads, "127.0.0.1:0", cache_root)
     try:
-        process, management = start_embedded(settings)
+        process, management, _ = start_embedded(settings)
     except ClusterError as error:
         _fail(str(error))
     try:

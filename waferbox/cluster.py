@@ -35,6 +35,7 @@ class ClusterSettings:
     workers: int | None = None  # in all; None: one for each wafer
     swarmx: int | None = None  # None: as many as a tree over the wafers has
     listen: str = "127.0.0.1:0"  # the management service
+    page: str | None = None  # where management serves a page, as host:port; None: nowhere
     threads: int | None = None  # of a wafer; None: its share of the cores
     cache_root: str | None = None  # None: the management service's default
 
@@ -63,7 +64,7 @@ class Cluster:
         self._reported: set[int] = set()
         self.announcement: IO[bytes]  # readable when the management service ends
         try:
-            self.management = self._start_management(settings)
+            self.management, self.page = self._start_management(settings)
             modules = [module for module, count in settings.roles.items() for _ in range(count)]
             listen = f"{settings.listen.rpartition(':')[0]}:0"
             with ThreadPoolExecutor(max_workers=len(modules)) as pool:
@@ -108,13 +109,16 @@ class Cluster:
             process.close()
         self.announcement.close()
 
-    def _start_management(self, settings: ClusterSettings) -> str:
+    def _start_management(self, settings: ClusterSettings) -> tuple[str, str]:
+        """Its address, and that of its page, or nothing."""
         reader, writer = os.pipe()
         self.announcement = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by close
         try:
             arguments = ["--listen", settings.listen, "--announce-fd", "3"]
             if settings.cache_root is not None:
                 arguments += ["--cache-root", settings.cache_root]
+            if settings.page is not None:
+                arguments += ["--page", settings.page]
             process = self._launcher.start("appliance", arguments, [writer])
             self.processes.append(("appliance", process))
         finally:
@@ -125,7 +129,8 @@ class Cluster:
         line = self.announcement.readline()
         if not line:
             raise ClusterError(f"the management service did not start at {settings.listen}; its messages say why")
-        return str(json.loads(line)["management"])
+        announced = json.loads(line)
+        return str(announced["management"]), str(announced["page"])
 
     def _check_wanted(self) -> None:
         if readable(self._ends, 0.0):

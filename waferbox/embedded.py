@@ -1,7 +1,8 @@
 """`python -m waferbox.embedded`: a cluster of child processes for the process that starts it.
 
-Prints one line of JSON, {"management": "host:port"}, when all nodes are there, and lives until its standard input ends,
-SIGTERM comes, or somebody shuts the cluster down. With --detached it does not look at its standard input.
+Prints one line of JSON, {"management": "host:port", "page": "URL, or nothing"}, when all nodes are there, and lives
+until its standard input ends, SIGTERM comes, or somebody shuts the cluster down. With --detached it does not look at
+its standard input.
 """
 
 import argparse
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--swarmx", type=int, help="default: as many as a tree over the wafers has")
     parser.add_argument("--threads", type=int, help="of a wafer at most; default: its share of the cores")
     parser.add_argument("--listen", default=defaults.listen, metavar="HOST:PORT")
+    parser.add_argument("--page", metavar="HOST:PORT", help="where management serves a page; default: nowhere")
     parser.add_argument("--cache-root", metavar="DIR")
     parser.add_argument("--detached", action="store_true", help="live until shut down; be found by `waferbox status`")
     parser.add_argument("--log", type=Path, help="of a detached cluster: the file to take away at the end")
@@ -42,6 +44,7 @@ def arguments(settings: ClusterSettings) -> list[str]:
         "--swarmx": settings.swarmx,
         "--threads": settings.threads,
         "--listen": settings.listen,
+        "--page": settings.page,
         "--cache-root": settings.cache_root,
     }
     return [word for option, value in given.items() if value is not None for word in (option, str(value))]
@@ -97,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _announce(cluster: Cluster) -> None:
-    print(json.dumps({"management": cluster.management}), flush=True)
+    print(json.dumps({"management": cluster.management, "page": cluster.page}), flush=True)
 
 
 if __name__ == "__main__":

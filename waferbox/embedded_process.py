@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from waferbox.cluster import ClusterError, ClusterSettings
 from waferbox.embedded import arguments
@@ -12,10 +13,16 @@ from waferbox.embedded import arguments
 STOP_SECONDS = 15.0
 
 
-def start_embedded(
-    settings: ClusterSettings, *, detached_log: Path | None = None
-) -> tuple[subprocess.Popen[bytes], str]:
-    """The process, and the address of the management service, once all nodes are there.
+class Embedded(NamedTuple):
+    """A cluster as its starter knows it."""
+
+    process: subprocess.Popen[bytes]
+    management: str  # the management service's address
+    page: str  # its page's, as a URL; empty: there is none
+
+
+def start_embedded(settings: ClusterSettings, *, detached_log: Path | None = None) -> Embedded:
+    """The cluster, once all nodes are there.
 
     It ends when its standard input is closed. With detached_log, the file for its messages, it is detached: it does
     not, and is the caller's no more. Raises ClusterError.
@@ -40,7 +47,8 @@ def start_embedded(
         raise
     if not line:
         raise ClusterError(f"the cluster did not start (status {process.wait(STOP_SECONDS)})")
-    return process, str(json.loads(line)["management"])
+    described = json.loads(line)
+    return Embedded(process, str(described["management"]), str(described["page"]))
 
 
 def stop_embedded(process: subprocess.Popen[bytes]) -> None:

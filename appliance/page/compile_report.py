@@ -114,9 +114,7 @@ def _layer(data: Mapping[str, Any]) -> Layer:
 
 
 def _shard(data: Mapping[str, Any]) -> Shard:
-    return Shard(
-        shard=int(data["shard"]), weight_bytes=int(data["weight_bytes"]), other_bytes=int(data["other_bytes"])
-    )
+    return Shard(shard=int(data["shard"]), weight_bytes=int(data["weight_bytes"]), other_bytes=int(data["other_bytes"]))
 
 
 def _region(data: Mapping[str, Any]) -> Region:

@@ -1,6 +1,6 @@
 """HTML from what is known of the cluster and of a job: whole pages, and the regions of them that change.
 
-All text is escaped by the templates. Nothing has a style attribute or a script of its own: the page's policy forbids it.
+All text is escaped by the templates. Nothing has a style attribute or a script in it: the page's policy forbids it.
 """
 
 import time

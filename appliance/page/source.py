@@ -44,7 +44,7 @@ class ManagementSource:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await self._channel.close()
+        await self._channel.close(None)
 
     async def nodes(self) -> Sequence[management_pb2.NodeInfo]:
         try:

@@ -1,8 +1,8 @@
 """Server-sent events: what changes of a page while it is open.
 
 Every event's data is JSON. "begin" comes first, and again after each reconnection: what the browser has kept of curves
-and log is to be dropped. "regions" has HTML by the id of the element, "scalars" the new points of curves, "log" the rows
-to be appended. After "end" nothing more will come.
+and log is to be dropped. "regions" has HTML by the id of the element, "scalars" the new points of curves, "log" the
+rows to be appended, as HTML. After "end" nothing more will come.
 """
 
 import asyncio
@@ -63,9 +63,7 @@ async def job_stream(source: PageSource, name: str, closing: asyncio.Event) -> A
             if changed := _changes(shown, regions):
                 yield _event("regions", changed)
             if scalars := view.new_scalars():
-                points = [
-                    [s.execution, s.name, s.step, s.value if math.isfinite(s.value) else None] for s in scalars
-                ]
+                points = [[s.execution, s.name, s.step, s.value if math.isfinite(s.value) else None] for s in scalars]
                 yield _event("scalars", points)
             if rows := view.new_log():
                 yield _event("log", log_rows(rows))

@@ -9,7 +9,7 @@ from typing import Self
 
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
-HOSTILE = "</script><script>window.broken=1</script><img src=x onerror=\"window.broken=1\">'&"
+HOSTILE = '</script><script>window.broken=1</script><img src=x onerror="window.broken=1">\'&'
 ROLES = {
     node_pb2.ROLE_WAFER: "wafer",
     node_pb2.ROLE_MEMORYX: "memoryx",

@@ -111,7 +111,7 @@ export class Curves {
     return {
       ...this.size(),
       scales: { x: { time: false } },
-      axes: [{ ...axis }, { ...axis, size: 56, values: (_, ticks) => ticks.map(format) }],
+      axes: [{ ...axis, size: 30 }, { ...axis, size: 56, values: (_, ticks) => ticks.map(format) }],
       cursor: { y: false },
       legend: { show: false },
       hooks: { setCursor: [() => this.tell()] },
