@@ -44,7 +44,7 @@ class Execution:
         verdict: Verdict,
         on_progress: Callable[[int], None],
     ) -> None:
-        """on_progress(step) is called now and then while the client gets its outputs."""
+        """on_progress(step) is called now and then while the client gets its outputs, and when all steps are done."""
         self.number = number
         self._job = job
         self._begin = begin
@@ -130,6 +130,7 @@ class Execution:
                 ready = coordinator_pb2.CheckpointReady(step=step, input_states=self._take_input_states(step))
                 yield coordinator_pb2.ExecuteResponse(checkpoint=ready)
         self._wait(lambda: self._all_in(self._finished))
+        self._on_progress(self._schedule.num_steps)
         # The nodes keep the last snapshot until they are told to stop.
         wanted = {step for step in self._schedule.checkpoint_steps if 1 <= step <= self._schedule.num_steps}
         self._wait(lambda: wanted <= self._taken)

@@ -60,11 +60,16 @@ class NodeLoad:
     sent_rate: float | None
 
 
+_Reports = dict[str, deque[observation_pb2.NodeReport]]  # by the nodes' names
+
+
 class JobView:
     """Fed with events, in order."""
 
     def __init__(self) -> None:
-        self._reports: dict[str, deque[observation_pb2.NodeReport]] = {}
+        # Of each execution, the last reports of each node. Only the last execution is kept, and the longest before it.
+        self._executions: dict[int, _Reports] = {}
+        self._latest: _Reports = {}  # of any execution, or none
         self._curves: set[tuple[int, str]] = set()
         self._scalars: deque[observation_pb2.Scalar] = deque(maxlen=MAX_NEW_SCALARS)
         self._log: deque[LogRow] = deque(maxlen=MAX_NEW_LOG)
@@ -92,38 +97,44 @@ class JobView:
         self._log.clear()
         return rows
 
-    def rate(self) -> float | None:
+    def execution(self, *, longest: bool) -> int:
+        """The number of the last execution, or of the one with the most steps; 0: no node has told of any."""
+        if longest:
+            return max(self._executions, key=self._steps, default=0)
+        return max(self._executions, default=0)
+
+    def rate(self, execution: int) -> float | None:
         """Steps a second, of the node that is furthest; None before it can be told."""
-        if not self._reports:
+        nodes = self._executions.get(execution)
+        if not nodes:
             return None
-        reports = max(self._reports.values(), key=lambda reports: (reports[-1].execution, reports[-1].step))
+        reports = max(nodes.values(), key=lambda reports: reports[-1].step)
         seconds = reports[-1].time - reports[0].time
         steps = reports[-1].step - reports[0].step
         return steps / seconds if seconds > 0 and steps > 0 else None
 
-    def splits(self) -> Sequence[RoleSplit]:
-        """Of each role that has run a step of the last execution."""
-        last = max((reports[-1].execution for reports in self._reports.values()), default=0)
+    def splits(self, execution: int) -> Sequence[RoleSplit]:
+        """Of each role that has run a step of it."""
         roles: dict[str, list[observation_pb2.NodeReport]] = {}
-        for name, reports in sorted(self._reports.items()):
-            report = reports[-1]
-            if report.execution == last and report.step and report.seconds:
-                roles.setdefault(name.rpartition("-")[0] or name, []).append(report)
+        for name, reports in sorted(self._executions.get(execution, {}).items()):
+            roles.setdefault(name.rpartition("-")[0] or name, []).append(reports[-1])
         return [split for role, reports in roles.items() if (split := _split(role, reports)) is not None]
 
     def loads(self) -> Mapping[str, NodeLoad]:
         """By the nodes' names."""
-        return {name: _load(reports) for name, reports in sorted(self._reports.items())}
+        return {name: _load(reports) for name, reports in self._latest.items()}
 
     def _add_report(self, report: observation_pb2.NodeReport) -> None:
-        reports = self._reports.get(report.node)
-        if reports is None:
-            if len(self._reports) >= MAX_NODES:
-                return
-            reports = self._reports[report.node] = deque(maxlen=RATE_REPORTS)
-        elif reports[-1].execution != report.execution:
-            reports.clear()
-        reports.append(report)
+        _append(self._latest, report)
+        if not report.execution or not report.step:
+            return  # nothing of an execution is to be told
+        if report.execution not in self._executions:
+            for shorter in sorted(self._executions, key=self._steps)[:-1]:
+                del self._executions[shorter]
+        _append(self._executions.setdefault(report.execution, {}), report)
+
+    def _steps(self, execution: int) -> int:
+        return max(reports[-1].step for reports in self._executions[execution].values())
 
     def _add_log(self, record: observation_pb2.LogRecord) -> None:
         first = self.first_error is None and record.level >= ERROR
@@ -138,6 +149,12 @@ class JobView:
                 return
             self._curves.add(curve)
         self._scalars.append(scalar)
+
+
+def _append(nodes: _Reports, report: observation_pb2.NodeReport) -> None:
+    if report.node not in nodes and len(nodes) >= MAX_NODES:
+        return
+    nodes.setdefault(report.node, deque(maxlen=RATE_REPORTS)).append(report)
 
 
 def _split(role: str, reports: Sequence[observation_pb2.NodeReport]) -> RoleSplit | None:
@@ -158,7 +175,8 @@ def _split(role: str, reports: Sequence[observation_pb2.NodeReport]) -> RoleSpli
 
 
 def _load(reports: Sequence[observation_pb2.NodeReport]) -> NodeLoad:
-    first, last = reports[0], reports[-1]
+    last = reports[-1]
+    first = next(report for report in reports if report.execution == last.execution)
     seconds = last.time - first.time
 
     def rate(amount: float) -> float | None:

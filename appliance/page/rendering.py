@@ -14,7 +14,7 @@ import jinja2
 from appliance.compiler.quantities import bytes_text, count_text, seconds_text
 from appliance.members import PACKAGES
 from appliance.page.compile_report import CompileReport, read_report
-from appliance.page.job_view import JobView, LogRow
+from appliance.page.job_view import PARTS, JobView, LogRow
 from wsc.v1 import management_pb2, node_pb2
 
 Regions = Mapping[str, str]  # HTML by the id of the element that it fills
@@ -34,7 +34,6 @@ _ENDED: Final = (
 _LEVELS: Final = {40: "error", 30: "warning", 20: "info", 10: "debug"}
 _PARTS: Final = {"wait": "stream wait"}  # what is not called what it is on the wire
 RECENT_JOBS: Final = 20
-COLOURED_PARTS: Final = ("compute", "update", "reduce", "input", "send", "wait")
 
 
 def has_ended(job: management_pb2.JobInfo) -> bool:
@@ -74,13 +73,15 @@ def job_page(job: management_pb2.JobInfo) -> str:
 def job_regions(job: management_pb2.JobInfo, view: JobView) -> Regions:
     """All but those of compile_regions."""
     report = _cached_report(job.artifact)
-    rate = view.rate()
+    ended = has_ended(job)
+    execution = view.execution(longest=ended)  # what was trained, and not a look at the result, stays on show
+    rate = view.rate(execution)
     rows = rate * report.batch_rows if rate is not None and report is not None else None
     return {
         "phase": _render("regions/phase.html", job=job, first_error=view.first_error),
-        "facts": _render("regions/facts.html", job=job, ended=has_ended(job), rate=rate, rows=rows, report=report),
-        "split": _render("regions/split.html", splits=view.splits(), coloured=COLOURED_PARTS),
-        "members": _render("regions/members.html", job=job, loads=view.loads(), ended=has_ended(job)),
+        "facts": _render("regions/facts.html", job=job, ended=ended, rate=rate, rows=rows, report=report),
+        "split": _render("regions/split.html", splits=view.splits(execution), execution=execution),
+        "members": _render("regions/members.html", job=job, loads=view.loads(), ended=ended),
     }
 
 
@@ -179,6 +180,7 @@ _environment: Final = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+_environment.globals["coloured"] = PARTS
 _environment.filters |= {
     "ago": _ago,
     "bytes": bytes_text,

@@ -1,0 +1,241 @@
+"""The page's routes and its events, from a source that tests write."""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from page_rig import HOSTILE, FakeSource, lease, log, make_job, make_nodes, report, scalar, write_report
+from starlette.testclient import TestClient
+
+from appliance.page import streams
+from appliance.page.app import make_app
+from appliance.page.source import SourceAway
+from wsc.v1 import management_pb2
+
+JOB = "job-1f2e3d4c"
+
+
+@pytest.fixture
+def source() -> FakeSource:
+    return FakeSource()
+
+
+@pytest.fixture
+def client(source: FakeSource) -> Iterator[TestClient]:
+    with TestClient(make_app(source, asyncio.Event())) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "PERIOD_SECONDS", 0.01)
+
+
+class Words(HTMLParser):
+    """The text of a page; its tags and attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.text = " ".join(f"{self.text} {data}".split())
+
+
+def parsed(stream: bytes) -> list[tuple[str, object]]:
+    """The events of a stream: their names and data."""
+    events = []
+    for block in stream.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines())
+        if "event" in fields:
+            events.append((fields["event"], json.loads(fields["data"])))
+    return events
+
+
+def test_the_cluster_shows_nodes_queue_and_jobs(source: FakeSource, client: TestClient) -> None:
+    source.node_list = make_nodes(wafers=3)
+    lease(source.node_list[:2], JOB)
+    running, waits = management_pb2.JOB_PHASE_RUNNING, management_pb2.JOB_PHASE_QUEUED
+    source.job_list = [
+        make_job("job-c", waits, queue_position=2, waiting_for="its turn, after job-b"),
+        make_job("job-b", waits, queue_position=1, waiting_for=f"1 wafer, held by {JOB}"),
+        make_job(JOB, running, step=1200, num_steps=4000),
+        make_job("job-a", management_pb2.JOB_PHASE_FAILED, ended=time.time() - 3, message="wafer-0 died\nat noon"),
+    ]
+    answer = client.get("/")
+    words = Words(answer.text).text
+    assert "free wafers 1 of 3" in words
+    assert f"{JOB} running step 1,200 of 4,000" in words
+    assert words.index(f"job-b waits for 1 wafer, held by {JOB}") < words.index("job-c waits for its turn, after job-b")
+    assert "job-a failed just now wafer-0 died ada from desk" in words
+    assert "wafer-0001 wafer-1 of job-1f2e3d4c rack-2" in words
+    assert "wafer-0002 free rack-1" in words
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+
+
+def test_a_job_shows_its_state_and_its_compile_report(source: FakeSource, client: TestClient, tmp_path: Path) -> None:
+    artifact = write_report(tmp_path / "artifact", ["embed", "h.0", "head"])
+    nodes = lease(make_nodes(), JOB)
+    source.job_list = [make_job(JOB, management_pb2.JOB_PHASE_RUNNING, nodes=nodes, artifact=artifact, step=3)]
+    answer = client.get(f"/jobs/{JOB}")
+    words = Words(answer.text)
+    assert "64 rows over 2 wafers" in words.text
+    assert "h.0 781 KiB 391 KiB 4 ms 200" in words.text
+    assert "predicted step 9.7 ms" in words.text
+    assert words.attributes.count(("class", "region c1")) == 1
+    assert "Compile report" in client.get(f"/jobs/{JOB}/report").text
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "[1]", '{"layers": 7, "totals": {}}', "[" * 5000])
+def test_a_report_that_cannot_be_read_is_none(
+    source: FakeSource, client: TestClient, tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "report.json").write_text(content)
+    source.job_list = [make_job(JOB, management_pb2.JOB_PHASE_RUNNING, artifact=str(tmp_path))]
+    assert "Nothing is compiled yet." in client.get(f"/jobs/{JOB}").text
+    assert client.get(f"/jobs/{JOB}/report").status_code == 404
+
+
+def test_what_is_not_there_is_said(source: FakeSource, client: TestClient) -> None:
+    for path in ("/jobs/job-x", "/jobs/job-x/events", "/jobs/%3Cb%3E", "/nowhere", "/static/../app.py"):
+        answer = client.get(path)
+        assert answer.status_code == 404
+        assert "<b>" not in answer.text
+
+
+def test_a_management_service_that_is_away_is_said(source: FakeSource, client: TestClient) -> None:
+    async def nodes() -> list[management_pb2.NodeInfo]:
+        raise SourceAway("the management service does not answer: gone")
+
+    source.nodes = nodes  # type: ignore[method-assign]
+    answer = client.get("/")
+    assert answer.status_code == 503
+    assert "does not answer: gone" in answer.text
+
+
+def test_all_that_is_loaded_is_there_and_ours(source: FakeSource, client: TestClient) -> None:
+    source.job_list = [make_job(JOB, management_pb2.JOB_PHASE_RUNNING)]
+    for path in ("/", f"/jobs/{JOB}"):
+        page = Words(client.get(path).text)
+        loaded = [value for name, value in page.attributes if name in ("src", "href") and "/static/" in str(value)]
+        assert len(loaded) >= 4
+        for address in loaded:
+            assert str(address).startswith("/static/")
+            assert client.get(str(address)).status_code == 200
+        assert not [name for name, _ in page.attributes if name == "style" or name.startswith("on")]
+
+
+def test_only_known_names_of_the_host_are_answered(source: FakeSource) -> None:
+    client = TestClient(make_app(source, asyncio.Event(), ("127.0.0.1", "localhost")), base_url="http://localhost:9")
+    assert client.get("/").status_code == 200
+    assert client.get("/", headers={"Host": "evil.example:9"}).status_code == 400
+
+
+def test_hostile_names_stay_text(source: FakeSource, client: TestClient, tmp_path: Path) -> None:
+    name = HOSTILE.replace("/", "\u2215")  # a name with a slash has no address
+    nodes = lease(make_nodes(), name)
+    for node in nodes:
+        node.host = node.address = node.node_id = node.member = HOSTILE
+    ended = management_pb2.JOB_PHASE_FAILED
+    source.node_list = nodes
+    hostile = {"user": HOSTILE, "host": HOSTILE, "labels": [HOSTILE], "message": HOSTILE, "waiting_for": HOSTILE}
+    artifact = write_report(tmp_path / "artifact", [HOSTILE])
+    source.job_list = [
+        make_job(name, ended, nodes=nodes, ended=1.0, artifact=artifact, **hostile),
+        make_job(name, management_pb2.JOB_PHASE_QUEUED, queue_position=1, **hostile),
+        make_job(name, management_pb2.JOB_PHASE_RUNNING, **hostile),
+    ]
+    bad_report = report("wafer-0", 3, 1.0)
+    bad_report.report.node = HOSTILE
+    bad_report.report.seconds[HOSTILE] = 0.5
+    source.tell(name, scalar(1, 0.5, HOSTILE), log(HOSTILE, 40, HOSTILE), bad_report)
+    cluster, job = client.get("/").text, client.get(f"/jobs/{name}").text
+    events = dict(parsed(client.get(f"/jobs/{name}/events").content))
+    regions, rows = events["regions"], events["log"]
+    assert isinstance(regions, dict)
+    assert isinstance(rows, str)
+    for text in (cluster, job, rows, *regions.values()):
+        page = Words(text)
+        assert "img" not in page.tags
+        assert "onerror" not in dict(page.attributes)
+    assert Words(rows).text.count("window.broken=1") == 4  # the node and the message, each twice in HOSTILE
+    assert Words(job).tags.count("script") == 3
+
+
+def test_the_events_of_a_job(source: FakeSource, client: TestClient) -> None:
+    ended = time.time()
+    nodes = lease(make_nodes(), JOB)
+    source.job_list = [
+        make_job(JOB, management_pb2.JOB_PHASE_FAILED, ended=ended, nodes=nodes, message="wafer-1 died", step=100)
+    ]
+    source.tell(JOB, scalar(1, 2.5), scalar(2, math.nan), scalar(1, 0.1, "accuracy", execution=2))
+    source.tell(JOB, log("wafer-0", 20, "begins"), log("wafer-1", 40, "no memory"), log("coordinator", 40, "ends"))
+    source.tell(JOB, report("wafer-0", 50, ended - 2), report("wafer-0", 100, ended - 1))
+    events = parsed(client.get(f"/jobs/{JOB}/events").content)
+    assert [events[0], events[-1]] == [("begin", None), ("end", None)]
+    named = {name: data for name, data in events if name in ("scalars", "log")}
+    assert named["scalars"] == [[1, "loss", 1, 2.5], [1, "loss", 2, None], [2, "accuracy", 1, 0.1]]
+    rows = str(named["log"])
+    assert Words(rows).text.count("first error") == 1
+    assert rows.index("begins") < rows.index('id="first-error"') < rows.index("no memory") < rows.index("ends")
+    shown: dict[str, str] = {}
+    for name, data in events:
+        if name == "regions":
+            assert isinstance(data, dict)
+            shown.update(data)
+    assert "compute 7 ms 70 % send 1 ms 10 % stream wait 2 ms 20 %" in Words(shown["split"]).text
+    assert "50 steps/s" in Words(shown["facts"]).text
+    assert "failed wafer-1 died The first error in the log is wafer-1's" in Words(shown["phase"]).text
+    assert "wafer-0 100 40 % 300 MiB 47.7 MiB/s" in Words(shown["members"]).text
+
+
+def test_events_follow_what_happens(source: FakeSource) -> None:
+    """Only what has changed is sent; the stream ends soon after closing is set."""
+
+    async def watch() -> list[list[str]]:
+        closing = asyncio.Event()
+        source.node_list = make_nodes()
+        stream = streams.cluster_stream(source, closing)
+        sent = [(await anext(stream)), (await anext(stream))]
+        source.job_list = [make_job(JOB, management_pb2.JOB_PHASE_QUEUED, queue_position=1)]
+        sent.append(await anext(stream))
+        closing.set()
+        assert [event async for event in stream] == []
+        return [sorted(data or ()) for _, data in parsed(b"".join(sent))]  # type: ignore[call-overload]
+
+    begin, first, second = asyncio.run(watch())
+    assert (begin, first) == ([], ["nodes", "queue", "recent", "running", "summary"])
+    assert second == ["queue", "summary"]
+
+
+def test_a_broken_stream_of_events_ends_without_the_end(source: FakeSource) -> None:
+    """Then the browser asks again."""
+
+    async def events(name: str) -> object:
+        raise SourceAway("too slow")
+        yield
+
+    source.events = events  # type: ignore[assignment, method-assign]
+    source.job_list = [make_job(JOB, management_pb2.JOB_PHASE_RUNNING)]
+
+    async def watch() -> list[str]:
+        stream = streams.job_stream(source, JOB, asyncio.Event())
+        return [name for name, _ in parsed(b"".join([event async for event in stream]))]
+
+    names = asyncio.run(asyncio.wait_for(watch(), 5))
+    assert names[0] == "begin"
+    assert "end" not in names
