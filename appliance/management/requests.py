@@ -22,8 +22,8 @@ def complete(request: management_pb2.CreateJobRequest) -> None:
 
 
 def is_artifact(name: str) -> bool:
-    """Whether it is the key of a plan, as a coordinator should name one; then it is a file's name too."""
-    return re.fullmatch("[0-9a-f]{64}", name) is not None
+    """Whether it can be the key of a plan, and so the name of a folder in the cache: it comes from a coordinator."""
+    return re.fullmatch("[0-9A-Za-z-]{1,128}", name) is not None
 
 
 def problem_of_job(request: management_pb2.CreateJobRequest) -> str:

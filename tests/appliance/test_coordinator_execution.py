@@ -3,11 +3,13 @@
 import struct
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from appliance.management.requests import is_artifact
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -166,6 +168,26 @@ def test_a_second_execution_follows_on_the_same_state(cluster: Any, client: Call
     one.close()
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
     cluster.until(lambda: cluster.free_nodes() == 4)
+
+
+def test_the_last_execution_is_told_with_its_artifact_and_all_steps(
+    cluster: Any, client: Callable[..., Any], tmp_path: Path
+) -> None:
+    cluster.add(**FULL)
+    one = client(compile_dir="mine")
+    one.compile()
+    assert cluster.jobs()[0].artifact == ""
+    run(one, 3)
+    one.close()
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
+    (job,) = cluster.jobs()
+    assert (job.step, job.num_steps) == (3, 3)
+    assert job.artifact == str(tmp_path / "cache" / "mine" / "artifact-good")
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "/etc", "a.b", "x" * 129, "a\n"])
+def test_what_cannot_be_an_artifact_names_no_file(name: str) -> None:
+    assert not is_artifact(name)
 
 
 def test_only_one_execution_at_a_time(cluster: Any, client: Callable[..., Any]) -> None:
