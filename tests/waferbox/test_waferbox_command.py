@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,10 +119,14 @@ def test_the_version_is_shown(environment: dict[str, str]) -> None:
 
 
 def test_up_in_the_background_status_and_down(environment: dict[str, str]) -> None:
-    done = waferbox(environment, "up", "--wafers", "2", "--memoryx", "2", "--background")
+    done = waferbox(environment, "up", "--wafers", "2", "--memoryx", "2", "--page", "--background")
     assert done.returncode == 0, done.stderr
     found = re.search(r"export WAFERBOX_MANAGEMENT=(\S+)", done.stdout)
     assert found is not None
+    page = re.search(r"To look at it: +(http://127\.0\.0\.1:\d+/)", done.stdout)
+    assert page is not None
+    with urllib.request.urlopen(page[1], timeout=20) as answer:
+        assert "No job runs." in answer.read().decode()
     shown = waferbox(environment, "status")
     assert shown.returncode == 0
     assert found[1] in shown.stdout
