@@ -84,7 +84,7 @@ def make_app(source: PageSource, closing: asyncio.Event, hosts: Sequence[str] = 
 
 
 def _events(stream: AsyncIterator[bytes]) -> Response:
-    return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+    return StreamingResponse(stream, media_type="text/event-stream")
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -12,7 +12,6 @@ from typing import Any, Final
 import jinja2
 
 from appliance.compiler.quantities import bytes_text, count_text, seconds_text
-from appliance.members import PACKAGES
 from appliance.page.compile_report import CompileReport, read_report
 from appliance.page.job_view import PARTS, JobView, LogRow
 from wsc.v1 import management_pb2, node_pb2
@@ -25,7 +24,6 @@ _ROLES: Final = {
     node_pb2.ROLE_SWARMX: "SwarmX",
     node_pb2.ROLE_WORKER: "Input workers",
 }
-assert _ROLES.keys() == PACKAGES.keys()
 _ENDED: Final = (
     management_pb2.JOB_PHASE_SUCCEEDED,
     management_pb2.JOB_PHASE_FAILED,

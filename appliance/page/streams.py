@@ -56,6 +56,8 @@ async def job_stream(source: PageSource, name: str, closing: asyncio.Event) -> A
                 break
             # Asked before what is shown is gathered: then nothing of a job that has ended is left out.
             complete = following.done()
+            if complete and following.exception() is not None:
+                break  # the browser comes back, and gets all that is kept
             regions = dict(job_regions(job, view))
             if job.artifact != artifact:
                 artifact = job.artifact
@@ -72,8 +74,6 @@ async def job_stream(source: PageSource, name: str, closing: asyncio.Event) -> A
                 if complete or time.monotonic() - ended_at > LAST_EVENTS_SECONDS:
                     yield _event("end", None)
                     break
-            elif complete and following.exception() is not None:
-                break  # the browser comes back, and gets all that is kept
             await _pause(closing)
     except SourceAway:
         pass

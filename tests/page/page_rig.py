@@ -26,7 +26,6 @@ class FakeSource:
         self.node_list: list[management_pb2.NodeInfo] = []
         self.job_list: list[management_pb2.JobInfo] = []
         self.kept: dict[str, list[observation_pb2.JobEvent]] = {}
-        self.broken = 0  # so many of the next events calls end without the job's end
 
     async def __aenter__(self) -> Self:
         return self

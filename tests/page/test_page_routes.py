@@ -222,7 +222,8 @@ def test_events_follow_what_happens(source: FakeSource) -> None:
     assert second == ["queue", "summary"]
 
 
-def test_a_broken_stream_of_events_ends_without_the_end(source: FakeSource) -> None:
+@pytest.mark.parametrize("ended", [0.0, 1.0])
+def test_a_broken_stream_of_events_ends_without_the_end(source: FakeSource, ended: float) -> None:
     """Then the browser asks again."""
 
     async def events(name: str) -> object:
@@ -230,7 +231,8 @@ def test_a_broken_stream_of_events_ends_without_the_end(source: FakeSource) -> N
         yield
 
     source.events = events  # type: ignore[assignment, method-assign]
-    source.job_list = [make_job(JOB, management_pb2.JOB_PHASE_RUNNING)]
+    phase = management_pb2.JOB_PHASE_FAILED if ended else management_pb2.JOB_PHASE_RUNNING
+    source.job_list = [make_job(JOB, phase, ended=ended)]
 
     async def watch() -> list[str]:
         stream = streams.job_stream(source, JOB, asyncio.Event())
