@@ -132,6 +132,10 @@ def _clock(seconds: float) -> str:
     return datetime.fromtimestamp(_sane(seconds)).strftime("%H:%M:%S")
 
 
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(_sane(seconds)).strftime("%Y-%m-%d %H:%M:%S")
+
+
 def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(_sane(seconds)).astimezone().isoformat(timespec="seconds")
 
@@ -184,6 +188,7 @@ _environment.filters |= {
     "bytes": bytes_text,
     "clock": _clock,
     "count": count_text,
+    "date": _date,
     "duration": _duration,
     "iso": _iso,
     "level": _level,
