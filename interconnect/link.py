@@ -67,6 +67,8 @@ class Link(ABC):
         self.inbox: deque[Message] = deque()
         self.acked_step = 0
         self.granted = 0  # by the peer, in all
+        self.received_bytes = 0  # of groups; by reference too
+        self.sent_bytes = 0  # likewise
         self.ended = False  # the peer has said that nothing more will come
         self._credited = 0  # groups sent against credit
         self._credit_limit: int | None = None
@@ -131,6 +133,12 @@ class Link(ABC):
         """Groups sent with window "credit": at most so many that the peer has not granted back."""
         self._credit_limit = groups
 
+    @property
+    def not_taken(self) -> int:
+        """Groups, or steps, that were sent within a window and that the peer has not taken."""
+        sent = 0 if self._credit_limit is None else self._credited - self.granted
+        return sent + len(self._unacked)
+
     def limit_ahead(self, steps: int) -> None:
         """Groups sent with window "ack": at most so many steps that the peer has not acknowledged."""
         self._ahead_limit = steps
@@ -149,6 +157,7 @@ class Link(ABC):
     def post(self, group: int, step: int, payload: Slice, *, window: Window | None, as_bytes: bool) -> None:
         """Adds a group to what is to be sent; `may_send` has said yes. Its bytes may be written again after `flush`."""
         self._count(step, window)
+        self.sent_bytes += payload.nbytes
         if as_bytes or payload.nbytes <= INLINE_BYTES:
             self._queue_bytes(FrameKind.BYTES, group, step, payload.view)
         else:
@@ -157,6 +166,7 @@ class Link(ABC):
     def post_message(self, message: Message, *, window: Window | None) -> None:
         """Adds a message that came over another link: by reference where this lane can and it may, else as bytes."""
         self._count(message.step, window)
+        self.sent_bytes += message.nbytes
         if message.segment is not None:
             self._queue_reference(message.group, message.step, Slice(message.segment, message.offset, message.nbytes))
         elif message.stays_bytes or message.nbytes <= INLINE_BYTES:
@@ -216,6 +226,7 @@ class Link(ABC):
         """A chunk: a whole group, or a part of the one that is being put together. lasts: so does the payload."""
         kind, group, _, step, offset, length, total = frame
         self._check_chunk(group, offset, length, total)
+        self.received_bytes += length
         stays_bytes = kind is FrameKind.BYTES
         if length == total:
             if not lasts:
@@ -247,4 +258,5 @@ class Link(ABC):
     def _take_reference(self, frame: Frame, segment: Segment | None) -> None:
         if segment is None or frame.offset + frame.length > segment.nbytes:
             raise self._lost(f"a reference to group {frame.group} lies in no segment that was shared")
+        self.received_bytes += frame.length
         self.inbox.append(Message(self, frame.group, frame.step, frame.length, segment, frame.offset))

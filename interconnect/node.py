@@ -13,6 +13,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
 from interconnect.address import bind
+from interconnect.job_log import set_up_logging
 from interconnect.listener import LinkListener, host_id
 from interconnect.node_job import JobContext, NodeJob
 from interconnect.node_service import NodeService
@@ -76,7 +77,7 @@ class Node:
     def start(self) -> None:
         self._server.start()
         self._registration.start()
-        logger.info("listening at %s", self.address)
+        logger.debug("listening at %s", self.address)
 
     def end(self) -> None:
         """Make wait return. Safe in a signal handler, and from any thread."""
@@ -122,7 +123,7 @@ def run_node(
     The process registers with management, keeps its lease alive (and comes back when management does), and serves
     NodeService, health and the links' stream.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s")
+    set_up_logging()
     try:
         node = Node(role, settings, make_job, add_services=add_services)
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 
 from interconnect.link import Link
 from interconnect.listener import LinkListener, dial
-from wsc.v1 import node_pb2
+from wsc.v1 import node_pb2, observation_pb2
 
 # All links of a Load must be open by then: every node of the job opens its own at about the same time.
 LINK_DEADLINE_SECONDS = 20.0
@@ -93,6 +93,12 @@ class NodeJob(Protocol):
 
     def release_snapshot(self, step: int) -> None:
         """MemoryX: the snapshot of this step is no longer wanted."""
+
+    def report(self) -> observation_pb2.NodeReport | None:
+        """How it goes, while an execution runs. From any thread."""
+
+    def trace(self, request: observation_pb2.Trace) -> None:
+        """Record some steps; Spans are emitted when that is done, and none when the execution is over."""
 
     def close(self) -> None:
         """The job is over, however it ended: stop the execution, drop everything that belongs to the job."""

@@ -1,16 +1,17 @@
 """NodeService: a job attaches to the node, gives it commands, and has it until the stream ends."""
 
 import logging
-import queue
 import threading
 from collections.abc import Callable, Iterator
 
 import grpc
 
 from interconnect.execution import report_failure
+from interconnect.job_log import JobLogHandler
 from interconnect.listener import LinkListener
 from interconnect.node_job import JobContext, NodeJob
-from wsc.v1 import node_pb2, node_pb2_grpc
+from interconnect.outbox import Outbox
+from wsc.v1 import node_pb2, node_pb2_grpc, observation_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,12 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._listener = listener
         self._vacant = threading.Semaphore(1)
         self._tenant = node_pb2.AttachJob()
+        self._job: NodeJob | None = None
+
+    def report(self) -> observation_pb2.NodeReport | None:
+        """How it goes with the job that has the node, while there is one and it runs an execution."""
+        job = self._job
+        return None if job is None else job.report()
 
     @property
     def tenant(self) -> node_pb2.AttachJob:
@@ -38,22 +45,18 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     ) -> Iterator[node_pb2.AttachResponse]:
         if not self._vacant.acquire(timeout=VACANT_SECONDS):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this node works for job {self._tenant.job}")
-        outbox: queue.SimpleQueue[node_pb2.AttachResponse | None] = queue.SimpleQueue()
+        outbox = Outbox()
         thread = threading.Thread(target=self._serve, args=(request_iterator, outbox), name="attachment", daemon=True)
         thread.start()
         # Where the client is gone gRPC stops asking for responses; the thread ends by itself, with the requests.
-        yield from iter(outbox.get, None)
+        yield from outbox
 
     def close(self) -> None:
         """Wait until the job is dropped; the server must have been stopped, which ends its stream."""
         if not self._vacant.acquire(timeout=CLOSE_SECONDS):
             logger.error("job %s was not dropped within %g s", self._tenant.job, CLOSE_SECONDS)
 
-    def _serve(
-        self,
-        requests: Iterator[node_pb2.AttachRequest],
-        outbox: "queue.SimpleQueue[node_pb2.AttachResponse | None]",
-    ) -> None:
+    def _serve(self, requests: Iterator[node_pb2.AttachRequest], outbox: Outbox) -> None:
         """One job, from its first message until its stream ends."""
         try:
             first = next(requests, None)
@@ -68,27 +71,31 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 listener=self._listener,
                 emit=outbox.put,
             )
-            job = self._make_job(job_context)
-            try:
-                outbox.put(node_pb2.AttachResponse(attached=node_pb2.Attached(endpoint=self._listener.endpoint())))
-                for request in requests:
-                    try:
-                        _dispatch(job, request, outbox)
-                    except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator hears of it
-                        report_failure(job_context, error)
-            finally:
-                job.close()
+            with JobLogHandler(job_context.node, outbox.log):
+                self._work(job_context, requests, outbox)
         except grpc.RpcError:
             pass  # the coordinator is gone, or has cancelled: the way a job ends
         finally:
             self._tenant = node_pb2.AttachJob()
             self._vacant.release()
-            outbox.put(None)
+            outbox.close()
+
+    def _work(self, context: JobContext, requests: Iterator[node_pb2.AttachRequest], outbox: Outbox) -> None:
+        job = self._job = self._make_job(context)
+        try:
+            outbox.open(context.node, job.report)
+            outbox.put(node_pb2.AttachResponse(attached=node_pb2.Attached(endpoint=self._listener.endpoint())))
+            for request in requests:
+                try:
+                    _dispatch(job, request, outbox)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator hears of it
+                    report_failure(context, error)
+        finally:
+            self._job = None
+            job.close()
 
 
-def _dispatch(
-    job: NodeJob, request: node_pb2.AttachRequest, outbox: "queue.SimpleQueue[node_pb2.AttachResponse | None]"
-) -> None:
+def _dispatch(job: NodeJob, request: node_pb2.AttachRequest, outbox: Outbox) -> None:
     match request.WhichOneof("kind"):
         case "prepare_input":
             job.prepare_input(request.prepare_input)
@@ -104,5 +111,7 @@ def _dispatch(
             outbox.put(node_pb2.AttachResponse(stopped=stopped))
         case "release_snapshot":
             job.release_snapshot(request.release_snapshot.step)
+        case "trace":
+            job.trace(request.trace)
         case kind:
             logger.warning("a message that this node does not know: %s", kind)

@@ -6,13 +6,14 @@ by name, and no message is read, while a step runs.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from interconnect.groups import ReceivedGroup, SendBuffers
 from interconnect.hub import Hub
 from interconnect.link import Link, Window
+from interconnect.progress import Progress, Recorder, group_label
 from interconnect.schedule import StepSchedule, is_for_coordinator_only, worker_of_step
 from wsc.v1 import plan_pb2
 
@@ -38,45 +39,65 @@ class Values:
         return [self.index(value) for value in values]
 
 
-class Clock:
-    """Where the time of an execution goes, in seconds."""
+class Entry(NamedTuple):
+    """An action, and what it is called on a timeline."""
 
-    def __init__(self) -> None:
-        self.wait = 0.0
-        self.send = 0.0
-
-    def spent(self, total: float) -> dict[str, float]:
-        return {"total": total, "wait": self.wait, "send": self.send, "compute": total - self.wait - self.send}
+    action: Action
+    what: str
+    detail: str
+    only_outputs: bool
 
 
 class Program:
     """Actions in order; some of them only in steps in which outputs leave."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, work: str) -> None:
+        """work: what the kernels do, such as "compute"."""
         self.hub = hub
         self.values = Values()
-        self.clock = Clock()
-        self._actions: list[tuple[Action, bool]] = []
+        self.progress = Progress(work)
+        self._work = work
+        self._entries: list[Entry] = []
 
-    def add(self, action: Action, *, only_outputs: bool = False) -> None:
-        self._actions.append((action, only_outputs))
+    def add(self, action: Action, detail: str, *, what: str = "", only_outputs: bool = False) -> None:
+        """detail: a layer, a group. what: "wait", "send", or nothing for the program's work."""
+        self._entries.append(Entry(action, what or self._work, detail, only_outputs))
 
     def run(self, schedule: StepSchedule, after_step: Action | None = None) -> Mapping[str, float]:
         """All steps; returns the seconds by what they were spent on. after_step is called after each step."""
-        all_actions = [action for action, _ in self._actions]
-        quiet_actions = [action for action, only_outputs in self._actions if not only_outputs]
-        begin = time.perf_counter()
-        with torch.inference_mode():
-            for step in range(1, schedule.num_steps + 1):
-                for action in all_actions if schedule.outputs_leave(step) else quiet_actions:
-                    action(step)
-                if after_step is not None:
-                    after_step(step)
-        return self.clock.spent(time.perf_counter() - begin)
+        all_actions = [entry.action for entry in self._entries]
+        quiet_actions = [entry.action for entry in self._entries if not entry.only_outputs]
+        progress, now = self.progress, time.perf_counter
+        begin = now()
+        try:
+            with torch.inference_mode():
+                for step in range(1, schedule.num_steps + 1):
+                    if progress.recorder is None:
+                        for action in all_actions if schedule.outputs_leave(step) else quiet_actions:
+                            action(step)
+                    else:
+                        self._run_recorded(progress.recorder, step, schedule.outputs_leave(step))
+                    if after_step is not None:
+                        after_step(step)
+                    progress.step, progress.total = step, now() - begin
+        finally:
+            progress.end_trace()
+        return progress.seconds()
+
+    def _run_recorded(self, recorder: Recorder, step: int, outputs_leave: bool) -> None:
+        now = time.perf_counter
+        for action, what, detail, only_outputs in self._entries:
+            if only_outputs and not outputs_leave:
+                continue
+            begin = now()
+            action(step)
+            recorder.add(what, detail, step, begin, now())
+        if step + 1 >= recorder.end:
+            self.progress.end_trace()
 
     def add_receive(self, group: plan_pb2.Group, links: Sequence[Link]) -> None:
         """Wait for a group and take its members. Of several links (workers) each supplies its steps."""
-        hub, clock, tensors = self.hub, self.clock, self.values.tensors
+        hub, progress, tensors = self.hub, self.progress, self.values.tensors
         received = ReceivedGroup(group)
         indices = self.values.indices(member.value for member in received.members)
         group_id, num_links, views_of = group.id, len(links), received.tensors
@@ -86,15 +107,15 @@ class Program:
             link = links[worker_of_step(step, num_links)]
             begin = now()
             message = hub.receive(link, group_id, step)
-            clock.wait += now() - begin
+            progress.wait += now() - begin
             for index, tensor in zip(indices, views_of(message), strict=True):
                 tensors[index] = tensor
 
-        self.add(receive)
+        self.add(receive, group_label(group), what="wait")
 
     def close(self) -> None:
         """Drop the calls, and with them every tensor that they hold."""
-        self._actions.clear()
+        self._entries.clear()
         self.values.tensors.clear()
 
     def add_send(
@@ -105,9 +126,13 @@ class Program:
         *,
         as_bytes: bool,
         window: Window | None = None,
+        names: Sequence[str] = (),
     ) -> None:
-        """Send a group, complete with the values that must be copied into it, over each of the links."""
-        hub, clock, tensors = self.hub, self.clock, self.values.tensors
+        """Send a group, complete with the values that must be copied into it, over each of the links.
+
+        names: of its members, where they have some.
+        """
+        hub, progress, tensors = self.hub, self.progress, self.values.tensors
         group_id, payload = group.id, buffers.slice(group.id)
         copies = [(self.values.index(value), tensor) for value, tensor in buffers.copies(group.id)]
         now = time.perf_counter
@@ -118,6 +143,6 @@ class Program:
             begin = now()
             for link in links:
                 hub.send(link, group_id, step, payload, window=window, as_bytes=as_bytes)
-            clock.send += now() - begin
+            progress.send += now() - begin
 
-        self.add(send, only_outputs=is_for_coordinator_only(group))
+        self.add(send, group_label(group, names), what="send", only_outputs=is_for_coordinator_only(group))

@@ -94,7 +94,7 @@ class Registration:
             try:
                 for response in call:
                     self._interval = max(0.05, response.lease_seconds / HEARTBEATS_PER_LEASE)
-                    logger.info("registered as %s", response.node_id)
+                    logger.debug("registered as %s", response.node_id)
             finally:
                 ended.set()
 

@@ -1,5 +1,7 @@
 """What wafers, SwarmX and MemoryX do alike with the commands of a job: load a program, run it in a thread, drop it."""
 
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -8,12 +10,20 @@ from interconnect.execution import Execution
 from interconnect.hub import Hub
 from interconnect.link import Link
 from interconnect.node_job import JobContext, JobFailure, LinkKey
+from interconnect.node_report import node_report
+from interconnect.progress import Progress, Recorder
 from interconnect.schedule import StepSchedule
-from wsc.v1 import node_pb2
+from wsc.v1 import node_pb2, observation_pb2
+
+logger = logging.getLogger(__name__)
 
 
 class StepProgram(Protocol):
     """A plan part made ready to run."""
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is; read from any thread."""
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
         """All steps of an execution; returns the seconds by what they were spent on."""
@@ -54,12 +64,14 @@ class RoleJob(ABC):
 
     def load(self, request: node_pb2.Load) -> Sequence[str]:
         self._drop()
+        begin = time.monotonic()
         self._links = self.context.open_links(request.links)
         self._hub = Hub()
         for link in self._links.values():
             self._hub.add(link)
         self._program = self.compile(request, self._hub, self._links)
         self._number = request.execution
+        logger.info("execution %d is loaded, after %.2f s", request.execution, time.monotonic() - begin)
         return self.missing_states()
 
     def start(self, request: node_pb2.Start) -> None:
@@ -76,6 +88,7 @@ class RoleJob(ABC):
 
         self._execution = Execution(self.context, request.execution, lambda: program.run(schedule), interrupt)
         self._execution.start()
+        logger.info("execution %d begins: %d steps", request.execution, request.num_steps)
 
     def stop(self, execution: int) -> None:
         if execution == self._number:
@@ -84,6 +97,21 @@ class RoleJob(ABC):
     def release_snapshot(self, step: int) -> None:
         raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"{self.context.node} keeps no snapshots")
 
+    def report(self) -> observation_pb2.NodeReport | None:
+        # From another thread: what is dropped meanwhile still has its figures.
+        program, number, links = self._program, self._number, self._links
+        if program is None or number is None or self._execution is None:
+            return None
+        return node_report(self.context.node, number, program.progress, links.values())
+
+    def trace(self, request: observation_pb2.Trace) -> None:
+        recorder = Recorder(self.context.node, request, self.context.emit)
+        if self._program is None or request.execution != self._number or not self.running:
+            recorder.close()
+            return
+        self._program.progress.end_trace()
+        self._program.progress.recorder = recorder
+
     def close(self) -> None:
         self._drop()
 
@@ -91,6 +119,8 @@ class RoleJob(ABC):
         """End the execution, whatever it does, and drop what belongs to it."""
         if self._execution is not None:
             self._execution.stop()
+        if self._program is not None:
+            self._program.progress.end_trace()  # of one that was asked for when the steps were over
         if self._hub is not None:
             self._hub.close()
         for link in self._links.values():

@@ -12,6 +12,7 @@ from interconnect.hub import Hub
 from interconnect.link import Link
 from interconnect.node_job import LinkKey
 from interconnect.program import Program
+from interconnect.progress import short_list
 from interconnect.schedule import WEIGHTS_WINDOW, StepSchedule
 from interconnect.segment import Slice
 from memoryx.kernels import StateKernel, make_kernels
@@ -31,7 +32,9 @@ class MemoryXProgram:
         hub: Hub,
         links: Mapping[LinkKey, Link],
     ) -> None:
-        self._program = Program(hub)
+        self._program = Program(hub, "update")
+        self.progress = self._program.progress
+        self._names = {slot.value: slot.name for slot in plan.states}
         self._snapshots = snapshots
         self._shard = plan.shard
         self._links = links
@@ -115,7 +118,10 @@ class MemoryXProgram:
     def _add_send(self, group: plan_pb2.Group) -> None:
         match group.kind:
             case plan_pb2.GROUP_KIND_WEIGHTS:
-                self._program.add_send(group, [self._swarmx], self._buffers, as_bytes=False, window="credit")
+                names = [self._names[member.value] for member in group.members if member.value in self._names]
+                self._program.add_send(
+                    group, [self._swarmx], self._buffers, as_bytes=False, window="credit", names=names
+                )
             case plan_pb2.GROUP_KIND_OUTPUT:
                 coordinator = self._links[node_pb2.LINK_PURPOSE_COORDINATOR, 0]
                 self._program.add_send(group, [coordinator], self._buffers, as_bytes=True, window="ack")
@@ -143,7 +149,8 @@ class MemoryXProgram:
             for index in drops:
                 tensors[index] = None
 
-        self._program.add(run_kernel)
+        names = [self._names[state] for state in run.commits if state]
+        self._program.add(run_kernel, short_list(names) if names else run.layer or f"kernel {run.kernel}")
 
     def _add_commit(self, commit: plan_pb2.Commit) -> None:
         tensors = self._program.values.tensors
@@ -153,4 +160,4 @@ class MemoryXProgram:
         def copy(step: int) -> None:
             state.copy_(tensors[index])
 
-        self._program.add(copy)
+        self._program.add(copy, self._names[commit.state])

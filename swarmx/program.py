@@ -12,6 +12,7 @@ from interconnect.elements import aligned
 from interconnect.hub import Hub
 from interconnect.link import Link, LinkLost, Message
 from interconnect.node_job import LinkKey
+from interconnect.progress import Progress, Recorder, group_label
 from interconnect.schedule import CREDIT_GROUPS, StepSchedule, is_for_coordinator_only, is_received_by_wafers
 from interconnect.segment import Segment, Slice
 from swarmx.collector import Collector, child_bytes, joined_bytes
@@ -34,11 +35,12 @@ class SwarmXProgram:
         self._every_step = 0  # groups that are passed on or joined in each step
         self._output_steps_only = 0
         self._left = 0  # of them, until the execution is over
-        self._busy = 0.0
+        self.progress = Progress("reduce")
         # What each link may send: from above only to be passed on, from below only to be joined.
         self._handlers: dict[tuple[Link, int], Callable[[Message], None]] = {}
         self._sizes: dict[tuple[Link, int], int] = {}
         groups = list(request.swarmx.groups)
+        self._labels = {group.id: group_label(group) for group in groups}
         self._broadcast(groups)
         self._segment = self._reduce([group for group in groups if group.kind == plan_pb2.GROUP_KIND_REDUCTION])
         self._count_credit({group.source_shard for group in groups if group.kind == plan_pb2.GROUP_KIND_WEIGHTS})
@@ -52,17 +54,33 @@ class SwarmXProgram:
         if self._coordinator is not None:
             self._coordinator.limit_ahead(schedule.run_ahead_steps)
         handlers, sizes, hub, now = self._handlers, self._sizes, self._hub, time.perf_counter
-        begin = now()
-        while self._left:
-            message = hub.wait()
-            received = now()
-            key = (message.link, message.group)
-            if sizes.get(key) != message.nbytes:
-                raise LinkLost(message.link.name, f"it sent group {message.group} with {message.nbytes} bytes")
-            handlers[key](message)
-            self._busy += now() - received
-        total = now() - begin
-        return {"total": total, "compute": self._busy, "wait": total - self._busy}
+        progress, num_steps, in_all = self.progress, schedule.num_steps, max(1, self._left)
+        begin = done = now()
+        try:
+            while self._left:
+                message = hub.wait()
+                received = now()
+                key = (message.link, message.group)
+                if sizes.get(key) != message.nbytes:
+                    raise LinkLost(message.link.name, f"it sent group {message.group} with {message.nbytes} bytes")
+                handlers[key](message)
+                progress.wait += received - done
+                waited, done = done, now()
+                progress.total = done - begin
+                progress.step = num_steps * (in_all - self._left) // in_all
+                if progress.recorder is not None:
+                    self._record(progress.recorder, message, waited, received, done)
+        finally:
+            progress.end_trace()
+        return progress.seconds()
+
+    def _record(self, recorder: Recorder, message: Message, waited: float, received: float, done: float) -> None:
+        label = self._labels.get(message.group)
+        if label is not None:  # else a child has only said how far it is
+            recorder.add("wait", label, message.step, waited, received)
+            recorder.add("reduce", label, message.step, received, done)
+        if self.progress.step >= recorder.end:
+            self.progress.end_trace()
 
     def interrupt(self) -> None:
         """All waits are the hub's."""

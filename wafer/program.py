@@ -34,7 +34,8 @@ class WaferProgram:
     """
 
     def __init__(self, plan: plan_pb2.WaferPlan, number: int, hub: Hub, links: Mapping[LinkKey, Link]) -> None:
-        self._program = Program(hub)
+        self._program = Program(hub, "compute")
+        self.progress = self._program.progress
         if plan.number_value:
             values = self._program.values
             values.tensors[values.index(plan.number_value)] = torch.tensor([number])
@@ -62,7 +63,7 @@ class WaferProgram:
                 case _:
                     raise ValueError(f"a wafer has no instruction {kind}")
         if any(group.kind == plan_pb2.GROUP_KIND_BATCH for group in plan.groups):
-            self._program.add(self._acknowledge_batch)
+            self._program.add(self._acknowledge_batch, "batch", what="send")
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
         return self._program.run(schedule)
@@ -86,7 +87,7 @@ class WaferProgram:
             return
         self._program.add_receive(group, [self._parent])
         if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
-            self._program.add(self._count_taken(group.source_shard))
+            self._program.add(self._count_taken(group.source_shard), f"credit {group.source_shard}", what="send")
 
     def _add_run(self, run: plan_pb2.Run, kernel: WaferKernel) -> None:
         values = self._program.values
@@ -101,7 +102,7 @@ class WaferProgram:
             for index in drops:
                 tensors[index] = None
 
-        self._program.add(run_kernel)
+        self._program.add(run_kernel, run.layer or f"kernel {run.kernel}")
 
     def _count_taken(self, shard: int) -> Action:
         """Says, lot by lot, how many weights groups of a shard have been taken, so that it may send more."""

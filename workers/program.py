@@ -12,6 +12,7 @@ from interconnect.elements import tensor_bytes
 from interconnect.hub import Hub
 from interconnect.link import Link
 from interconnect.node_job import JobFailure
+from interconnect.progress import Progress
 from interconnect.schedule import StepSchedule, worker_of_step
 from interconnect.segment import Segment, Slice
 from workers.input_process import InputProcess
@@ -35,6 +36,8 @@ class WorkerProgram:
         on_state: Callable[[int, bytes], None],
     ) -> None:
         """on_state(step, state) is called, while it runs, with the loader's state after each of the state_steps."""
+        self.progress = Progress("input")
+        self._begin = 0.0
         self._process = process
         self._hub = hub
         self._link = link
@@ -60,25 +63,43 @@ class WorkerProgram:
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
         """Send the batch of every step that is this worker's. Returns the seconds spent on what."""
         steps = [s for s in range(1, schedule.num_steps + 1) if worker_of_step(s, self._num_workers) == self._worker]
-        begin = time.perf_counter()
-        waited_for_input = 0.0
-        for number, step in enumerate(steps[:NUM_SLOTS]):
-            self._ask(number, step)
-        for number, step in enumerate(steps):
-            slot = number % NUM_SLOTS
-            if number >= NUM_SLOTS:
-                self._hub.wait_acked(self._link, steps[number - NUM_SLOTS])
-                self._ask(slot, step)
-            before = time.perf_counter()
-            self._process.wait_filled(slot, self._stop, self._receive_state)
-            waited_for_input += time.perf_counter() - before
-            self._hub.send(self._link, self._group, step, Slice(self._ring, slot * self._slot_bytes, self._nbytes))
-        while self._states_due:
-            self._receive_state(*self._process.wait_state(self._stop))
-        if steps:
-            # The ring must last until the wafer has read all of it.
-            self._hub.wait_acked(self._link, steps[-1])
-        return {"total": time.perf_counter() - begin, "input": waited_for_input}
+        self._begin = time.perf_counter()
+        try:
+            for number, step in enumerate(steps[:NUM_SLOTS]):
+                self._ask(number, step)
+            for number, step in enumerate(steps):
+                self._supply(number % NUM_SLOTS, step, steps[number - NUM_SLOTS] if number >= NUM_SLOTS else 0)
+            while self._states_due:
+                self._receive_state(*self._process.wait_state(self._stop))
+            if steps:
+                # The ring must last until the wafer has read all of it.
+                self._hub.wait_acked(self._link, steps[-1])
+        finally:
+            self.progress.end_trace()
+        return self.progress.seconds()
+
+    def _supply(self, slot: int, step: int, holder: int) -> None:
+        """Send the batch of a step. holder: the step whose batch has the slot until it is acknowledged; 0: none."""
+        progress, now = self.progress, time.perf_counter
+        begin = now()
+        if holder:
+            self._hub.wait_acked(self._link, holder)
+            self._ask(slot, step)
+        asked = now()
+        self._process.wait_filled(slot, self._stop, self._receive_state)
+        filled = now()
+        self._hub.send(self._link, self._group, step, Slice(self._ring, slot * self._slot_bytes, self._nbytes))
+        sent = now()
+        progress.wait += asked - begin
+        progress.send += sent - filled
+        progress.step, progress.total = step, sent - self._begin
+        recorder = progress.recorder
+        if recorder is not None:
+            recorder.add("wait", "batch taken", step, begin, asked)
+            recorder.add("input", "batch", step, asked, filled)
+            recorder.add("send", "batch", step, filled, sent)
+            if step + self._num_workers >= recorder.end:
+                progress.end_trace()
 
     def _ask(self, slot: int, step: int) -> None:
         self._process.ask(slot, self._states_wanted(step, step + self._num_workers))

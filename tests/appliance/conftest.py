@@ -25,6 +25,7 @@ from interconnect.hub import Hub
 from interconnect.link import Link
 from interconnect.node import Node, NodeSettings
 from interconnect.node_job import JobContext, LinkKey
+from interconnect.progress import Progress
 from interconnect.role_job import RoleJob, StepProgram
 from interconnect.schedule import StepSchedule
 from interconnect.segment import Segment, Slice
@@ -117,17 +118,25 @@ class PretendingProgram:
         self.hub = hub
         self.link = link
         self.segment = Segment.create(4096)
+        self.progress = Progress("compute")
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
         for step in range(1, schedule.num_steps + 1):
             hook = self.behaviour.on_step.get(self.context.node)
             if hook is not None:
                 hook(self.context, step)
+            begin = time.perf_counter()
             if self.link is not None and schedule.outputs_leave(step):
                 self.link.limit_ahead(schedule.run_ahead_steps)
                 self.send(step)
             if self.context.node.startswith("memoryx") and schedule.keeps_snapshot(step):
                 self.context.emit(node_pb2.AttachResponse(snapshot=node_pb2.Snapshot(step=step)))
+            self.progress.step = step
+            if self.progress.recorder is not None:
+                self.progress.recorder.add("compute", "layer", step, begin, time.perf_counter())
+                if step + 1 >= self.progress.recorder.end:
+                    self.progress.end_trace()
+        self.progress.end_trace()
         return {"compute": 1.5}
 
     def send(self, step: int) -> None:

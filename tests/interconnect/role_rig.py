@@ -27,7 +27,7 @@ from interconnect.listener import LinkListener, dial
 from interconnect.schedule import StepSchedule, worker_of_step
 from interconnect.segment import Segment, Slice
 from interconnect.server import make_channel, make_server
-from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2, node_pb2_grpc, plan_pb2
+from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2, node_pb2_grpc, observation_pb2, plan_pb2
 
 ROWS, INNER, OUTER = 8, 128, 96  # weights of 48 KiB: too large to travel inline
 WEIGHTS, GRADIENT, LOSS, BATCH, COUNT, GATHERED = range(1, 7)  # groups; those of shard k: + 10 k
@@ -230,6 +230,7 @@ class AttachedNode:
         self._channel = make_channel(address)
         self._requests: queue.SimpleQueue[node_pb2.AttachRequest | None] = queue.SimpleQueue()
         self._events: queue.Queue[node_pb2.AttachResponse | None] = queue.Queue()
+        self.seen: list[observation_pb2.JobEvent] = []
         self.send(attach=node_pb2.AttachJob(job="job-1", node=name, index=index, lane=lane))
         self._call = node_pb2_grpc.NodeServiceStub(self._channel).Attach(iter(self._requests.get, None))
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -267,7 +268,10 @@ class AttachedNode:
     def _read(self) -> None:
         try:
             for event in self._call:
-                self._events.put(event)
+                if event.WhichOneof("kind") == "events":
+                    self.seen.extend(event.events.events)
+                else:
+                    self._events.put(event)
         except grpc.RpcError:
             pass
         self._events.put(None)

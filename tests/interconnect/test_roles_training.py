@@ -99,10 +99,17 @@ def test_training_equals_plain_torch(
         assert loss == pytest.approx(expected.losses[step - 1], rel=1e-4, abs=1e-3)
         assert count == step
         torch.testing.assert_close(gathered, expected.gathered[step - 1], rtol=1e-4, atol=1e-4)
+    work = {"memoryx": "update", "swarmx": "reduce", "wafer": "compute"}
     for node in job.nodes.all:
         seconds = dict(node.expect("finished").finished.seconds)
         assert seconds["total"] > 0
-        assert 0 <= seconds["compute"] <= seconds["total"]
+        assert sum(seconds.values()) == pytest.approx(2 * seconds["total"])
+        assert seconds[work[node.name.partition("-")[0]]] > 0
+        # The last report comes before the word of the end.
+        report = next(event.report for event in reversed(node.seen) if event.HasField("report"))
+        assert (report.node, report.execution, report.step, dict(report.seconds)) == (node.name, 1, 7, seconds)
+        assert report.memory_bytes > 2**20
+        assert report.cpu_seconds > 0
     for shard, client in enumerate(clients):
         found = client.read({f"w{shard}": (INNER, OUTER), "count": ()})
         torch.testing.assert_close(found[f"w{shard}"], expected.weights[-1][shard], rtol=1e-5, atol=1e-5)

@@ -133,7 +133,7 @@ def test_two_workers_of_the_second_of_two_wafers(wafer: Wafer, job: WorkerJob, p
         assert wafer.receive(step) == [batch * 100 + row for row in range(4, 8)]
     finished = wafer.response().finished
     assert finished.execution == 1
-    assert set(finished.seconds) == {"total", "input"}
+    assert set(finished.seconds) == {"total", "input", "wait", "send"}
 
 
 def test_a_second_execution_begins_anew(wafer: Wafer, job: WorkerJob, prepare: Prepare) -> None:

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from wsc.v1 import node_pb2 as _node_pb2
+from wsc.v1 import observation_pb2 as _observation_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -721,24 +722,32 @@ class CoordinateRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     ACQUIRE_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___CoordinatorHello: ...
     @_builtins.property
     def acquire(self) -> Global___Acquire: ...
     @_builtins.property
     def report(self) -> Global___JobReport: ...
+    @_builtins.property
+    def events(self) -> _observation_pb2.JobEvents: ...
+    @_builtins.property
+    def spans(self) -> _observation_pb2.Spans: ...
     def __init__(
         self,
         *,
         hello: Global___CoordinatorHello | None = ...,
         acquire: Global___Acquire | None = ...,
         report: Global___JobReport | None = ...,
+        events: _observation_pb2.JobEvents | None = ...,
+        spans: _observation_pb2.Spans | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "events", b"events", "hello", b"hello", "kind", b"kind", "report", b"report", "spans", b"spans"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "hello", b"hello", "kind", b"kind", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "events", b"events", "hello", b"hello", "kind", b"kind", "report", b"report", "spans", b"spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "acquire", "report"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "acquire", "report", "events", "spans"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -822,6 +831,7 @@ class CoordinateResponse(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     QUEUE_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def job(self) -> Global___CreateJobRequest:
         """answers hello; again when a label or the priority has changed"""
@@ -836,6 +846,10 @@ class CoordinateResponse(_message.Message):
 
     @_builtins.property
     def queue(self) -> Global___QueueStatus: ...
+    @_builtins.property
+    def trace(self) -> _observation_pb2.TraceJobRequest:
+        """one at a time; answered by spans"""
+
     def __init__(
         self,
         *,
@@ -844,12 +858,13 @@ class CoordinateResponse(_message.Message):
         cancel: Global___CancelNotice | None = ...,
         lost: Global___NodeInfo | None = ...,
         queue: Global___QueueStatus | None = ...,
+        trace: _observation_pb2.TraceJobRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "cancel", b"cancel", "job", b"job", "kind", b"kind", "lost", b"lost", "queue", b"queue"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "cancel", b"cancel", "job", b"job", "kind", b"kind", "lost", b"lost", "queue", b"queue", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "cancel", b"cancel", "job", b"job", "kind", b"kind", "lost", b"lost", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "cancel", b"cancel", "job", b"job", "kind", b"kind", "lost", b"lost", "queue", b"queue", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["job", "acquired", "cancel", "lost", "queue"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["job", "acquired", "cancel", "lost", "queue", "trace"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

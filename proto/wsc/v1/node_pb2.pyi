@@ -11,6 +11,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from wsc.v1 import initialisation_pb2 as _initialisation_pb2
+from wsc.v1 import observation_pb2 as _observation_pb2
 from wsc.v1 import plan_pb2 as _plan_pb2
 import builtins as _builtins
 import sys
@@ -405,6 +406,7 @@ class AttachRequest(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     RELEASE_SNAPSHOT_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___AttachJob: ...
     @_builtins.property
@@ -417,6 +419,8 @@ class AttachRequest(_message.Message):
     def stop(self) -> Global___Stop: ...
     @_builtins.property
     def release_snapshot(self) -> Global___ReleaseSnapshot: ...
+    @_builtins.property
+    def trace(self) -> _observation_pb2.Trace: ...
     def __init__(
         self,
         *,
@@ -426,12 +430,13 @@ class AttachRequest(_message.Message):
         start: Global___Start | None = ...,
         stop: Global___Stop | None = ...,
         release_snapshot: Global___ReleaseSnapshot | None = ...,
+        trace: _observation_pb2.Trace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "kind", b"kind", "load", b"load", "prepare_input", b"prepare_input", "release_snapshot", b"release_snapshot", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "kind", b"kind", "load", b"load", "prepare_input", b"prepare_input", "release_snapshot", b"release_snapshot", "start", b"start", "stop", b"stop", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "kind", b"kind", "load", b"load", "prepare_input", b"prepare_input", "release_snapshot", b"release_snapshot", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "kind", b"kind", "load", b"load", "prepare_input", b"prepare_input", "release_snapshot", b"release_snapshot", "start", b"start", "stop", b"stop", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "prepare_input", "load", "start", "stop", "release_snapshot"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "prepare_input", "load", "start", "stop", "release_snapshot", "trace"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -664,6 +669,8 @@ class AttachResponse(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     STOPPED_FIELD_NUMBER: _builtins.int
     INPUT_STATE_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached: ...
     @_builtins.property
@@ -678,6 +685,10 @@ class AttachResponse(_message.Message):
     def stopped(self) -> Global___Stopped: ...
     @_builtins.property
     def input_state(self) -> Global___InputState: ...
+    @_builtins.property
+    def events(self) -> _observation_pb2.JobEvents: ...
+    @_builtins.property
+    def spans(self) -> _observation_pb2.Spans: ...
     def __init__(
         self,
         *,
@@ -688,12 +699,14 @@ class AttachResponse(_message.Message):
         snapshot: Global___Snapshot | None = ...,
         stopped: Global___Stopped | None = ...,
         input_state: Global___InputState | None = ...,
+        events: _observation_pb2.JobEvents | None = ...,
+        spans: _observation_pb2.Spans | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "snapshot", b"snapshot", "stopped", b"stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "events", b"events", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "snapshot", b"snapshot", "spans", b"spans", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "snapshot", b"snapshot", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "events", b"events", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "snapshot", b"snapshot", "spans", b"spans", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "loaded", "finished", "failed", "snapshot", "stopped", "input_state"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "loaded", "finished", "failed", "snapshot", "stopped", "input_state", "events", "spans"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

@@ -66,6 +66,26 @@ class NodeReport(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class QueuedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NODE_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     EXECUTION_FIELD_NUMBER: _builtins.int
@@ -74,6 +94,7 @@ class NodeReport(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     CPU_SECONDS_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """its name in the job, e.g. "wafer-0" """
     time: _builtins.float
@@ -93,6 +114,10 @@ class NodeReport(_message.Message):
     def bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """since the execution began: "received", "sent" """
 
+    @_builtins.property
+    def queued(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """now: groups "received" and not yet used, groups "sent" and not yet taken"""
+
     def __init__(
         self,
         *,
@@ -104,10 +129,11 @@ class NodeReport(_message.Message):
         bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         cpu_seconds: _builtins.float = ...,
         memory_bytes: _builtins.int = ...,
+        queued: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cpu_seconds", b"cpu_seconds", "execution", b"execution", "memory_bytes", b"memory_bytes", "node", b"node", "seconds", b"seconds", "step", b"step", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cpu_seconds", b"cpu_seconds", "execution", b"execution", "memory_bytes", b"memory_bytes", "node", b"node", "queued", b"queued", "seconds", b"seconds", "step", b"step", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -122,6 +148,7 @@ class LogRecord(_message.Message):
     LEVEL_FIELD_NUMBER: _builtins.int
     LOGGER_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """"coordinator" and "client" too"""
     time: _builtins.float
@@ -130,6 +157,8 @@ class LogRecord(_message.Message):
     """as in Python: 10 debug, 20 info, 30 warning, 40 error"""
     logger: _builtins.str
     message: _builtins.str
+    verdict: _builtins.bool
+    """why the job did not succeed: its last record"""
     def __init__(
         self,
         *,
@@ -138,10 +167,11 @@ class LogRecord(_message.Message):
         level: _builtins.int = ...,
         logger: _builtins.str = ...,
         message: _builtins.str = ...,
+        verdict: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "logger", b"logger", "message", b"message", "node", b"node", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "logger", b"logger", "message", b"message", "node", b"node", "time", b"time", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -149,7 +179,7 @@ Global___LogRecord: _TypeAlias = LogRecord  # noqa: Y015
 
 @_typing.final
 class Scalar(_message.Message):
-    """An output of a step that is a single number: the loss."""
+    """An output of a step that is a single number: the loss. Not of every step, but of several a second."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -232,7 +262,9 @@ Global___JobEvents: _TypeAlias = JobEvents  # noqa: Y015
 
 @_typing.final
 class WatchJobRequest(_message.Message):
-    """What of a job is kept comes first, oldest first; then, with follow, what happens, until the job has ended."""
+    """What of a job is kept comes first, oldest first; then, with follow, what happens, until the job has ended. A watcher
+    that falls far behind is dropped with RESOURCE_EXHAUSTED.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -298,6 +330,64 @@ class Span(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Span: _TypeAlias = Span  # noqa: Y015
+
+@_typing.final
+class Spans(_message.Message):
+    """A lot of them, of one or several nodes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPANS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    last: _builtins.bool
+    refusal: _builtins.str
+    """of the last, by a coordinator: why there are none"""
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]: ...
+    def __init__(
+        self,
+        *,
+        spans: _abc.Iterable[Global___Span] | None = ...,
+        last: _builtins.bool = ...,
+        refusal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "refusal", b"refusal", "spans", b"spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Spans: _TypeAlias = Spans  # noqa: Y015
+
+@_typing.final
+class Trace(_message.Message):
+    """Has a node record an execution's steps from one on. Answered by Spans, the last of which is sent after the last step,
+    or at the end of the execution.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTION_FIELD_NUMBER: _builtins.int
+    FIRST_STEP_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    execution: _builtins.int
+    first_step: _builtins.int
+    num_steps: _builtins.int
+    def __init__(
+        self,
+        *,
+        execution: _builtins.int = ...,
+        first_step: _builtins.int = ...,
+        num_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "first_step", b"first_step", "num_steps", b"num_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Trace: _TypeAlias = Trace  # noqa: Y015
 
 @_typing.final
 class TraceJobRequest(_message.Message):
