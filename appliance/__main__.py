@@ -21,7 +21,7 @@ from appliance.page.source import ManagementSource
 from interconnect.address import bind, split_address
 from interconnect.folders import cache_root
 from interconnect.server import make_server
-from wsc.v1 import management_pb2_grpc
+from wsc.v1 import management_pb2_grpc, observation_pb2_grpc
 
 STOP_SECONDS = 1.0
 
@@ -73,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.error("%s", error)
         return 1
     management_pb2_grpc.add_ManagementServicer_to_server(service, server)
+    observation_pb2_grpc.add_ObservationServicer_to_server(service.observation, server)
     if options.gateway:
         Gateway(service.serves_clients).add_to_server(server)
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)

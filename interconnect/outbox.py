@@ -12,40 +12,47 @@ from collections.abc import Callable, Iterator
 from wsc.v1 import node_pb2, observation_pb2
 
 LOT_SECONDS = 1.0
-MAX_RECORDS = 1000  # that wait
-ERROR = 40  # as in Python's logging
+MAX_EVENTS = 1000  # that wait
+WARNING, ERROR = 30, 40  # as in Python's logging
 
 Report = Callable[[], observation_pb2.NodeReport | None]
 
 
 class EventLot:
-    """Log records that wait to be sent, and not too many. Not thread-safe."""
+    """Events that wait to be sent, and not too many. Not thread-safe."""
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._records: deque[observation_pb2.LogRecord] = deque(maxlen=MAX_RECORDS)
+        self._events: deque[observation_pb2.JobEvent] = deque(maxlen=MAX_EVENTS)
         self._dropped = 0
         self.urgent = False  # an error is among them
 
-    def add(self, record: observation_pb2.LogRecord) -> None:
-        self._dropped += len(self._records) == MAX_RECORDS
-        self._records.append(record)
-        self.urgent |= record.level >= ERROR
+    def __len__(self) -> int:
+        return len(self._events)
 
-    def take(self) -> observation_pb2.JobEvents:
+    def add(self, event: observation_pb2.JobEvent) -> None:
+        self._dropped += len(self._events) == MAX_EVENTS
+        self._events.append(event)
+        self.urgent |= event.log.level >= ERROR
+
+    def events(self) -> observation_pb2.JobEvents:
         """All of them."""
         events = observation_pb2.JobEvents()
         if self._dropped:
-            message = f"{self._dropped} records came too fast, and were dropped"
-            events.events.add().log.CopyFrom(
-                observation_pb2.LogRecord(
-                    node=self._node, time=self._records[0].time, level=30, logger="interconnect", message=message
-                )
+            note = observation_pb2.LogRecord(
+                node=self._node,
+                time=time.time(),
+                level=WARNING,
+                logger="interconnect",
+                message=f"{self._dropped} records came too fast, and were dropped",
             )
-        events.events.extend(observation_pb2.JobEvent(log=record) for record in self._records)
-        self._records.clear()
-        self._dropped, self.urgent = 0, False
+            events.events.add(log=note)
+        events.events.extend(self._events)
         return events
+
+    def clear(self) -> None:
+        self._events.clear()
+        self._dropped, self.urgent = 0, False
 
 
 class Outbox:
@@ -54,14 +61,14 @@ class Outbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._responses: deque[node_pb2.AttachResponse] = deque()
-        self._records = EventLot("")
+        self._waiting = EventLot("")
         self._report: Report = lambda: None
         self._closed = False
 
     def open(self, node: str, report: Report) -> None:
         """The node has a name. report() is asked when one is due."""
         with self._changed:
-            self._records = EventLot(node)
+            self._waiting = EventLot(node)
             self._report = report
 
     def put(self, response: node_pb2.AttachResponse) -> None:
@@ -73,8 +80,8 @@ class Outbox:
     def log(self, record: observation_pb2.LogRecord) -> None:
         """Never blocks."""
         with self._changed:
-            self._records.add(record)
-            if self._records.urgent:
+            self._waiting.add(observation_pb2.JobEvent(log=record))
+            if self._waiting.urgent:
                 self._changed.notify()
 
     def close(self) -> None:
@@ -88,20 +95,23 @@ class Outbox:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._responses or self._records.urgent or self._closed, max(0.0, due - time.monotonic())
+                    lambda: self._responses or self._waiting.urgent or self._closed, max(0.0, due - time.monotonic())
                 )
                 responses, self._responses = self._responses, deque()
                 over = self._closed
                 # The last report of an execution comes before the word of its end.
                 is_due = time.monotonic() >= due or any(response.HasField("finished") for response in responses)
-                flush = is_due or over or self._records.urgent or any(r.HasField("failed") for r in responses)
-                events = self._records.take() if flush else observation_pb2.JobEvents()
+                flush = is_due or over or self._waiting.urgent or any(r.HasField("failed") for r in responses)
+                events = observation_pb2.JobEvents()
+                if flush:
+                    events = self._waiting.events()
+                    self._waiting.clear()
                 report = self._report if is_due and not over else None
             if report is not None:
                 due = time.monotonic() + LOT_SECONDS
                 said = report()
                 if said is not None:
-                    events.events.add().report.CopyFrom(said)
+                    events.events.add(report=said)
             if events.events:
                 yield node_pb2.AttachResponse(events=events)
             yield from responses

@@ -1,7 +1,6 @@
 """The process of one job's coordinator. Management starts it, with its settings on a pipe (descriptor 3)."""
 
 import json
-import logging
 import queue
 import signal
 import sys
@@ -12,6 +11,7 @@ from types import FrameType
 from appliance.coordinator.compilation import cached_compiler
 from appliance.coordinator.management_link import CoordinatorSettings
 from appliance.coordinator.serving import Event, serve_job
+from interconnect.job_log import set_up_logging
 from interconnect.process import FIRST_FD
 
 
@@ -31,7 +31,7 @@ def read_settings(fd: int) -> CoordinatorSettings:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve one job until it is over."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s")
+    set_up_logging()
     settings = read_settings(FIRST_FD)
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 

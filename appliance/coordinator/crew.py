@@ -1,5 +1,6 @@
 """The nodes that work for the job: leased from management, attached to, told what to do, given back."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -9,6 +10,8 @@ from appliance.coordinator.management_link import ManagementLink
 from appliance.coordinator.topology import COORDINATOR, Member, Topology
 from interconnect.listener import LinkListener
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
+
+logger = logging.getLogger(__name__)
 
 ATTACH_SECONDS = 15.0
 DETACH_SECONDS = 4.0
@@ -78,6 +81,7 @@ class Crew:
                     raise TimeoutError(f"{', '.join(silent)} did not answer within {ATTACH_SECONDS:g} s")
                 self._changed.wait(left)
         self._topology = topology
+        logger.info("%s has its nodes: %s", self._job, ", ".join(member.name for member in topology.members()))
 
     def send(self, members: Iterable[Member], make: Callable[[Member], node_pb2.AttachRequest]) -> None:
         """Give each its command."""
@@ -90,6 +94,12 @@ class Crew:
             coordinator_pb2.StateShard(shard=member.index, address=member.node.address, job=self._job)
             for member in self.topology.memoryx
         ]
+
+    def send_all(self, command: node_pb2.AttachRequest) -> int:
+        """Give all members the same command; returns how many they are."""
+        members = self.topology.members()
+        self.send(members, lambda _: command)
+        return len(members)
 
     def links(self) -> dict[str, list[node_pb2.LinkSpec]]:
         """Of one execution, by name; those of the coordinator too."""

@@ -10,6 +10,7 @@ from typing import TypeVar
 from appliance.coordinator.crew import Crew
 from appliance.coordinator.failures import JobFailed, Verdict
 from appliance.coordinator.results import LOT_SECONDS, Results
+from appliance.coordinator.scalars import OnScalars
 from appliance.coordinator.topology import COORDINATOR, Member
 from interconnect.link import Link, LinkLost
 from interconnect.listener import LinkListener
@@ -43,8 +44,12 @@ class Execution:
         listener: LinkListener,
         verdict: Verdict,
         on_progress: Callable[[int], None],
+        on_scalars: OnScalars,
     ) -> None:
-        """on_progress(step) is called now and then while the client gets its outputs, and when all steps are done."""
+        """on_progress(step) is called now and then while the client gets its outputs, and when all steps are done.
+
+        on_scalars: as Results has it.
+        """
         self.number = number
         self._job = job
         self._begin = begin
@@ -53,6 +58,7 @@ class Execution:
         self._listener = listener
         self._verdict = verdict
         self._on_progress = on_progress
+        self._on_scalars = on_scalars
         self._start = node_pb2.Start(
             execution=number,
             num_steps=begin.num_steps,
@@ -95,6 +101,7 @@ class Execution:
                 memoryx=links[node_pb2.LINK_PURPOSE_SHARD],
                 on_outputs=self.wake,
                 on_failure=self._results_failed,
+                on_scalars=self._on_scalars,
             )
         except BaseException:
             for link in links.values():

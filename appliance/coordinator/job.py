@@ -12,9 +12,10 @@ from appliance.coordinator.crew import Crew, NodesRefused
 from appliance.coordinator.execution import Execution
 from appliance.coordinator.failures import JobFailed, Verdict
 from appliance.coordinator.management_link import CoordinatorSettings, ManagementLink, ManagementLost
+from appliance.coordinator.observation import Observation
 from appliance.coordinator.topology import Member
 from interconnect.listener import LinkListener
-from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2, plan_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Job:
         self._changed = threading.Condition()
         self.verdict = Verdict(self._failed)
         self._crew = Crew(settings.job, request, management, listener, self._responded, self._node_lost)
+        self.observation = Observation(management.tell, self._crew.send_all)
         self._ready = False
         self._plans: dict[str, plan_pb2.Plan] = {}
         self._artifacts: dict[bytes, str] = {}  # by what was asked for
@@ -152,6 +154,7 @@ class Job:
             finally:
                 self._tell(management_pb2.JOB_PHASE_IDLE)
             self._artifacts[asked] = artifact
+            logger.info("step %s is %s", artifact, "in the cache" if cached else "compiled")
             self._plans[artifact] = plan
             for shard in plan.memoryx:
                 for slot in shard.states:
@@ -180,8 +183,10 @@ class Job:
                 listener=self._listener,
                 verdict=self.verdict,
                 on_progress=lambda step: self._tell(management_pb2.JOB_PHASE_RUNNING, step, begin.num_steps),
+                on_scalars=self.observation.scalars,
             )
             self._report.artifact = begin.artifact
+            self.observation.began(self._executions)
             return self._execution
 
     def end_execution(self, execution: Execution) -> None:
@@ -191,6 +196,7 @@ class Job:
                 return
             self._execution = None
         execution.close()
+        self.observation.ended()
         self._tell(management_pb2.JOB_PHASE_IDLE)
 
     # --- how it ends --------------------------------------------------------------------------------------------------
@@ -218,6 +224,7 @@ class Job:
             phase, message = management_pb2.JOB_PHASE_CANCELLED, failure.message
         else:
             phase, message = management_pb2.JOB_PHASE_FAILED, failure.message
+        self.observation.flush()
         self._report.phase, self._report.message = phase, message
         self._management.report(self._report)
         self._management.close(wait=not self._terminated)
@@ -233,7 +240,9 @@ class Job:
         """There is a verdict."""
         failure = self.verdict.failure
         assert failure is not None
-        logger.info("%s ends: %s: %s", self.name, failure.node, failure.message)
+        level = logging.INFO if failure.kind == node_pb2.Failure.KIND_CANCELLED else logging.ERROR
+        parts = (failure.node, failure.message, failure.traceback)
+        logger.log(level, "%s ends: %s", self.name, "\n".join(part for part in parts if part))
         with self._changed:
             self._end()
 
@@ -273,7 +282,13 @@ class Job:
                 self._changed.notify_all()
             self._news.put(coordinator_pb2.SessionResponse(ready=coordinator_pb2.JobReady()))
 
+    def trace(self, request: observation_pb2.TraceJobRequest) -> None:
+        """Somebody wants a trace."""
+        self.observation.trace(request)
+
     def _responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
+        if self.observation.responded(member, response):
+            return
         with self._changed:
             execution = self._execution
         if response.WhichOneof("kind") != "failed":

@@ -15,7 +15,7 @@ import grpc
 
 from interconnect.registration import REFUSALS
 from interconnect.server import make_channel
-from wsc.v1 import management_pb2, management_pb2_grpc
+from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2
 
 HELLO_SECONDS = 20.0
 CLOSE_SECONDS = 2.0
@@ -53,6 +53,9 @@ class Listener(Protocol):
 
     def queued(self, status: management_pb2.QueueStatus) -> None:
         """The job waits, here; or, with position 0, no more."""
+
+    def trace(self, request: observation_pb2.TraceJobRequest) -> None:
+        """Somebody wants a trace."""
 
     def management_lost(self, reason: str) -> None:
         """Management is there, but will not have the job: another attempt would not change it."""
@@ -139,6 +142,12 @@ class ManagementLink:
         if self._thread is not None:
             self._thread.join()
 
+    def tell(self, request: management_pb2.CoordinateRequest) -> bool:
+        """Say something that the next hello would not say; False if management is away."""
+        with self._changed:
+            self._put(request)
+            return self._requests is not None
+
     def _put(self, request: management_pb2.CoordinateRequest) -> None:
         if self._requests is not None:  # else the next hello says it
             self._requests.put(request)
@@ -201,6 +210,8 @@ class ManagementLink:
                 listener.lease_lost(response.lost)
             case "queue":
                 listener.queued(response.queue)
+            case "trace":
+                listener.trace(response.trace)
 
     def _break(self, what: str) -> None:
         with self._changed:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy
 
+from appliance.coordinator.scalars import OnScalars, ScalarSampler
 from interconnect.elements import tensor_bytes
 from interconnect.hub import Hub, Stopped
 from interconnect.link import Link, LinkLost
@@ -67,8 +68,12 @@ class Results:
         memoryx: Link,
         on_outputs: Callable[[], None],
         on_failure: Callable[[Exception], None],
+        on_scalars: OnScalars,
     ) -> None:
-        """The links are the results' from now on. on_outputs: new ones can be taken; on_failure: no more will come."""
+        """The links are the results' from now on. on_outputs: new ones can be taken; on_failure: no more will come.
+
+        on_scalars: is told some of the outputs that are single numbers, on their way.
+        """
         groups = {group.id: group for group in plan.coordinator.groups}
         self._groups = [
             (group.id, memoryx if group.kind == plan_pb2.GROUP_KIND_OUTPUT else swarmx)
@@ -81,6 +86,7 @@ class Results:
                     f"an output of group {group_id} ends at byte {reader.end} of {groups[group_id].nbytes}"
                 )
         self._sizes = {group.id: group.nbytes for group in plan.coordinator.groups}
+        self._sampler = ScalarSampler(plan.coordinator.outputs, schedule.num_steps, on_scalars)
         self._schedule = schedule
         self._links = [link for link in (swarmx, memoryx) if any(link is used for _, used in self._groups)]
         self._on_outputs = on_outputs
@@ -176,3 +182,4 @@ class Results:
             is_lot = self._is_lot()
         if is_lot:
             self._on_outputs()
+        self._sampler.see(step, tensors)

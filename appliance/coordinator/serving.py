@@ -8,11 +8,14 @@ from appliance.coordinator.compilation import Compile
 from appliance.coordinator.job import Job
 from appliance.coordinator.management_link import CoordinatorSettings, ManagementLink, ManagementLost
 from appliance.coordinator.service import CoordinatorService
+from appliance.coordinator.topology import COORDINATOR
 from interconnect.address import bind
+from interconnect.job_log import JobLogHandler
 from interconnect.listener import LinkListener
 from interconnect.server import make_server
 from wsc.v1 import coordinator_pb2_grpc
 
+TICK_SECONDS = 1.0
 FAREWELL_SECONDS = 2.0  # for the last messages to reach the client
 
 logger = logging.getLogger(__name__)
@@ -42,9 +45,20 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorService(job), server)
     server.start()
     job.start()
-    while events.get() is Event.TERMINATE:
-        job.terminate()
-    job.close()
+    with JobLogHandler(COORDINATOR, job.observation.log):
+        while (event := _next(events)) is not Event.OVER:
+            if event is Event.TERMINATE:
+                job.terminate()
+            job.observation.tick()
+        job.close()
     server.stop(FAREWELL_SECONDS).wait()
     listener.close()
     return 0
+
+
+def _next(events: "queue.SimpleQueue[Event]") -> Event | None:
+    """The next event; None when there is none for a while."""
+    try:
+        return events.get(timeout=TICK_SECONDS)
+    except queue.Empty:
+        return None

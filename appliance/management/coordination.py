@@ -3,14 +3,14 @@
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 
 from appliance.management.job_queue import Waiting
 from appliance.management.jobs import Job
 from appliance.management.registry import NodeRegistry
-from wsc.v1 import management_pb2
+from wsc.v1 import management_pb2, observation_pb2
 
 
 class Coordination:
@@ -20,6 +20,8 @@ class Coordination:
         self._job = job
         self._registry = registry
         self._requests = requests
+        self._lock = threading.Lock()
+        self._take: Callable[[observation_pb2.Spans | None], None] | None = None  # the spans of the trace under way
         self._outbox: queue.SimpleQueue[management_pb2.CoordinateResponse | None] = queue.SimpleQueue()
         self.changed()
         self._reader = threading.Thread(target=self._read, name=f"coordination-{job.name}", daemon=True)
@@ -53,8 +55,28 @@ class Coordination:
     def refused(self, refusal: str) -> None:
         self._outbox.put(management_pb2.CoordinateResponse(acquired=management_pb2.Acquired(refusal=refusal)))
 
+    def trace(
+        self, request: observation_pb2.TraceJobRequest, take: Callable[[observation_pb2.Spans | None], None]
+    ) -> bool:
+        """Have some steps traced; False while others are. take(spans) is called as they come; None: no more will."""
+        with self._lock:
+            if self._take is not None:
+                return False
+            self._take = take
+        self._outbox.put(management_pb2.CoordinateResponse(trace=request))
+        return True
+
+    def _traced(self, spans: observation_pb2.Spans | None) -> None:
+        with self._lock:
+            take = self._take
+            if spans is None or spans.last:
+                self._take = None
+        if take is not None:
+            take(spans)
+
     def end(self) -> None:
         """The stream is over: the job waits no more, and responses() ends."""
+        self._traced(None)
         self._registry.leave(self._job.name, self)
         self._outbox.put(None)
 
@@ -66,6 +88,10 @@ class Coordination:
                         self._enqueue(request.acquire)
                     case "report":
                         self._job.report = request.report
+                    case "events":
+                        self._job.history.add(request.events.events)
+                    case "spans":
+                        self._traced(request.spans)
         except grpc.RpcError:
             pass  # the coordinator is gone: what follows from that is the service's business
         finally:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from appliance.management.job_history import JobHistory
 from appliance.management.registry import NodeRegistry
 from interconnect.zygote import Child
 from wsc.v1 import management_pb2
@@ -36,6 +37,7 @@ class Job:
     nodes: Sequence[management_pb2.NodeInfo] = ()  # that it was given
     cancelled: bool = False
     away_since: float | None = None  # monotonic: when the coordinator, not our child, was last heard of
+    history: JobHistory = field(default_factory=JobHistory)
     hello: threading.Event = field(default_factory=threading.Event)  # set too when the coordinator dies before it
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -123,7 +125,8 @@ class JobTable:
             job.report = report
             job.ended = time.time()
             self._finished.append(job)
-            return True
+        job.history.end(report)
+        return True
 
     def all_live(self) -> Sequence[Job]:
         with self._lock:

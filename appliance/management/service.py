@@ -19,6 +19,7 @@ import grpc
 from appliance.management.coordination import Coordination
 from appliance.management.job_tokens import JobTokens
 from appliance.management.jobs import ENDED, Job, JobTable
+from appliance.management.observation import ObservationService
 from appliance.management.registry import NodeRegistry
 from appliance.management.requests import complete, is_artifact, problem_of_job, problem_of_labels, problem_of_priority
 from appliance.members import PACKAGES
@@ -52,6 +53,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         self._tokens = JobTokens(settings.cache_root)
         self._coordinations: dict[str, Coordination] = {}
         self._lock = threading.Lock()
+        self.observation = ObservationService(self._jobs, self._coordinations.get)
         self._address = self._listen_host = ""
         self._closing = threading.Event()
         self._on_shutdown = on_shutdown

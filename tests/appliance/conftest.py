@@ -37,6 +37,7 @@ from wsc.v1 import (
     management_pb2,
     management_pb2_grpc,
     node_pb2,
+    observation_pb2_grpc,
     plan_pb2,
 )
 
@@ -131,7 +132,7 @@ class PretendingProgram:
                 self.send(step)
             if self.context.node.startswith("memoryx") and schedule.keeps_snapshot(step):
                 self.context.emit(node_pb2.AttachResponse(snapshot=node_pb2.Snapshot(step=step)))
-            self.progress.step = step
+            self.progress.step, self.progress.total = step, step * 0.001
             if self.progress.recorder is not None:
                 self.progress.recorder.add("compute", "layer", step, begin, time.perf_counter())
                 if step + 1 >= self.progress.recorder.end:
@@ -255,10 +256,12 @@ class ClusterInProcess:
         self.server = make_server()
         self.address = bind(self.server, address)
         management_pb2_grpc.add_ManagementServicer_to_server(self.service, self.server)
+        observation_pb2_grpc.add_ObservationServicer_to_server(self.service.observation, self.server)
         self.server.start()
         self.service.start(self.address, "127.0.0.1")
         self.channel = make_channel(self.address)
         self.stub = management_pb2_grpc.ManagementStub(self.channel)
+        self.observation = observation_pb2_grpc.ObservationStub(self.channel)
 
     def stop_management(self) -> None:
         """As if it died: the coordinators and the nodes stay."""

@@ -11,7 +11,7 @@ from test_roles_training import MakeJob, make_job, write_states  # noqa: F401 - 
 
 from interconnect import outbox as outbox_module
 from interconnect.job_log import MAX_MESSAGE_CHARACTERS, JobLogHandler
-from interconnect.outbox import MAX_RECORDS, Outbox
+from interconnect.outbox import MAX_EVENTS, Outbox
 from wsc.v1 import node_pb2, observation_pb2
 
 SHARED_MEMORY = node_pb2.LANE_SHARED_MEMORY
@@ -82,16 +82,16 @@ def record(number: int, level: int = logging.INFO) -> observation_pb2.LogRecord:
 def test_the_outbox_keeps_answers_and_drops_the_oldest_records(monkeypatch: pytest.MonkeyPatch) -> None:
     box = Outbox()
     box.open("n", lambda: observation_pb2.NodeReport(node="n", step=3))
-    for number in range(MAX_RECORDS + 5):
+    for number in range(MAX_EVENTS + 5):
         box.log(record(number))
         box.put(node_pb2.AttachResponse(snapshot=node_pb2.Snapshot(step=number)))
     box.put(node_pb2.AttachResponse(finished=node_pb2.Finished(execution=1)))
     sent = iter(box)
     events = next(sent).events.events
     assert events[0].log.message == "5 records came too fast, and were dropped"
-    assert [event.log.message for event in events[1:-1]] == [str(n) for n in range(5, MAX_RECORDS + 5)]
+    assert [event.log.message for event in events[1:-1]] == [str(n) for n in range(5, MAX_EVENTS + 5)]
     assert events[-1].report.step == 3  # before the word of the end
-    assert [next(sent).snapshot.step for _ in range(MAX_RECORDS + 5)] == list(range(MAX_RECORDS + 5))
+    assert [next(sent).snapshot.step for _ in range(MAX_EVENTS + 5)] == list(range(MAX_EVENTS + 5))
     assert next(sent).HasField("finished")
     box.log(record(1, logging.ERROR))  # does not wait for others
     assert next(sent).events.events[0].log.message == "1"

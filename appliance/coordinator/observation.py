@@ -1,0 +1,98 @@
+"""What can be seen of the job, on its way from the nodes to the management service: reports, logs, outputs, traces."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from appliance.coordinator.topology import COORDINATOR, Member
+from appliance.coordinator.tracing import Tracing
+from interconnect.node_report import process_report
+from interconnect.outbox import EventLot
+from wsc.v1 import management_pb2, node_pb2, observation_pb2
+
+
+class Observation:
+    """Of one job. From any thread; nothing here blocks."""
+
+    def __init__(
+        self,
+        send: Callable[[management_pb2.CoordinateRequest], bool],
+        command: Callable[[node_pb2.AttachRequest], int],
+    ) -> None:
+        """send: to the management service; False if it is away. command: to all nodes; returns how many they are."""
+        self._send = send
+        self._lock = threading.Lock()
+        self._lot = EventLot(COORDINATOR)
+        self._execution = 0  # number of the one that runs; 0: none does
+        self._tracing = Tracing(command, send)
+
+    def responded(self, member: Member, response: node_pb2.AttachResponse) -> bool:
+        """Whether that which a node says is meant to be looked at, and nothing else."""
+        match response.WhichOneof("kind"):
+            case "events":
+                for event in response.events.events:
+                    self._take(member.name, event)
+            case "spans":
+                for span in response.spans.spans:
+                    span.node = member.name
+                self._tracing.took(member.name, response.spans)
+            case _:
+                return False
+        return True
+
+    def log(self, record: observation_pb2.LogRecord) -> None:
+        """Something that this process logs."""
+        self._add(observation_pb2.JobEvent(log=record))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Outputs of a step of the execution that runs."""
+        now = time.time()
+        for name, value in values.items():
+            scalar = observation_pb2.Scalar(execution=self._execution, step=step, name=name, value=value, time=now)
+            self._add(observation_pb2.JobEvent(scalar=scalar))
+
+    def began(self, execution: int) -> None:
+        """An execution begins."""
+        self._execution = execution
+
+    def ended(self) -> None:
+        """It is over, on all nodes."""
+        self._execution = 0
+        self._tracing.execution_over()
+        self.flush()
+
+    def trace(self, request: observation_pb2.TraceJobRequest) -> None:
+        """Somebody wants to know what the nodes do in the next steps."""
+        self._tracing.ask(request.num_steps, self._execution)
+
+    def tick(self) -> None:
+        """To be called once a second."""
+        if self._execution:
+            report = process_report(COORDINATOR)
+            report.execution = self._execution
+            self._add(observation_pb2.JobEvent(report=report))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits; while management is away it stays, and the oldest give way."""
+        with self._lock:
+            if self._lot and self._send(management_pb2.CoordinateRequest(events=self._lot.events())):
+                self._lot.clear()
+
+    def _take(self, node: str, event: observation_pb2.JobEvent) -> None:
+        match event.WhichOneof("kind"):
+            case "report":
+                event.report.node = node
+                self._tracing.heard(event.report)
+            case "log":
+                event.log.node = node
+            case _:
+                return
+        self._add(event)
+
+    def _add(self, event: observation_pb2.JobEvent) -> None:
+        with self._lock:
+            self._lot.add(event)
+            urgent = self._lot.urgent
+        if urgent:
+            self.flush()

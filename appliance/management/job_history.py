@@ -1,0 +1,176 @@
+"""What has been seen of one job: the last of each kind, for whoever looks, and what comes, for whoever watches."""
+
+import heapq
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from wsc.v1 import management_pb2, observation_pb2
+
+KINDS = ("report", "log", "scalar")
+MAX_REPORTS = 1000
+MAX_LOGS = 2000
+MAX_POINTS = 1000  # of a curve
+MAX_CURVES = 64
+MAX_TEXT = 10_000  # characters of a message
+MAX_BEHIND = 1000  # lots that a watcher may not have taken
+
+_Numbered: TypeAlias = tuple[int, observation_pb2.JobEvent]
+
+
+class TooSlow(Exception):
+    """A watcher does not take what happens as fast as it does."""
+
+
+class Watcher:
+    """Somebody who follows a job. lots() ends with the job."""
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self._kinds = frozenset(kinds)
+        self._lots: queue.SimpleQueue[list[observation_pb2.JobEvent] | None] = queue.SimpleQueue()
+        self._dropped = False
+
+    def tell(self, events: list[observation_pb2.JobEvent]) -> None:
+        """Never blocks."""
+        if self._dropped:
+            return
+        if self._lots.qsize() >= MAX_BEHIND:
+            self._dropped = True
+            self.end()
+            return
+        wanted = [event for event in events if event.WhichOneof("kind") in self._kinds]
+        if wanted:
+            self._lots.put(wanted)
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        self._lots.put(None)
+
+    def lots(self) -> Iterator[list[observation_pb2.JobEvent]]:
+        """As they come. Raises TooSlow."""
+        for lot in iter(self._lots.get, None):
+            if self._dropped:
+                break
+            yield lot
+        if self._dropped:
+            raise TooSlow
+
+
+class Curve:
+    """One scalar of a job from its beginning on: where there are too many points, every second one, and so on."""
+
+    def __init__(self) -> None:
+        self._points: list[_Numbered] = []
+        self._last: _Numbered | None = None
+        self._stride = 1
+        self._seen = 0
+
+    def add(self, point: _Numbered) -> None:
+        if self._seen % self._stride == 0:
+            self._points.append(point)
+            if len(self._points) > MAX_POINTS:
+                del self._points[1::2]
+                self._stride *= 2
+        self._seen += 1
+        self._last = point
+
+    def points(self) -> Sequence[_Numbered]:
+        """The last is always among them."""
+        if self._last is None or self._points[-1] is self._last:
+            return self._points
+        return [*self._points, self._last]
+
+
+class JobHistory:
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._reports: deque[_Numbered] = deque(maxlen=MAX_REPORTS)
+        self._logs: deque[_Numbered] = deque(maxlen=MAX_LOGS)
+        self._curves: dict[str, Curve] = {}
+        self._last_reports: dict[str, observation_pb2.NodeReport] = {}
+        self._watchers: list[Watcher] = []
+        self._ended = False
+
+    def add(self, events: Sequence[observation_pb2.JobEvent]) -> None:
+        """What has happened."""
+        with self._lock:
+            for event in events:
+                self._keep(event)
+            for watcher in self._watchers:
+                watcher.tell(list(events))
+
+    def end(self, report: management_pb2.JobReport) -> None:
+        """The job is over; why it did not succeed is the last line of its log."""
+        phase = report.phase
+        if phase != management_pb2.JOB_PHASE_SUCCEEDED:
+            level = 40 if phase == management_pb2.JOB_PHASE_FAILED else 30
+            verdict = observation_pb2.LogRecord(
+                node="management", time=time.time(), level=level, logger="verdict", message=report.message, verdict=True
+            )
+            self.add([observation_pb2.JobEvent(log=verdict)])
+        with self._lock:
+            self._ended = True
+            for watcher in self._watchers:
+                watcher.end()
+
+    def kept(self, kinds: Sequence[str]) -> list[observation_pb2.JobEvent]:
+        """What is kept, in the order in which it came."""
+        with self._lock:
+            return self._history(kinds)
+
+    def watch(self, kinds: Sequence[str]) -> Watcher:
+        """A watcher that gets what is kept, and then what comes. To be given back with unwatch."""
+        watcher = Watcher(kinds)
+        with self._lock:
+            watcher.tell(self._history(kinds))
+            if self._ended:
+                watcher.end()
+            else:
+                self._watchers.append(watcher)
+        return watcher
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """The watcher has left; its lots() ends."""
+        with self._lock:
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
+        watcher.end()
+
+    def last_reports(self) -> Sequence[observation_pb2.NodeReport]:
+        """The last of each node."""
+        with self._lock:
+            return list(self._last_reports.values())
+
+    def last_scalars(self) -> Sequence[observation_pb2.Scalar]:
+        """The last of each name."""
+        with self._lock:
+            return [curve.points()[-1][1].scalar for curve in self._curves.values()]
+
+    def _history(self, kinds: Sequence[str]) -> list[observation_pb2.JobEvent]:
+        kept: list[Iterable[_Numbered]] = []
+        if "report" in kinds:
+            kept.append(self._reports)
+        if "log" in kinds:
+            kept.append(self._logs)
+        if "scalar" in kinds:
+            kept += [curve.points() for curve in self._curves.values()]
+        return [event for _, event in heapq.merge(*kept, key=lambda numbered: numbered[0])]
+
+    def _keep(self, event: observation_pb2.JobEvent) -> None:
+        self._count += 1
+        match event.WhichOneof("kind"):
+            case "report":
+                self._reports.append((self._count, event))
+                self._last_reports[event.report.node] = event.report
+            case "log":
+                event.log.message = event.log.message[:MAX_TEXT]
+                self._logs.append((self._count, event))
+            case "scalar":
+                if event.scalar.name in self._curves or len(self._curves) < MAX_CURVES:
+                    self._curves.setdefault(event.scalar.name, Curve()).add((self._count, event))
