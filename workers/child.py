@@ -391,10 +391,21 @@ def _fail_when_asked(channel: Channel, failure: InputFailure, position: Position
     raise failure
 
 
+def redirect(output: int) -> None:
+    """Let a descriptor take the place of standard output and error, so that lines come when they are printed."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(output, stream.fileno())
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the interpreter's own
+    os.close(output)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.child")
     parser.add_argument("--socket", type=int, required=True, metavar="FD", help="the socket to the worker")
+    parser.add_argument("--output", type=int, required=True, metavar="FD", help="for what the user's code prints")
     arguments = parser.parse_args(argv)
+    redirect(arguments.output)
     with socket.socket(fileno=arguments.socket) as connection:
         channel = Channel(connection)
         try:

@@ -15,8 +15,10 @@ from typing import Any, Protocol
 
 from interconnect.hub import Stopped
 from interconnect.node_job import JobFailure
+from interconnect.process import FIRST_FD
 from interconnect.zygote import SpawnError, spawn
 from workers import child
+from workers.output import OutputReader
 from wsc.v1 import node_pb2
 
 END_DEADLINE_SECONDS = 3.0
@@ -47,13 +49,17 @@ class InputProcess:
                 if request.interpreter and interpreter != request.interpreter
                 else ""
             )
+            self._output = OutputReader()
             try:
-                self._process = _start(interpreter, theirs.fileno())
+                self._process = _start(interpreter, [theirs.fileno(), self._output.writer])
             except (SpawnError, OSError) as error:
                 self._connection.close()
+                self._output.close()
                 raise JobFailure(
                     node_pb2.Failure.KIND_USER, f"the process for the input_fn cannot be started: {error}"
                 ) from error
+            finally:
+                self._output.close_writer()
         self._poller = select.poll()
         self._poller.register(self._connection, select.POLLIN)
         self._poller.register(self._process.fileno(), select.POLLIN)
@@ -123,6 +129,7 @@ class InputProcess:
         if self._process.poll() is None and os.getpgid(self._process.pid) == self._process.pid:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.close()
+        self._output.close()
 
     def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         data = json.dumps(message).encode()
@@ -171,9 +178,9 @@ def _read_state(descriptors: Sequence[int]) -> bytes:
 class _ForeignPython:
     """The input_fn's process under another interpreter than the worker's."""
 
-    def __init__(self, interpreter: str, descriptor: int) -> None:
-        command = [interpreter, str(Path(child.__file__)), "--socket", str(descriptor)]
-        self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor], start_new_session=True)
+    def __init__(self, interpreter: str, descriptors: Sequence[int]) -> None:
+        command = [interpreter, str(Path(child.__file__)), *_arguments(descriptors)]
+        self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True)
         self._pidfd = os.pidfd_open(self._popen.pid)
 
     @property
@@ -200,10 +207,15 @@ class _ForeignPython:
             os.close(self._pidfd)
 
 
-def _start(interpreter: str, descriptor: int) -> _Process:
+def _start(interpreter: str, descriptors: Sequence[int]) -> _Process:
+    """descriptors: the socket, and what becomes standard output."""
     if _is_ours(interpreter):
-        return spawn("workers.child", ["--socket", "3"], fds=[descriptor])
-    return _ForeignPython(interpreter, descriptor)
+        return spawn("workers.child", _arguments([FIRST_FD, FIRST_FD + 1]), fds=descriptors)
+    return _ForeignPython(interpreter, descriptors)
+
+
+def _arguments(descriptors: Sequence[int]) -> list[str]:
+    return ["--socket", str(descriptors[0]), "--output", str(descriptors[1])]
 
 
 def _is_ours(interpreter: str) -> bool:

@@ -1,5 +1,6 @@
 """input_fns of the tests, imported by name in the worker's child process."""
 
+import logging
 import os
 import random
 import subprocess
@@ -109,3 +110,16 @@ def describing(path: str) -> Counting:
         print(distributed.get_streaming_rank(), distributed.get_streaming_batch_size(8), file=file)
         print(*drawn, file=file)
     return Counting(4, 3)
+
+
+def printing(rows: int) -> Counting:
+    """Says something in every way that there is, and far too much."""
+    print("made by", "print")
+    logging.getLogger("mine").warning("a warning of mine")
+    os.write(1, b"\xff not text\r50%\r100%\n")
+    sys.stderr.write("x" * 10_000 + "\n")
+    for number in range(20_000):
+        print(number)
+    time.sleep(1.1)
+    print("unfinished", end="", flush=True)
+    return counting(rows, 3, 2)

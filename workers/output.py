@@ -1,0 +1,76 @@
+"""What a user's input_fn prints or logs, on its way to the job's log."""
+
+import logging
+import os
+import re
+import select
+import threading
+import time
+
+LINE_CHARACTERS = 2000  # of a line, that are kept
+LINES_A_SECOND = 100  # that are kept
+READ_BYTES = 64 * 1024  # what a pipe holds
+
+_ENDS = re.compile(rb"[\r\n]+")  # a progress bar ends its lines with a carriage return
+
+logger = logging.getLogger("workers.input_fn")
+
+
+class OutputReader:
+    """Owns the pipe that is the standard output and error of the input_fn's process, and the thread that reads it.
+
+    What is printed faster than can be of use to a reader is counted, so that the process never waits for its output.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self.writer = os.pipe2(os.O_CLOEXEC)  # writer: for the process; to be closed by close_writer
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._second = 0
+        self._lines = 0  # in this second
+        self._thread = threading.Thread(target=self._run, name="input-output", daemon=True)
+        self._thread.start()
+
+    def close_writer(self) -> None:
+        """The process has its copy, or was not started."""
+        os.close(self.writer)
+
+    def close(self) -> None:
+        """Take what has been printed, and no more. The process has ended."""
+        os.eventfd_write(self._stop, 1)
+        self._thread.join()
+        os.close(self._reader)
+        os.close(self._stop)
+
+    def _run(self) -> None:
+        poller = select.poll()
+        poller.register(self._reader, select.POLLIN)
+        poller.register(self._stop, select.POLLIN)
+        rest = b""
+        while True:
+            ready = {descriptor for descriptor, _ in poller.poll()}
+            data = os.read(self._reader, READ_BYTES) if self._reader in ready else b""
+            *lines, rest = _ENDS.split(rest + data)
+            rest = rest[: LINE_CHARACTERS + 1]
+            for line in lines:
+                self._log(line)
+            # At the end of the file; or when we are told to, for somebody may be left who holds the other end.
+            if not data or self._stop in ready:
+                break
+        self._log(rest)
+        self._next_second(0)
+
+    def _log(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        if not text:
+            return
+        second = int(time.monotonic())
+        if second != self._second:
+            self._next_second(second)
+        self._lines += 1
+        if self._lines <= LINES_A_SECOND:
+            logger.info("%s", text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]}…")
+
+    def _next_second(self, second: int) -> None:
+        if self._lines > LINES_A_SECOND:
+            logger.warning("%d lines more were printed within a second", self._lines - LINES_A_SECOND)
+        self._second, self._lines = second, 0
