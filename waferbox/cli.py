@@ -22,6 +22,7 @@ from waferbox.launcher import ForkingLauncher
 from waferbox.records import Record, discard_log, recorded, records, runtime_folder
 from waferbox.script import run_script
 from waferbox.tables import cluster_table, jobs_table, nodes_table, passes_table
+from waferbox.trace import trace
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 MANAGEMENT_VARIABLE = "WAFERBOX_MANAGEMENT"
@@ -169,6 +170,9 @@ def status(management: Management = None) -> None:
     output.print()
     _head("Jobs")
     output.print(jobs_table(jobs))
+
+
+app.command()(trace)
 
 
 @app.command()

@@ -1,0 +1,86 @@
+"""Spans as a file in the Trace Event Format: the fields that its documentation asks for, and times that are right."""
+
+import json
+from pathlib import Path
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from interconnect.address import bind
+from interconnect.server import make_server
+from waferbox.chrome_trace import chrome_trace
+from waferbox.cli import app
+from wsc.v1 import observation_pb2, observation_pb2_grpc
+from wsc.v1.observation_pb2 import Span
+
+SPANS = [
+    Span(node="wafer-10", what="compute", detail="layer 1", step=7, begin=1_700_000_000.5, seconds=0.25),
+    Span(node="memoryx-0", what="update", detail="fc.weight", step=7, begin=1_700_000_000.75, seconds=0.125),
+    Span(node="wafer-2", what="compute", detail="layer 1", step=7, begin=1_700_000_000.25, seconds=0.5),
+    Span(node="wafer-2", what="wait", step=7, begin=1_700_000_000.0, seconds=0.25),
+]
+
+
+def test_the_format() -> None:
+    trace = json.loads(json.dumps(chrome_trace(SPANS)))
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    complete = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    metadata = [event for event in trace["traceEvents"] if event["ph"] == "M"]
+    assert len(complete) + len(metadata) == len(trace["traceEvents"])
+    for event in trace["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+    for event in complete:
+        assert event["ts"] >= 0
+        assert event["dur"] >= 0
+    named = {"process_name": "name", "thread_name": "name", "process_sort_index": "sort_index"}
+    assert all(set(event["args"]) == {named[event["name"]]} for event in metadata)
+    processes = {event["args"]["name"]: event["pid"] for event in metadata if event["name"] == "process_name"}
+    order = {event["pid"]: event["args"]["sort_index"] for event in metadata if event["name"] == "process_sort_index"}
+    assert sorted(processes, key=lambda node: order[processes[node]]) == ["memoryx-0", "wafer-2", "wafer-10"]
+    rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in metadata if e["name"] == "thread_name"}
+    found = {
+        (event["pid"], rows[event["pid"], event["tid"]], event["name"], event["ts"], event["dur"]) for event in complete
+    }
+    assert found == {  # microseconds from the first
+        (processes["wafer-2"], "wait", "wait", 0.0, 250_000.0),
+        (processes["wafer-2"], "compute", "compute layer 1", 250_000.0, 500_000.0),
+        (processes["wafer-10"], "compute", "compute layer 1", 500_000.0, 250_000.0),
+        (processes["memoryx-0"], "update", "update fc.weight", 750_000.0, 125_000.0),
+    }
+    assert {event["args"]["step"] for event in complete} == {7}
+
+
+class OneTrace(observation_pb2_grpc.ObservationServicer):
+    def TraceJob(self, request: observation_pb2.TraceJobRequest, context: grpc.ServicerContext):
+        if request.job != "job-1":
+            context.abort(grpc.StatusCode.NOT_FOUND, f"there is no job {request.job!r}")
+        yield observation_pb2.TraceJobResponse(spans=SPANS[: request.num_steps])
+        yield observation_pb2.TraceJobResponse(spans=SPANS[request.num_steps :])
+
+
+@pytest.fixture
+def management():
+    server = make_server()
+    observation_pb2_grpc.add_ObservationServicer_to_server(OneTrace(), server)
+    address = bind(server, "127.0.0.1:0")
+    server.start()
+    yield address
+    server.stop(0).wait()
+
+
+def test_the_command(management: str, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    options = ["--steps", "2", "--output", str(file), "--management", management]
+    done = CliRunner().invoke(app, ["trace", "job-1", *options])
+    assert done.exit_code == 0, done.output
+    assert "4 spans of 3 nodes, steps 7 to 7" in done.output
+    assert json.loads(file.read_text()) == chrome_trace(SPANS)
+    missing = CliRunner().invoke(app, ["trace", "job-2", *options])
+    assert missing.exit_code == 1
+    assert "there is no job 'job-2'" in missing.output
+    unwritable = CliRunner().invoke(app, ["trace", "job-1", "--output", "/proc/none/x", "--management", management])
+    assert unwritable.exit_code == 1
+    assert "/proc/none/x cannot be written" in unwritable.output
