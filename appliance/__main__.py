@@ -45,6 +45,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--page", metavar="HOST:PORT", help="serve a page to look at there; port 0: any; default: none")
     parser.add_argument(
+        "--metrics-port", type=int, metavar="N", help="serve figures for Prometheus; 0: at any port; default: at none"
+    )
+    parser.add_argument(
         "--announce-fd",
         type=int,
         metavar="N",
@@ -84,8 +87,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, end)
         signal.signal(signal.SIGINT, end)
+    host = split_address(options.listen, any_port=True)[0]
+    metrics = None
+    if options.metrics_port is not None:
+        from appliance.management.metrics import ManagementCollector
+        from interconnect.metrics import MetricsServer
+
+        try:
+            metrics = MetricsServer(ManagementCollector(service.nodes, service.jobs), host, options.metrics_port)
+        except OSError as error:
+            logger.error("no figures can be served at port %d: %s", options.metrics_port, error)
+            return 1
     server.start()
-    service.start(address, split_address(options.listen, any_port=True)[0])
+    service.start(address, host)
     if page is not None:
         page.start(ManagementSource(address))
     with open(os.devnull if options.announce_fd is None else options.announce_fd, "w", encoding="utf-8") as announce:
@@ -95,6 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if page is not None:
             page.close()
         service.close(end_jobs=end_jobs)
+    if metrics is not None:
+        metrics.close()
     # Whoever listens to the announcement sees its end, and ends the nodes; their streams are what this waits for.
     server.stop(STOP_SECONDS).wait()
     return 0

@@ -12,7 +12,7 @@ from types import FrameType
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from interconnect.address import bind
+from interconnect.address import bind, split_address
 from interconnect.job_log import set_up_logging
 from interconnect.listener import LinkListener, host_id
 from interconnect.node_job import JobContext, NodeJob
@@ -34,18 +34,27 @@ class NodeSettings:
     management: str  # host:port
     listen: str = "127.0.0.1:0"
     threads: int = 1
+    metrics_port: int | None = None  # 0: any; None: no endpoint
 
 
 def parse_arguments(program: str, argv: Sequence[str] | None) -> NodeSettings:
-    """`python -m <program> --management host:port [--listen 127.0.0.1:0] [--threads 1]`."""
+    """`python -m <program> --management host:port [--listen 127.0.0.1:0] [--threads 1] [--metrics-port N]`."""
     parser = argparse.ArgumentParser(prog=f"python -m {program}")
     parser.add_argument("--management", required=True, metavar="HOST:PORT", help="where the management service listens")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where this process listens")
     parser.add_argument("--threads", type=int, default=1, help="threads that compute")
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="N", help="serve figures for Prometheus; 0: at any port; default: at none"
+    )
     arguments = parser.parse_args(argv)
     if arguments.threads < 1:
         parser.error("--threads must be at least 1")
-    return NodeSettings(management=arguments.management, listen=arguments.listen, threads=arguments.threads)
+    return NodeSettings(
+        management=arguments.management,
+        listen=arguments.listen,
+        threads=arguments.threads,
+        metrics_port=arguments.metrics_port,
+    )
 
 
 class Node:
@@ -69,6 +78,13 @@ class Node:
         health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), self._server)
         if add_services is not None:
             add_services(self._server, self.listener)
+        self._metrics = None
+        if settings.metrics_port is not None:
+            from interconnect.metrics import MetricsServer, RoleCollector
+
+            name = node_pb2.Role.Name(role).removeprefix("ROLE_").lower()
+            host = split_address(settings.listen, any_port=True)[0]
+            self._metrics = MetricsServer(RoleCollector(name, self._service.report), host, settings.metrics_port)
         self.refusal = ""  # why management will not have this node
         self._over = threading.Event()
         self._role = role
@@ -90,6 +106,8 @@ class Node:
     def close(self) -> None:
         """Leave management, drop the job, close every link and port."""
         self._registration.close()
+        if self._metrics is not None:
+            self._metrics.close()
         self._server.stop(STOP_GRACE_SECONDS).wait()
         self._service.close()
         self.listener.close()

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Never
@@ -92,6 +92,14 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             return True
         nodes = self._registry.nodes()
         return any(node.address == address and node.role == node_pb2.ROLE_MEMORYX for node in nodes)
+
+    def nodes(self) -> Sequence[management_pb2.NodeInfo]:
+        """All that are there."""
+        return self._registry.nodes()
+
+    def jobs(self) -> Sequence[Job]:
+        """All that are under way, and the last that ended."""
+        return self._jobs.all()
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,59 @@
+"""The Prometheus figures of the management service: nodes, jobs, the queue, and how each running job goes."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from appliance.management.jobs import Job
+from appliance.members import PACKAGES
+from interconnect.metrics import report_metrics
+from wsc.v1 import management_pb2
+
+
+class ManagementCollector(Collector):
+    """Reads what there is when somebody asks."""
+
+    def __init__(
+        self, nodes: Callable[[], Sequence[management_pb2.NodeInfo]], jobs: Callable[[], Sequence[Job]]
+    ) -> None:
+        """jobs: those under way, and those that are remembered."""
+        self._nodes = nodes
+        self._jobs = jobs
+
+    def collect(self) -> Iterator[Metric]:
+        nodes = Counter((PACKAGES[node.role], "leased" if node.job else "free") for node in self._nodes())
+        nodes_metric = GaugeMetricFamily("waferbox_nodes", "Nodes of the cluster.", labels=["role", "state"])
+        for role in PACKAGES.values():
+            for state in ("free", "leased"):
+                nodes_metric.add_metric([role, state], nodes[role, state])
+        yield nodes_metric
+
+        jobs = self._jobs()
+        phases = Counter(job.report.phase for job in jobs)
+        jobs_metric = GaugeMetricFamily("waferbox_jobs", "Jobs, also some that have ended.", labels=["phase"])
+        for name, phase in management_pb2.JobPhase.items():
+            if phase:
+                jobs_metric.add_metric([name.removeprefix("JOB_PHASE_").lower()], phases[phase])
+        yield jobs_metric
+        yield GaugeMetricFamily(
+            "waferbox_queue_length", "Jobs that wait for nodes.", value=phases[management_pb2.JOB_PHASE_QUEUED]
+        )
+        yield from self._live([job for job in jobs if not job.ended])
+
+    def _live(self, jobs: Sequence[Job]) -> Iterator[Metric]:
+        scalar = GaugeMetricFamily("waferbox_job_scalar", "An output of a step: the loss.", labels=["job", "name"])
+        cpu = CounterMetricFamily("waferbox_job_cpu_seconds", "Of a process of a job.", labels=["job", "node"])
+        memory = GaugeMetricFamily("waferbox_job_memory_bytes", "Of a process of a job.", labels=["job", "node"])
+        reports = []
+        for job in jobs:
+            for value in job.history.last_scalars():
+                scalar.add_metric([job.name, value.name], value.value)
+            for report in job.history.last_reports():
+                reports.append(([job.name, report.node], report))
+                cpu.add_metric([job.name, report.node], report.cpu_seconds)
+                memory.add_metric([job.name, report.node], report.memory_bytes)
+        yield from (scalar, cpu, memory)
+        yield from report_metrics(["job", "node"], reports, prefix="waferbox_job")
