@@ -12,6 +12,8 @@ from appliance.members import PACKAGES
 from interconnect.metrics import report_metrics
 from wsc.v1 import management_pb2
 
+JOB = "cluster_job"  # `job` is taken: Prometheus calls so what it asks
+
 
 class ManagementCollector(Collector):
     """Reads what there is when somebody asks."""
@@ -44,9 +46,9 @@ class ManagementCollector(Collector):
         yield from self._live([job for job in jobs if not job.ended])
 
     def _live(self, jobs: Sequence[Job]) -> Iterator[Metric]:
-        scalar = GaugeMetricFamily("waferbox_job_scalar", "An output of a step: the loss.", labels=["job", "name"])
-        cpu = CounterMetricFamily("waferbox_job_cpu_seconds", "Of a process of a job.", labels=["job", "node"])
-        memory = GaugeMetricFamily("waferbox_job_memory_bytes", "Of a process of a job.", labels=["job", "node"])
+        scalar = GaugeMetricFamily("waferbox_job_scalar", "An output of a step: the loss.", labels=[JOB, "name"])
+        cpu = CounterMetricFamily("waferbox_job_cpu_seconds", "Of a process of a job.", labels=[JOB, "node"])
+        memory = GaugeMetricFamily("waferbox_job_memory_bytes", "Of a process of a job.", labels=[JOB, "node"])
         reports = []
         for job in jobs:
             for value in job.history.last_scalars():
@@ -56,4 +58,4 @@ class ManagementCollector(Collector):
                 cpu.add_metric([job.name, report.node], report.cpu_seconds)
                 memory.add_metric([job.name, report.node], report.memory_bytes)
         yield from (scalar, cpu, memory)
-        yield from report_metrics(["job", "node"], reports, prefix="waferbox_job")
+        yield from report_metrics([JOB, "node"], reports, prefix="waferbox_job")
