@@ -2,16 +2,19 @@
 
 import logging
 import threading
+import urllib.request
 from collections import defaultdict
 from typing import Any
 
 import pytest
-from role_rig import GRADIENT, WEIGHTS
+from role_rig import GRADIENT, WEIGHTS, FakeManagement
 from test_roles_training import MakeJob, make_job, write_states  # noqa: F401 - make_job is a fixture
 
 from interconnect import outbox as outbox_module
 from interconnect.job_log import MAX_MESSAGE_CHARACTERS, JobLogHandler
+from interconnect.node import Node, NodeSettings
 from interconnect.outbox import MAX_EVENTS, Outbox
+from swarmx.job import SwarmXJob
 from wsc.v1 import node_pb2, observation_pb2
 
 SHARED_MEMORY = node_pb2.LANE_SHARED_MEMORY
@@ -123,3 +126,18 @@ def test_what_is_logged_while_a_job_is_there() -> None:
     assert len(first.message) == MAX_MESSAGE_CHARACTERS + 1
     assert second.message.startswith("it broke\nTraceback")
     assert "KeyError: 'a defect'" in second.message
+
+
+def test_a_node_serves_its_figures_where_it_is_told_to() -> None:
+    management = FakeManagement()
+    settings = NodeSettings(management=management.address, metrics_port=0)
+    node = Node(node_pb2.ROLE_SWARMX, settings, SwarmXJob)
+    try:
+        assert node._metrics is not None
+        address = f"http://127.0.0.1:{node._metrics.port}/metrics"
+        with urllib.request.urlopen(address, timeout=10) as response:
+            assert b'waferbox_running{role="swarmx"} 0.0' in response.read()
+    finally:
+        node.start()
+        node.close()
+        management.close()

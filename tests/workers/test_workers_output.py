@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cluster
 def test_all_that_is_printed(prepare: Prepare, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="workers.input_fn")
     with running(prepare(input_functions.printing, 4)) as harness:
-        assert harness.batch() == [0] * 4
+        assert harness.batch() == [0, 1, 2, 3]
         assert "made by print" in caplog.messages  # not only at the end
     lines = caplog.messages
     assert lines[:2] == ["made by print", "a warning of mine"]

@@ -562,7 +562,7 @@ class Finished(_message.Message):
     execution: _builtins.int
     @_builtins.property
     def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """where the time went: "compute", "wait", ..."""
+        """where the time went, as in NodeReport"""
 
     def __init__(
         self,

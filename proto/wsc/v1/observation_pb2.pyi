@@ -108,7 +108,9 @@ class NodeReport(_message.Message):
     """resident"""
     @_builtins.property
     def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """since the execution began, by what they went into: "compute", "wait", "send", ..."""
+        """Since the execution began, by what they went into: "total", of it "wait" and "send", and the role's work: "compute"
+        (wafer), "update" (MemoryX), "reduce" (SwarmX), "input" (worker).
+        """
 
     @_builtins.property
     def bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
