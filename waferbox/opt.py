@@ -5,6 +5,7 @@ from pathlib import Path
 
 from appliance.compiler.opt import OptError, run_passes
 from cirh.scanner import MAXIMUM_TEXT
+from waferbox.console import printable
 
 
 def optimise(file: str, names: list[str], num_csx: int, print_after_all: bool, out: str) -> None:
@@ -24,7 +25,7 @@ def optimise(file: str, names: list[str], num_csx: int, print_after_all: bool, o
         raise OptError(f"{shown}: not a text: {error}") from error
     except (OptError, OSError) as error:
         # The text that is quoted may hold anything.
-        raise OptError("".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))) from error
+        raise OptError(printable(str(error))) from error
 
 
 def _read(file: str) -> str:

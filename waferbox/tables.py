@@ -1,41 +1,42 @@
-"""What the command shows, as tables."""
+"""What the commands show, as tables."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from waferbox.console import printable
 from wsc.v1 import management_pb2, node_pb2
 
-ROLES = {
+ROLES: Final = {
     node_pb2.ROLE_WAFER: "wafer",
     node_pb2.ROLE_MEMORYX: "memoryx",
     node_pb2.ROLE_SWARMX: "swarmx",
     node_pb2.ROLE_WORKER: "worker",
 }
-PHASES = {
-    management_pb2.JOB_PHASE_STARTING: "starting",
-    management_pb2.JOB_PHASE_COMPILING: "compiling",
-    management_pb2.JOB_PHASE_QUEUED: "waiting for nodes",
-    management_pb2.JOB_PHASE_RUNNING: "[green]running[/]",
-    management_pb2.JOB_PHASE_IDLE: "idle",
-    management_pb2.JOB_PHASE_SUCCEEDED: "succeeded",
-    management_pb2.JOB_PHASE_FAILED: "[red]failed[/]",
-    management_pb2.JOB_PHASE_CANCELLED: "[yellow]cancelled[/]",
+_STYLES: Final = {
+    management_pb2.JOB_PHASE_RUNNING: "green",
+    management_pb2.JOB_PHASE_FAILED: "red",
+    management_pb2.JOB_PHASE_CANCELLED: "yellow",
 }
 
 
-def empty_table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """A table in the command's style. right: the columns with numbers."""
+def empty_table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
+    """A table in the command's style. right: the columns with numbers; whole: those that are never folded."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        table.add_column(
+            column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in whole
+        )
     return table
 
 
-def _sorted(nodes: Iterable[management_pb2.NodeInfo]) -> list[management_pb2.NodeInfo]:
+def sorted_nodes(nodes: Iterable[management_pb2.NodeInfo]) -> list[management_pb2.NodeInfo]:
+    """By role, then in the order in which they came."""
     order = list(ROLES)
     return sorted(nodes, key=lambda node: (order.index(node.role), int(node.node_id.lstrip("n") or 0)))
 
@@ -45,48 +46,76 @@ def cluster_table(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
     table = empty_table("role", "nodes", "processes", right=["nodes"])
     counts = Counter(node.role for node in nodes)
     for role, name in ROLES.items():
-        pids = ", ".join(str(node.process_id) for node in _sorted(nodes) if node.role == role)
+        pids = ", ".join(str(node.process_id) for node in sorted_nodes(nodes) if node.role == role)
         table.add_row(name, str(counts[role]), pids)
     return table
 
 
-def nodes_table(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
-    """One line for each node, with its lease."""
-    table = empty_table("node", "role", "address", "pid", "version", "job", "lease", right=["pid", "lease"])
-    for node in _sorted(nodes):
-        table.add_row(
+def nodes_table(nodes: Sequence[management_pb2.NodeInfo], *, wide: bool = False) -> Table:
+    """One line for each node, with its lease; wide: and where it is."""
+    more = ("host", "address", "pid", "version") if wide else ()
+    columns = ("node", "role", "job", "member", "lease", *more)
+    table = empty_table(*columns, right=["pid", "lease"], whole=columns)
+    for node in sorted_nodes(nodes):
+        cells = [
             node.node_id,
             ROLES[node.role],
-            node.address,
-            str(node.process_id),
-            node.version,
             node.job or "[dim]free[/]",
+            node.member,
             f"{node.lease_left_seconds:.1f} s",
-        )
-    if not nodes:
-        table.add_row("[dim]none[/]")
+        ]
+        if wide:
+            cells += [safe(node.host), safe(node.address), str(node.process_id), safe(node.version)]
+        table.add_row(*cells)
     return table
 
 
-def jobs_table(jobs: Sequence[management_pb2.JobInfo]) -> Table:
-    """One line for each job, newest first."""
-    table = empty_table("job", "phase", "step", "age", "labels", "message", right=["step", "age"])
+def jobs_table(jobs: Sequence[management_pb2.JobInfo], *, wide: bool = False) -> Table:
+    """One line for each job, newest first; wide: and whose it is, and what is to be said of it."""
+    more = ("priority", "host", "nodes", "message") if wide else ()
+    whole = ("job", "phase", "step", "age", "user", "wafers", "priority", "host", "nodes")
+    columns = ("job", "phase", "step", "age", "user", "wafers", "labels", *more)
+    table = empty_table(*columns, right=["step", "age", "wafers", "priority", "nodes"], whole=whole)
     for job in jobs:
-        step = f"{job.step}/{job.num_steps}" if job.num_steps else ""
-        table.add_row(
+        cells = [
             job.job,
-            PHASES.get(job.phase, "?"),
-            step,
-            _age(job.age_seconds),
-            " ".join(job.labels),
-            _escaped(job.message),
-        )
-    if not jobs:
-        table.add_row("[dim]none[/]")
+            styled_phase(job),
+            step_text(job),
+            age_text(job.age_seconds),
+            safe(job.user),
+            str(job.num_csx),
+            safe(" ".join(job.labels)),
+        ]
+        if wide:
+            cells += [str(job.priority), safe(job.host), str(len(job.nodes)), _first_line(reason(job))]
+        table.add_row(*cells)
     return table
 
 
-def _age(seconds: float) -> str:
+def phase_text(job: management_pb2.JobInfo) -> str:
+    """Such as "running"; of a job in the queue also at which place."""
+    name = management_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
+    return f"{name}, place {job.queue_position}" if job.queue_position else name
+
+
+def styled_phase(job: management_pb2.JobInfo) -> str:
+    """The same with its colour, as markup."""
+    style = _STYLES.get(job.phase)
+    return f"[{style}]{phase_text(job)}[/]" if style else phase_text(job)
+
+
+def reason(job: management_pb2.JobInfo) -> str:
+    """What a job waits for, or what became of it."""
+    return f"waits for {job.waiting_for}" if job.waiting_for else job.message
+
+
+def step_text(job: management_pb2.JobInfo) -> str:
+    """Such as 20/400; empty before the first execution."""
+    return f"{job.step}/{job.num_steps}" if job.num_steps else ""
+
+
+def age_text(seconds: float) -> str:
+    """Such as 15 s, 3 min, 2.5 h."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:
@@ -94,9 +123,18 @@ def _age(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def _escaped(text: str) -> str:
-    first = text.strip().splitlines()[0] if text.strip() else ""
-    return escape(first)
+def time_text(seconds: float) -> str:
+    """Seconds since 1970 as local time, such as 2026-11-21 16:20:11."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def safe(text: str) -> str:
+    """Text from anybody, for a place where markup is read."""
+    return escape(printable(text))
+
+
+def _first_line(text: str) -> str:
+    return safe(text.strip().splitlines()[0]) if text.strip() else ""
 
 
 def passes_table(descriptions: Mapping[str, str]) -> Table:

@@ -154,7 +154,8 @@ class CsxExecution(Execution):
         found = "found in the cache and verified" if self._compiled.cached else "compiled"
         logger.info("Compile artifact %s: %s in %.1f s", self._compiled.artifact, found, self._compiled.seconds)
         if self._compiled.report:
-            logger.info("Compile report: %s", self._compiled.report)
+            where = " (on the cluster)" if job.gateway else ""
+            logger.info("Compile report: %s%s", self._compiled.report, where)
         logger.info("Compile was successful!")
         if self._backend.compile_only:
             logger.info("With compile_only nothing is run, and no weights were sent")

@@ -1,0 +1,55 @@
+"""Where the commands write, and how they end."""
+
+import enum
+import os
+import sys
+from typing import Final, Never
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+UNFOLDED_WIDTH: Final = 10_000
+
+
+class Status(enum.IntEnum):
+    """What a command exits with, if not with 0. docs/command.md names them."""
+
+    FAILED = 1  # the cluster refused it, or does not answer
+    USAGE = 2  # also given by typer
+    NO_JOB = 3  # no job has this name, or several have
+    BROKEN_PIPE = 141  # nobody reads what it writes: as a shell says of a command that SIGPIPE ends
+
+
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        """Without a word: `waferbox logs JOB | head` is no error."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what the interpreter flushes at its end
+        raise SystemExit(Status.BROKEN_PIPE)
+
+
+_fits_terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
+output: Final = _Output(highlight=False, width=None if _fits_terminal else UNFOLDED_WIDTH)
+wide_output: Final = _Output(highlight=False, width=UNFOLDED_WIDTH)  # the terminal wraps the lines
+errors: Final = Console(stderr=True, highlight=False)
+
+
+def printable(text: str) -> str:
+    """The text without what could steer a terminal: it may come from anybody. Lines stay lines."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+def fail(message: str, status: Status = Status.FAILED) -> Never:
+    """Say why on standard error, and exit."""
+    errors.print(f"[bold red]waferbox:[/] {escape(printable(message))}", soft_wrap=True)
+    raise typer.Exit(status)
+
+
+def say(text: str) -> None:
+    """Text as it stands: no markup, not folded."""
+    output.print(text, markup=False, soft_wrap=True)
+
+
+def head(text: str) -> None:
+    """A title."""
+    output.print(text, style="bold", markup=False)
