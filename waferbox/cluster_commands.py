@@ -32,9 +32,9 @@ DOWN_SECONDS: Final = 15.0
 Wafers = Annotated[int, typer.Option(min=1, help="Wafers.")]
 MemoryX = Annotated[int, typer.Option(min=1, help="MemoryX shards.")]
 Workers = Annotated[int | None, typer.Option(min=1, help=r"Input workers in all.  \[default: one for each wafer]")]
-SwarmX = Annotated[int | None, typer.Option(min=1, help=r"SwarmX nodes.  \[default: what a tree over the wafers needs]")]
+SwarmX = Annotated[int | None, typer.Option(min=1, help=r"SwarmX nodes.  \[default: a tree over the wafers]")]
 Threads = Annotated[int | None, typer.Option(min=1, help=r"Threads of a wafer.  \[default: its share of the cores]")]
-CacheRoot = Annotated[Path | None, typer.Option(help=r"Folder of the compiled artifacts.  \[default: ~/.cache/waferbox]")]
+CacheRoot = Annotated[Path | None, typer.Option(help=r"Folder for artifacts.  \[default: ~/.cache/waferbox]")]
 
 
 def up(

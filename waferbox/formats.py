@@ -30,7 +30,7 @@ class Format(enum.StrEnum):
         return self in (Format.JSON, Format.YAML)
 
 
-FormatOption = Annotated[Format, typer.Option("-o", "--output", help="How it is shown; wide: more columns, none folded.")]
+FormatOption = Annotated[Format, typer.Option("-o", "--output", help="Format; wide: more columns, none folded.")]
 
 
 def print_data(data: Message | Mapping[str, Any], form: Format) -> None:
@@ -39,7 +39,7 @@ def print_data(data: Message | Mapping[str, Any], form: Format) -> None:
     if form == Format.JSON:
         say(json.dumps(shown, indent=2))
     else:
-        say(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip("\n"))
+        say(yaml.safe_dump(shown, sort_keys=False).rstrip("\n"))
 
 
 def as_data(message: Message) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from interconnect.version import __version__
 from waferbox.connection import Connection, ManagementOption, connected
-from waferbox.console import errors, head, output, wide_output
+from waferbox.console import errors, head, output, printable, wide_output
 from waferbox.formats import Format, FormatOption, print_data
 from waferbox.job_names import ENDED, JobArgument, OptionalJobArguments, find_job
 from waferbox.tables import (
@@ -85,7 +86,7 @@ def get_cluster(form: FormatOption = Format.TABLE, management: ManagementOption 
         table.add_row(role["role"], str(role["nodes"]), str(role["free"]))
     output.print(table)
     jobs = summary["jobs"]
-    output.print(f"Jobs: {jobs['under_way']} under way, of which {jobs['queued']} wait; {jobs['ended']} ended.")
+    output.print(f"Jobs: {jobs['under_way']} under way ({jobs['queued']} in the queue), {jobs['ended']} ended.")
 
 
 def status(management: ManagementOption = None) -> None:
@@ -150,7 +151,7 @@ def _facts(job: management_pb2.JobInfo) -> Sequence[tuple[str, str]]:
         ("Job", job.job),
         ("Phase", styled_phase(job)),
         ("Step", step_text(job)),
-        ("Message", safe(job.message.strip())),
+        ("Message", escape(printable(job.message.strip()))),
         ("Waits for", safe(job.waiting_for)),
         ("User", safe(f"{job.user} on {job.host}" if job.user else "")),
         ("Labels", safe(" ".join(job.labels))),

@@ -129,8 +129,8 @@ def time_text(seconds: float) -> str:
 
 
 def safe(text: str) -> str:
-    """Text from anybody, for a place where markup is read."""
-    return escape(printable(text))
+    """Text from anybody, on one line, for a place where markup is read."""
+    return escape(printable(text).replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def _first_line(text: str) -> str:

@@ -72,6 +72,7 @@ class FakeCluster:
     refuse_compile: tuple[grpc.StatusCode, str] | None = None
     waits: list[management_pb2.QueueStatus] = field(default_factory=list)  # of a job, until it is its turn
     found: coordinator_pb2.CompileResponse | None = None  # what more a compile answers
+    gateway: bool = False
     address: str = ""
 
     def serve(self) -> grpc.Server:
@@ -129,7 +130,8 @@ class Management(management_pb2_grpc.ManagementServicer):
         assert request.version == __version__
         self._cluster.created.append(request)
         name = f"job-{len(self._cluster.created)}"
-        return management_pb2.CreateJobResponse(job=name, coordinator=self._cluster.address, token="secret")
+        address, gateway = self._cluster.address, self._cluster.gateway
+        return management_pb2.CreateJobResponse(job=name, coordinator=address, token="secret", gateway=gateway)
 
     def CancelJob(
         self, request: management_pb2.CancelJobRequest, context: grpc.ServicerContext

@@ -409,13 +409,17 @@ def test_validate_only_traces_and_compile_only_compiles(
     assert setup.weight() == 1.0
 
 
-def test_a_hit_and_the_report_are_told(cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("gateway", [False, True])
+def test_a_hit_and_the_report_are_told(
+    cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, gateway: bool
+) -> None:
     caplog.set_level(logging.INFO, "cstorch")
     cluster.found = coordinator_pb2.CompileResponse(cached=True, seconds=0.25, report="/cache/0/report.html")
+    cluster.gateway = gateway
     setup = Setup(cluster, tmp_path)
     run(setup.executor(1), lambda batch: setup.step(batch))
     assert "Compile artifact 0: found in the cache and verified in 0.2 s" in caplog.messages
-    assert "Compile report: /cache/0/report.html" in caplog.messages
+    assert f"Compile report: /cache/0/report.html{' (on the cluster)' if gateway else ''}" in caplog.messages
 
 
 class TestMisuse:
