@@ -20,7 +20,7 @@ class NodeFigures:
     cores: float | None  # that it keeps busy: CPU seconds a second
     received: float | None  # bytes
     sent: float | None  # bytes
-    steps: float | None
+    steps: float | None  # None also of a process that counts none
     shares: Mapping[str, float]  # of its time, by what it went into; empty as the rates are
 
 
@@ -82,8 +82,12 @@ def _figures(former: observation_pb2.NodeReport | None, report: observation_pb2.
         cores=(report.cpu_seconds - former.cpu_seconds) / seconds,
         received=(report.bytes.get("received", 0) - former.bytes.get("received", 0)) / seconds,
         sent=(report.bytes.get("sent", 0) - former.bytes.get("sent", 0)) / seconds,
-        steps=(report.step - former.step) / seconds,
-        shares={what: (spent - former.seconds.get(what, 0.0)) / seconds for what, spent in report.seconds.items()},
+        steps=(report.step - former.step) / seconds if report.step else None,
+        shares={
+            what: (spent - former.seconds.get(what, 0.0)) / seconds
+            for what, spent in report.seconds.items()
+            if what != "total"
+        },
     )
 
 

@@ -18,6 +18,7 @@ from waferbox.tables import empty_table, phase_text, reason, safe, step_text, st
 from wsc.v1 import management_pb2, observation_pb2
 
 REFRESH_SECONDS: Final = 1.0
+FIRST_SECONDS: Final = 0.3  # until what is kept of a job has come
 END_SECONDS: Final = 5.0  # until the stream of a job has ended, once it is told to
 _SHOWN_SHARE: Final = 0.01  # of the time: less is not worth a word
 
@@ -72,10 +73,12 @@ def _watch(
     reader = threading.Thread(target=read, name="events", daemon=True)
     reader.start()
     try:
-        with Live(_picture(job, figures), console=output, auto_refresh=False) as live:
-            while not over.wait(REFRESH_SECONDS):
+        with Live(console=output, auto_refresh=False) as live:
+            pause = FIRST_SECONDS
+            while not over.wait(pause):
                 job = cluster.job(job.job)
                 live.update(_picture(job, figures), refresh=True)
+                pause = REFRESH_SECONDS
             if not problems:
                 job = cluster.job(job.job)
                 live.update(_picture(job, figures), refresh=True)
@@ -84,7 +87,7 @@ def _watch(
         reader.join(END_SECONDS)
     if problems:
         raise problems[0]
-    say(f"{job.job} has ended: {phase_text(job)}")
+    say(f"{job.job} has ended ({phase_text(job)})")
 
 
 def _picture(job: management_pb2.JobInfo, figures: JobFigures) -> Group:
@@ -94,9 +97,9 @@ def _picture(job: management_pb2.JobInfo, figures: JobFigures) -> Group:
     rate = f"{min(rates):.1f} steps/s" if rates else ""
     scalars = [f"{safe(name)} {value:.4g}" for name, value in figures.scalars().items()]
     line = "   ".join(filter(None, [f"[bold]{job.job}[/]", styled_phase(job), step, rate, *scalars]))
-    parts: list[RenderableType] = [Text.from_markup(line)]
+    parts: list[RenderableType] = [_one_line(Text.from_markup(line))]
     if said := reason(job).strip():
-        parts.append(Text(printable(said)))
+        parts.append(_one_line(Text(printable(said.splitlines()[0]))))
     if not nodes:
         parts.append(Text("Nothing is reported of it yet: that begins with its first step."))
         return Group(*parts)
@@ -105,12 +108,13 @@ def _picture(job: management_pb2.JobInfo, figures: JobFigures) -> Group:
         right=["cores", "MB", "MB/s in", "MB/s out", "steps/s"],
         whole=["process", "cores", "MB", "MB/s in", "MB/s out", "steps/s"],
     )
+    table.padding = (0, 1, 0, 0)
     for node in nodes:
         table.add_row(*_row(node))
     return Group(*parts, Text(), table)
 
 
-def _row(node: NodeFigures) -> Sequence[str]:
+def _row(node: NodeFigures) -> Sequence[RenderableType]:
     shares = sorted(node.shares.items(), key=lambda share: -share[1])
     return (
         safe(node.node),
@@ -119,8 +123,14 @@ def _row(node: NodeFigures) -> Sequence[str]:
         _number(node.received, "{:.1f}", 1e6),
         _number(node.sent, "{:.1f}", 1e6),
         _number(node.steps, "{:.1f}"),
-        ", ".join(f"{safe(what)} {share:.0%}" for what, share in shares if share >= _SHOWN_SHARE),
+        _one_line(Text(", ".join(f"{printable(what)} {share:.0%}" for what, share in shares if share >= _SHOWN_SHARE))),
     )
+
+
+def _one_line(text: Text) -> Text:
+    """Cut, not folded, where the terminal is narrow: a picture that keeps its height does not jump."""
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 def _number(value: float | None, form: str, unit: float = 1.0) -> str:

@@ -299,7 +299,7 @@ def test_top_ends_with_its_job(fake: FakeManagement, monkeypatch: pytest.MonkeyP
     fake.jobs[0].phase = management_pb2.JOB_PHASE_SUCCEEDED
     screen = io.StringIO()
     monkeypatch.setattr(top, "output", Console(file=screen, force_terminal=True, width=80, height=24))
-    assert call("top", "1a2b").stdout == f"{RUNNING} has ended: succeeded\n"
+    assert call("top", "1a2b").stdout == f"{RUNNING} has ended (succeeded)\n"
     lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", screen.getvalue()))
     assert max(map(len, lines)) <= 80
     assert "compute 60%" in screen.getvalue()

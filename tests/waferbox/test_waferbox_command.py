@@ -132,7 +132,7 @@ def test_up_in_the_background_status_and_down(environment: dict[str, str]) -> No
     assert found[1] in shown.stdout
     rows = [line.split() for line in shown.stdout.splitlines() if re.match(r"n\d+ ", line)]
     assert sorted(row[1] for row in rows) == ["memoryx"] * 2 + ["swarmx"] + ["wafer"] * 2 + ["worker"] * 2
-    assert all(row[5] == "free" for row in rows)
+    assert all(row[2] == "free" for row in rows)
     again = waferbox({**environment, "WAFERBOX_MANAGEMENT": found[1]}, "status")
     assert again.returncode == 0
     begin = time.monotonic()
