@@ -31,6 +31,7 @@ _REFUSALS: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: Status.USAGE,
     grpc.StatusCode.FAILED_PRECONDITION: Status.FAILED,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Status.FAILED,
+    grpc.StatusCode.ABORTED: Status.FAILED,
 }
 
 
@@ -95,6 +96,8 @@ def _end(address: str, error: grpc.RpcError) -> Never:
     assert isinstance(error, grpc.Call)
     if error.code() in _REFUSALS:
         fail(error.details() or error.code().name, _REFUSALS[error.code()])
+    if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+        fail(f"{address} did not answer in time")
     if error.code() == grpc.StatusCode.UNIMPLEMENTED:
         fail(f"what answers at {address} is not a management service of this version")
     fail(f"no management service answers at {address}; is the cluster up, and is this its address?")
