@@ -10,6 +10,7 @@ from waferbox.console import say
 from waferbox.get_commands import describe, get, status
 from waferbox.logs import logs
 from waferbox.top import top
+from waferbox.trace import trace
 
 CLUSTERS: Final = "Clusters"
 JOBS: Final = "Jobs"
@@ -33,6 +34,7 @@ app.add_typer(get, name="get", rich_help_panel=JOBS)
 app.add_typer(describe, name="describe", rich_help_panel=JOBS)
 app.command(rich_help_panel=JOBS)(logs)
 app.command(rich_help_panel=JOBS)(top)
+app.command(rich_help_panel=JOBS)(trace)
 app.command(rich_help_panel=JOBS)(job_commands.cancel)
 app.command(rich_help_panel=JOBS)(job_commands.label)
 app.command("set-priority", rich_help_panel=JOBS)(job_commands.set_priority)

@@ -1,5 +1,6 @@
 """Commands for clusters of this machine: `waferbox up`, `run`, `down`."""
 
+import dataclasses
 import os
 import signal
 import tempfile
@@ -47,10 +48,12 @@ def up(
         str, typer.Option(metavar="HOST:PORT", help="Where management listens; port 0: any.")
     ] = "127.0.0.1:0",
     cache_root: CacheRoot = None,
+    page: Annotated[bool, typer.Option("--page", help="Serve a page to look at, on this machine.")] = False,
     background: Annotated[bool, typer.Option("--background", help="Return when the cluster is there.")] = False,
 ) -> None:
     """Start a cluster, which stays until Ctrl-C or `waferbox down`."""
     settings = _settings(wafers, memoryx, workers, swarmx, threads, checked_address(listen, any_port=True), cache_root)
+    settings = dataclasses.replace(settings, page="127.0.0.1:0" if page else None)
     if split_address(listen, any_port=True)[0] not in ("127.0.0.1", "localhost", "[::1]"):
         errors.print("[yellow]waferbox: everybody who reaches this address can use the cluster[/]")
     try:
@@ -67,7 +70,7 @@ def _up_in_foreground(settings: ClusterSettings) -> None:
     with errors.status("starting the cluster"):
         cluster = Cluster(settings, ForkingLauncher(), [signals.fileno()])
     with cluster, recorded(cluster.management, os.getpid()):
-        _show(cluster.management, f"{sum(settings.roles.values())} nodes are up. Ctrl-C ends them.")
+        _show(cluster.management, cluster.page, f"{sum(settings.roles.values())} nodes are up. Ctrl-C ends them.")
         stay(cluster, [signals.fileno()])
         errors.print("waferbox: ending the cluster")
 
@@ -78,21 +81,23 @@ def _up_in_background(settings: ClusterSettings) -> None:
     log = Path(name)
     try:
         with errors.status("starting the cluster"):
-            _, management = start_embedded(settings, detached_log=log)
+            cluster = start_embedded(settings, detached_log=log)
     except ClusterError as error:
         messages = log.read_text(errors="replace").strip()
         discard_log(log)
         raise ClusterError(f"{error}\n{messages}") from error
-    _show(management, "The cluster is up in the background; `waferbox down` ends it.")
+    _show(cluster.management, cluster.page, "The cluster is up in the background; `waferbox down` ends it.")
 
 
-def _show(management: str, what: str) -> None:
+def _show(management: str, page: str, what: str) -> None:
     with connected(management) as cluster:
         nodes = cluster.nodes()
     head(f"Cluster at {management}")
     output.print(cluster_table(nodes))
     say(what)
     say(f"To use it:  export {MANAGEMENT_VARIABLE}={management}")
+    if page:
+        say(f"To look at it:  {page}")
 
 
 def run(
@@ -108,7 +113,7 @@ def run(
     """Run a script on a cluster that is there for it alone. Exits as the script does."""
     settings = _settings(wafers, memoryx, workers, swarmx, threads, "127.0.0.1:0", cache_root)
     try:
-        process, management = start_embedded(settings)
+        process, management, _ = start_embedded(settings)
     except ClusterError as error:
         fail(str(error))
     try:

@@ -3,55 +3,37 @@
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Never
+from typing import Annotated
 
-import grpc
 import typer
 
-from interconnect.server import make_channel
 from waferbox.chrome_trace import chrome_trace
-from waferbox.records import records
-from wsc.v1 import observation_pb2, observation_pb2_grpc
+from waferbox.connection import ManagementOption, connected
+from waferbox.console import fail, say
+from waferbox.job_names import JobArgument, find_job
+from wsc.v1 import observation_pb2
 
 
 def trace(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job that runs.")],
+    name: JobArgument,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="How many steps.")] = 5,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file.", dir_okay=False)] = Path("trace.json"),
+    out: Annotated[Path, typer.Option("--output", "-o", help="The file.", dir_okay=False)] = Path("trace.json"),
     seconds: Annotated[float, typer.Option(min=1.0, help="How long to wait for these steps.")] = 600.0,
-    management: Annotated[
-        str | None,
-        typer.Option(envvar="WAFERBOX_MANAGEMENT", metavar="HOST:PORT", help="The management service."),
-    ] = None,
+    management: ManagementOption = None,
 ) -> None:
     """Write a timeline of the next steps of a job: a file for https://ui.perfetto.dev or chrome://tracing."""
-    with make_channel(management or _only_cluster()) as channel:
-        request = observation_pb2.TraceJobRequest(job=job, num_steps=steps)
-        responses = observation_pb2_grpc.ObservationStub(channel).TraceJob(request, timeout=seconds)
-        try:
-            spans = [span for response in responses for span in response.spans]
-        except grpc.RpcError as error:
-            _fail(f"there is no trace: {error.details() if isinstance(error, grpc.Call) else error}")
+    with connected(management) as cluster:
+        request = observation_pb2.TraceJobRequest(job=find_job(cluster.jobs(), name).job, num_steps=steps)
+        responses = cluster.observation.TraceJob(request, timeout=seconds)
+        spans = [span for response in responses for span in response.spans]
     if not spans:
-        _fail("there is no trace: the job ended before these steps")
-    partial = output.with_name(f"{output.name}.partial")
+        fail("there is no trace: the job ended before these steps")
+    partial = out.with_name(f"{out.name}.partial")
     try:
         partial.write_text(json.dumps(chrome_trace(spans)))
-        os.replace(partial, output)
+        os.replace(partial, out)
     except OSError as error:
-        _fail(f"{output} cannot be written: {error.strerror}")
+        fail(f"{out} cannot be written: {error.strerror}")
     first, last = min(span.step for span in spans), max(span.step for span in spans)
     nodes = len({span.node for span in spans})
-    typer.echo(f"{len(spans)} spans of {nodes} nodes, steps {first} to {last}, are in {output}: open it in Perfetto.")
-
-
-def _only_cluster() -> str:
-    known = records()
-    if len(known) != 1:
-        _fail(f"{len(known)} clusters were started here: say which is meant with --management HOST:PORT")
-    return known[0].management
-
-
-def _fail(message: str) -> Never:
-    typer.echo(f"waferbox: {message}", err=True)
-    raise typer.Exit(1)
+    say(f"{len(spans)} spans of {nodes} nodes, steps {first} to {last}, are in {out}: open it in Perfetto.")

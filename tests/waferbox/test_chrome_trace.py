@@ -5,13 +5,12 @@ from pathlib import Path
 
 import grpc
 import pytest
+from fake_management import FakeManagement, job
 from typer.testing import CliRunner
 
-from interconnect.address import bind
-from interconnect.server import make_server
 from waferbox.chrome_trace import chrome_trace
 from waferbox.cli import app
-from wsc.v1 import observation_pb2, observation_pb2_grpc
+from wsc.v1 import observation_pb2
 from wsc.v1.observation_pb2 import Span
 
 SPANS = [
@@ -53,21 +52,17 @@ def test_the_format() -> None:
     assert {event["args"]["step"] for event in complete} == {7}
 
 
-class OneTrace(observation_pb2_grpc.ObservationServicer):
+class OneTrace(FakeManagement):
     def TraceJob(self, request: observation_pb2.TraceJobRequest, context: grpc.ServicerContext):
-        if request.job != "job-1":
-            context.abort(grpc.StatusCode.NOT_FOUND, f"there is no job {request.job!r}")
         yield observation_pb2.TraceJobResponse(spans=SPANS[: request.num_steps])
         yield observation_pb2.TraceJobResponse(spans=SPANS[request.num_steps :])
 
 
 @pytest.fixture
 def management():
-    server = make_server()
-    observation_pb2_grpc.add_ObservationServicer_to_server(OneTrace(), server)
-    address = bind(server, "127.0.0.1:0")
-    server.start()
-    yield address
+    fake = OneTrace(jobs=[job("job-1", "RUNNING")])
+    server = fake.serve()
+    yield fake.address
     server.stop(0).wait()
 
 
@@ -79,7 +74,7 @@ def test_the_command(management: str, tmp_path: Path) -> None:
     assert "4 spans of 3 nodes, steps 7 to 7" in done.output
     assert json.loads(file.read_text()) == chrome_trace(SPANS)
     missing = CliRunner().invoke(app, ["trace", "job-2", *options])
-    assert missing.exit_code == 1
+    assert missing.exit_code == 3
     assert "there is no job 'job-2'" in missing.output
     unwritable = CliRunner().invoke(app, ["trace", "job-1", "--output", "/proc/none/x", "--management", management])
     assert unwritable.exit_code == 1
