@@ -18,7 +18,7 @@ def test_the_committed_picture_is_current() -> None:
 
 def test_all_links_of_a_job_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(picture, "LINKS", picture.LINKS - {("worker", "WAFER", "wafer", "WORKER")})
-    with pytest.raises(AssertionError, match="draw what has changed.*worker"):
+    with pytest.raises(AssertionError, match=r"draw what has changed.*worker"):
         picture.picture()
 
 

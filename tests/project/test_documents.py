@@ -1,0 +1,139 @@
+"""What README and docs/ name exists: files, commands, and every word of code; links lead somewhere."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from waferbox.cli import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = ("*.py", "*.proto", "*.toml", "*.yml", "Makefile", "Dockerfile", ".ci/run")
+FOLDERS = (
+    "appliance",
+    "benchmarks",
+    "cirh",
+    "client",
+    "examples",
+    "interconnect",
+    "lair",
+    "memoryx",
+    "proto",
+    "swarmx",
+)
+MORE_FOLDERS = ("tests", "wafer", "waferbox", "workers")
+
+# Where a page may say a file's name without saying its folder.
+BASES = (
+    "",
+    "appliance",
+    "appliance/compiler",
+    "appliance/coordinator",
+    "appliance/management",
+    "client/cstorch",
+    "docs",
+)
+ROLE_FOLDERS = {
+    "client": "client/cstorch",
+    "coordinator": "appliance/coordinator",
+    "management": "appliance/management",
+    "memoryx": "memoryx",
+    "node": "interconnect",
+    "swarmx": "swarmx",
+    "wafer": "wafer",
+    "worker": "workers",
+}
+# Of other systems, of torch, and what stands for something else.
+FOREIGN = frozenset(["csctl", "foo", "JOB", "KEY", "NAME", "VALUE"])
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
+
+
+def snippets(page: Path) -> set[str]:
+    """What stands in backticks."""
+    return {found[1].strip() for found in re.findall(r"(`+)(.+?)\1(?!`)", prose(page), re.DOTALL)}
+
+
+@cache
+def words() -> frozenset[str]:
+    """All words of the sources, with the names of files."""
+    found: set[str] = set()
+    for pattern in SOURCES:
+        paths = [
+            *ROOT.glob(pattern),
+            *(path for folder in (*FOLDERS, *MORE_FOLDERS) for path in (ROOT / folder).rglob(pattern)),
+        ]
+        for path in paths:
+            found.update(re.findall(r"\w+", path.read_text()))
+            found.update(re.findall(r"\w+", str(path.relative_to(ROOT))))
+    return frozenset(found)
+
+
+def is_path(snippet: str) -> bool:
+    return bool(re.fullmatch(r"[\w.*][\w.*/-]*(/|\.(py|md|toml|proto|yml|svg|css))|[\w.]+(/[\w.*-]+)+", snippet))
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_and_names_of_code_exist(page: Path) -> None:
+    bases = [ROOT / base for base in BASES] + [ROOT / ROLE_FOLDERS.get(page.stem, "")]
+    for snippet in snippets(page):
+        if is_path(snippet):
+            assert any(any(base.glob(snippet)) for base in bases), f"{name_of(page)}: there is no {snippet}"
+        elif page.name != "compatibility.md":  # generated: names of the real API
+            gone = [word for word in re.findall(r"[A-Za-z]\w{2,}", snippet) if word not in words() | FOREIGN]
+            assert not gone, f"{name_of(page)}: `{snippet}` has words that no source has: {', '.join(gone)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (page.parent / file).resolve() if file else page
+        assert linked.exists(), f"{name_of(page)}: there is no {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in anchors, f"{name_of(page)}: {linked.name} has no {anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_exist(page: Path) -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    text = page.read_text()
+    for command in re.findall(r"(?:^    |`)waferbox ([a-z][\w-]*)", text, re.MULTILINE):
+        assert command in commands, f"{name_of(page)}: there is no `waferbox {command}`"
+    for module in re.findall(r"python -m ([a-z]\w*(?:\.\w+)*)", text):
+        path = ROOT / module.replace(".", "/")
+        known = path.with_suffix(".py").exists() or (path / "__main__.py").exists() or module == "pip"
+        assert known, f"{name_of(page)}: there is no module {module}"
+    for target in re.findall(r"(?:^    |`)make ([a-z]+)", text, re.MULTILINE):
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"no `make {target}`"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("role", ROLE_FOLDERS)
+def test_the_page_of_a_role_names_all_its_files(role: str) -> None:
+    text = (ROOT / "docs" / "roles" / f"{role}.md").read_text()
+    assert len(text.splitlines()) <= 80
+    folder = ROOT / ROLE_FOLDERS[role]
+    for path in folder.iterdir():
+        if path.name == "__init__.py" or path.name == "__pycache__":
+            continue
+        name = f"{path.name}/" if path.is_dir() else path.name
+        assert f"`{name}`" in text, f"docs/roles/{role}.md does not name {name}"
