@@ -137,3 +137,11 @@ def test_the_page_of_a_role_names_all_its_files(role: str) -> None:
             continue
         name = f"{path.name}/" if path.is_dir() else path.name
         assert f"`{name}`" in text, f"docs/roles/{role}.md does not name {name}"
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").rglob("*.py")), ids=name_of)
+def test_examples_run_in_the_tests(script: Path) -> None:
+    if '__name__ == "__main__"' not in script.read_text():
+        return  # a module of those that are run
+    tests = [path.read_text() for path in (ROOT / "tests" / "integration").glob("test_*.py")]
+    assert any(script.parent.name in text and script.name in text for text in tests), f"no test runs {script.name}"
