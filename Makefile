@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := $(wildcard proto/wsc/v1/*.proto)
 
-.PHONY: demo test unit lint proto bench venv clean
+.PHONY: demo test unit lint proto docs bench venv clean
 
 demo: venv
 	$(BIN)/waferbox run --wafers 2 examples/fc_digits/train.py
@@ -26,6 +26,11 @@ proto: venv
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --grpc_python_out=proto \
 		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
 		--mypy_out=proto --mypy_grpc_out=proto $(PROTOS)
+
+docs: venv
+	$(BIN)/python docs/compatibility.py
+	$(BIN)/python docs/picture.py
+	$(BIN)/python docs/roles.py
 
 venv: .venv/.complete
 
