@@ -79,6 +79,12 @@ def is_path(snippet: str) -> bool:
     return bool(re.fullmatch(r"[\w.*][\w.*/-]*(/|\.(py|md|toml|proto|yml|svg|css))|[\w.]+(/[\w.*-]+)+", snippet))
 
 
+def names_in(snippet: str) -> list[str]:
+    """The words of a snippet that must be names of code; in a line of shell those that look like some."""
+    found = re.findall(r"[A-Za-z]\w{2,}", re.sub(r"job-[0-9a-f]+", "", snippet))
+    return [word for word in found if " " not in snippet or "_" in word or word.lower() != word]
+
+
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
@@ -90,11 +96,7 @@ def test_files_and_names_of_code_exist(page: Path) -> None:
         if is_path(snippet):
             assert any(any(base.glob(snippet)) for base in bases), f"{name_of(page)}: there is no {snippet}"
         elif page.name != "compatibility.md":  # generated: names of the real API
-            gone = [
-                word
-                for word in re.findall(r"[A-Za-z]\w{2,}", re.sub(r"job-[0-9a-f]+", "", snippet))
-                if word not in words() | FOREIGN
-            ]
+            gone = [word for word in names_in(snippet) if word not in words() | FOREIGN]
             assert not gone, f"{name_of(page)}: `{snippet}` has words that no source has: {', '.join(gone)}"
 
 
