@@ -46,7 +46,7 @@ BASES = (
     "docs",
 )
 # Of other systems, of torch, and what stands for something else.
-FOREIGN = frozenset(["csctl", "foo", "JOB", "KEY", "NAME", "VALUE"])
+FOREIGN = frozenset(["csctl", "driver", "foo", "JOB", "KEY", "NAME", "VALUE"])
 
 
 def prose(page: Path) -> str:
