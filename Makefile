@@ -9,7 +9,7 @@ demo: venv
 	$(BIN)/waferbox run --wafers 2 examples/fc_digits/train.py
 
 test: venv
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --durations=25
 
 unit: venv
 	$(BIN)/pytest -n 2 -m "not cluster and not parity"

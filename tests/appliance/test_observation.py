@@ -22,10 +22,14 @@ CONSUMED = coordinator_pb2.Consumed
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(outbox, "LOT_SECONDS", 0.05)
-    for package in ("wafer", "appliance"):
-        monkeypatch.setattr(logging.getLogger(package), "level", logging.INFO)
+    levels = {package: logging.getLogger(package).level for package in ("wafer", "appliance")}
+    for package in levels:
+        logging.getLogger(package).setLevel(logging.INFO)  # setLevel: loggers remember what they let through
+    yield
+    for package, level in levels.items():
+        logging.getLogger(package).setLevel(level)
 
 
 class Running:
