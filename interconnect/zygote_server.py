@@ -104,9 +104,12 @@ class ZygoteServer:
         self, connection: socket.socket, module: str, argv: Sequence[str], fds: Sequence[int], *, outlives: bool
     ) -> None:
         server = os.getpid()
+        # Until the child has left the server's wake-up socket, a signal to it would be taken for one to the server.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = os.fork()
         if pid == 0:
             os._exit(self._run_child(server, connection, module, argv, fds))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         pidfd = os.pidfd_open(pid)
         child = _Forked(pid, pidfd, connection, outlives)
         self._children[pidfd] = child
@@ -131,6 +134,7 @@ class ZygoteServer:
             for mine in (self._listener, self._wake, self._wake_writer, connection):
                 mine.close()
             enter(parent=server, fds=fds)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             status = run_module(module, argv)
         finally:
             for stream in (sys.stdout, sys.stderr):

@@ -195,6 +195,19 @@ def test_everything_dies_with_the_fork_server(probe_folder: Path, monkeypatch: p
     server.close()
 
 
+def test_the_fork_server_outlives_children_that_are_ended_as_soon_as_they_are_there(
+    probe_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Zygote([], {**os.environ, "PYTHONPATH": str(probe_folder)})
+    monkeypatch.setenv(zygote.SOCKET_VARIABLE, server.name)
+    for _ in range(20):
+        child, (end,) = run(["stay"])
+        assert child.close() == -signal.SIGTERM
+        end.close()
+    assert server.poll() is None
+    server.close()
+
+
 def test_closing_the_fork_server_ends_all_within_its_deadline(
     probe_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
