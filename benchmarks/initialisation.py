@@ -95,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("side", choices=["lazy", "eager"])
     parser.add_argument("--parameters", type=int, default=200, help="millions, about")
-    parser.add_argument("--folder", type=Path, default=Path("."))
+    parser.add_argument("--folder", type=Path, default=Path("cerebras_logs"), help="takes the logs")
     options = parser.parse_args()
     layers = max(1, round(options.parameters * 1e6 / (8 * WIDTH**2)))
     print(json.dumps(run(options.side, layers, options.folder)))
