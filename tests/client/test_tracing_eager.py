@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -224,3 +225,24 @@ def test_dropped_cells_give_their_room_back():
     del tensor
     gc.collect()
     assert os.fstat(spool()._file.fileno()).st_blocks <= used - (3 << 20) // 512
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda device: torch.arange(5, device=device),
+        lambda device: torch.arange(2, 6, device=device),
+        lambda device: torch.arange(0.0, 1.0, 0.25, device=device),
+        lambda device: torch.eye(3, device=device),
+        lambda device: torch.eye(2, 3, device=device),
+        lambda device: torch.randperm(6, device=device),
+        lambda device: torch.linspace(0, 1, 4, device=device),
+    ],
+)
+def test_factories_that_resize_what_they_fill(make: Callable[[str], torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    expected = make("cpu")
+    torch.manual_seed(0)
+    made = make("lazy")
+    assert made.shape == expected.shape
+    assert torch.equal(made.cpu(), expected)

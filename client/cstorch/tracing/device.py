@@ -6,10 +6,11 @@ torch's device type `lazy` has no kernels of its own, so these do not replace an
 
 import contextlib
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from cstorch.tracing.attention import attention
 from cstorch.tracing.context import context
@@ -29,6 +30,22 @@ def _empty_strided(
 ) -> Any:
     kwargs = {"dtype": dtype or torch.get_default_dtype(), "device": DEVICE}
     return dispatch(aten.empty_strided.default, (size, stride), kwargs)
+
+
+def _factory(operation: OpOverload) -> Callable[..., Any]:
+    """torch makes these by resizing an empty tensor, which a device tensor cannot follow."""
+    return lambda *args, **kwargs: dispatch(operation, args, {**kwargs, "device": DEVICE})
+
+
+_FACTORIES: Mapping[str, OpOverload] = {
+    "arange": aten.arange.default,
+    "arange.start": aten.arange.start,
+    "arange.start_step": aten.arange.start_step,
+    "eye": aten.eye.default,
+    "eye.m": aten.eye.m,
+    "randperm": aten.randperm.default,
+    "randperm.generator": aten.randperm.generator,
+}
 
 
 def _copy_from(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False) -> Any:
@@ -72,6 +89,8 @@ def register() -> None:
     """Once per process, at import."""
     _library.impl("empty.memory_format", _empty, "Lazy")  # type: ignore[no-untyped-call]
     _library.impl("empty_strided", _empty_strided, "Lazy")  # type: ignore[no-untyped-call]
+    for name, operation in _FACTORIES.items():
+        _library.impl(name, _factory(operation), "Lazy")  # type: ignore[no-untyped-call]
     _library.impl("_copy_from", _copy_from, "Lazy")  # type: ignore[no-untyped-call]
     # Functions that call attention (nn.MultiheadAttention) end here too, where a torch function mode sees only them.
     _library.impl("scaled_dot_product_attention", attention, "AutogradLazy")  # type: ignore[no-untyped-call]
