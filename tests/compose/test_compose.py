@@ -37,16 +37,11 @@ pytestmark = [
 
 def compose(*arguments: str, seconds: float = 60.0) -> str:
     """What a command of the project printed."""
-    variables = {**os.environ, "WAFERBOX_PORT": PORT, "WAFERBOX_MOUNT": str(mounted()), "PWD": str(ROOT)}
+    variables = {**os.environ, "WAFERBOX_PORT": PORT, "WAFERBOX_MOUNT": str(ROOT), "PWD": str(ROOT)}
     command = ["docker", "compose", "--project-name", "waferbox-test", "--file", str(ROOT / "docker-compose.yml")]
     done = subprocess.run([*command, *arguments], env=variables, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def mounted() -> Path:
-    """The folder that workers see: examples and the data."""
-    return ROOT
 
 
 def environment(management: str | None, cache: Path) -> dict[str, str]:
@@ -89,11 +84,11 @@ def nodes(address: str) -> int:
 
 def losses(management: str | None, folder: Path) -> list[str]:
     arguments = ["--num-steps", "100", "--checkpoint-steps", "50", "--model-dir", str(folder / "model")]
-    data = ["--data", str(mounted() / "data" / "digits.pt")]
+    data = ["--data", str(ROOT / "data" / "digits.pt")]
     script = subprocess.run(
         [sys.executable, str(TRAIN), *arguments, *data],
         env=environment(management, folder / "cache"),
-        cwd=mounted(),
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=SCRIPT_SECONDS,
@@ -116,9 +111,9 @@ def test_the_digits_train_to_the_same_losses_as_on_an_embedded_cluster(managemen
 def test_a_killed_wafer_is_named_within_ten_seconds(management: str, tmp_path: Path) -> None:
     arguments = ["--num-steps", "1000000", "--checkpoint-steps", "0", "--model-dir", str(tmp_path / "model")]
     script = subprocess.Popen(
-        [sys.executable, str(TRAIN), *arguments, "--data", str(mounted() / "data" / "digits.pt")],
+        [sys.executable, str(TRAIN), *arguments, "--data", str(ROOT / "data" / "digits.pt")],
         env=environment(management, tmp_path / "cache"),
-        cwd=mounted(),
+        cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

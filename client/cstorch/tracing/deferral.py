@@ -16,7 +16,7 @@ from cstorch.tracing import generator
 from cstorch.tracing.cell import RAM_BYTES, Cell
 from cstorch.tracing.initialisation import Call, Initialisation, Operand
 from cstorch.tracing.operators import aten, operator
-from cstorch.tracing.recorder import is_whole, moves_to_host
+from cstorch.tracing.recorder import as_meta, is_whole, moves_to_host
 from cstorch.tracing.tensor import META, LazyTensor, is_device, new_tensor
 
 # One number in every place: never worth any bytes, whether initialisation is lazy or not.
@@ -152,19 +152,9 @@ def _named(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def _on_meta(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What the call returns, without values. A call that fails is left to the CPU, for its own error."""
     try:
-        return func(*(_meta(argument) for argument in args), **kwargs)
+        return func(*(as_meta(argument) for argument in args), **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
         raise _Impossible from None
-
-
-def _meta(argument: Any) -> Any:
-    if isinstance(argument, LazyTensor):
-        return argument._handle.meta
-    if isinstance(argument, torch.Tensor):
-        return argument if argument.dim() == 0 else argument.to(META)
-    if isinstance(argument, (list, tuple)):
-        return [_meta(item) for item in argument]
-    return argument
 
 
 def _part(made: Initialisation | torch.Tensor, meta: torch.Tensor) -> Operand:

@@ -119,8 +119,8 @@ class Recorder:
         tensors: list[LazyTensor] = []
         recorded = tuple(self._recorded(func, argument, tensors) for argument in args)
         recorded_kwargs = {name: self._recorded(func, argument, tensors) for name, argument in kwargs.items()}
-        metas = tuple(_meta(argument) for argument in args)
-        meta_kwargs = {name: _meta(argument) for name, argument in kwargs.items()}
+        metas = tuple(as_meta(argument) for argument in args)
+        meta_kwargs = {name: as_meta(argument) for name, argument in kwargs.items()}
         if "device" in kwargs:
             recorded_kwargs["device"] = meta_kwargs["device"] = META
         try:
@@ -217,14 +217,14 @@ class Recorder:
         return known[1]
 
 
-def _meta(argument: Any) -> Any:
+def as_meta(argument: Any) -> Any:
     """The argument as the meta kernel gets it."""
     if isinstance(argument, LazyTensor):
         return argument._handle.meta
     if isinstance(argument, torch.Tensor):
         return argument if argument.dim() == 0 else argument.to(META)
     if isinstance(argument, (list, tuple)):
-        return [_meta(item) for item in argument]
+        return [as_meta(item) for item in argument]
     if isinstance(argument, torch.device):
         return META
     if isinstance(argument, torch.Generator):
