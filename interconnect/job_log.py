@@ -1,22 +1,11 @@
-"""The project's log: on standard error in one line a record, and in the log of the job that a process works for."""
+"""The log of the job that a process works for: what the process logs meanwhile, as records."""
 
 import logging
 from collections.abc import Callable
 
 from wsc.v1 import observation_pb2
 
-FORMAT = "%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s"
 MAX_MESSAGE_CHARACTERS = 8000
-
-# Packages whose loggers say what happens, and not only what is wrong.
-_PACKAGES = ("appliance", "interconnect", "memoryx", "swarmx", "wafer", "workers")
-
-
-def set_up_logging() -> None:
-    """To be called once, by a process of the cluster."""
-    logging.basicConfig(level=logging.WARNING, format=FORMAT)
-    for package in _PACKAGES:
-        logging.getLogger(package).setLevel(logging.INFO)
 
 
 class JobLogHandler(logging.Handler):

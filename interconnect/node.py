@@ -13,12 +13,12 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
 from interconnect.address import bind, split_address
-from interconnect.job_log import set_up_logging
 from interconnect.listener import LinkListener, host_id
 from interconnect.node_job import JobContext, NodeJob
 from interconnect.node_service import NodeService
 from interconnect.registration import Registration
 from interconnect.server import make_server
+from interconnect.terminal_log import set_up_logging
 from interconnect.version import __version__
 from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
+from interconnect.terminal_log import LEVEL_VARIABLE
 from interconnect.zygote import SOCKET_VARIABLE, Zygote, spawn, spawn_python
 
 
@@ -55,8 +56,10 @@ class ForkingLauncher:
     """Children of this process and of a fork server, which dies with this process, and they with it."""
 
     def __init__(self) -> None:
-        # libgomp spins when it waits, unless told before torch is imported: ruinous where roles outnumber cores.
-        self._zygote = Zygote(PRELOAD, {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
+        # The terminal is the script's: it hears of what is wrong, and the job's log has the rest. libgomp spins when it
+        # waits, unless told before torch is imported: ruinous where roles outnumber cores.
+        environment = {LEVEL_VARIABLE: "warning", **os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+        self._zygote = Zygote(PRELOAD, environment)
         os.environ[SOCKET_VARIABLE] = self._zygote.name
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:

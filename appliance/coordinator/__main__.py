@@ -11,8 +11,8 @@ from types import FrameType
 from appliance.coordinator.compilation import cached_compiler
 from appliance.coordinator.management_link import CoordinatorSettings
 from appliance.coordinator.serving import Event, serve_job
-from interconnect.job_log import set_up_logging
 from interconnect.process import FIRST_FD
+from interconnect.terminal_log import set_up_logging
 
 
 def read_settings(fd: int) -> CoordinatorSettings:
