@@ -25,7 +25,10 @@ print(*records)
 
 def run(level: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT], env={"PATH": ""} | ({LEVEL_VARIABLE: level} if level else {}), capture_output=True, text=True
+        [sys.executable, "-c", SCRIPT],
+        env={"PATH": ""} | ({LEVEL_VARIABLE: level} if level else {}),
+        capture_output=True,
+        text=True,
     )
 
 
