@@ -13,7 +13,12 @@ PAGES: Final = ROOT / "docs" / "roles"
 FOLDERS: Final = {
     "client": ("client/cstorch",),
     "coordinator": ("appliance/coordinator",),
-    "management": ("appliance/__main__.py", "appliance/members.py", "appliance/management"),
+    "management": (
+        "appliance/__main__.py",
+        "appliance/members.py",
+        "appliance/job_history.py",
+        "appliance/management",
+    ),
     "memoryx": ("memoryx",),
     "node": ("interconnect",),
     "swarmx": ("swarmx",),

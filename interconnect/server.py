@@ -28,6 +28,7 @@ _OPTIONS: Final = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),  # what comes back is found within a second
 ]
 
 

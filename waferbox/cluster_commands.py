@@ -19,7 +19,7 @@ from waferbox.connection import (
     connected,
     find_cluster,
 )
-from waferbox.console import errors, fail, head, output, say
+from waferbox.console import errors, fail, head, output, remark, say
 from waferbox.embedded import StopSignals, stay
 from waferbox.embedded_process import start_embedded, stop_embedded
 from waferbox.launcher import ForkingLauncher
@@ -55,7 +55,7 @@ def up(
     settings = _settings(wafers, memoryx, workers, swarmx, threads, checked_address(listen, any_port=True), cache_root)
     settings = dataclasses.replace(settings, page="127.0.0.1:0" if page else None)
     if split_address(listen, any_port=True)[0] not in ("127.0.0.1", "localhost", "[::1]"):
-        errors.print("[yellow]waferbox: everybody who reaches this address can use the cluster[/]")
+        remark("everybody who reaches this address can use the cluster")
     try:
         if background:
             _up_in_background(settings)

@@ -35,6 +35,15 @@ _REFUSALS: Final = {
 }
 
 
+class Gone(Exception):
+    """What a command followed has gone, and does not come back."""
+
+    def __init__(self, message: str, status: Status) -> None:
+        """status: what the command exits with."""
+        super().__init__(message)
+        self.status = status
+
+
 class Connection:
     """The services of a cluster at an address."""
 
@@ -57,13 +66,15 @@ class Connection:
 
 @contextlib.contextmanager
 def connected(management: str | None) -> Iterator[Connection]:
-    """A connection to the cluster that is meant. What a call in the context fails with ends the command."""
+    """A connection to the cluster that is meant. What a call in the context fails with, or Gone, ends the command."""
     address, _ = find_cluster(management)
     with make_channel(address) as channel:
         try:
             yield Connection(address, channel)
         except grpc.RpcError as error:
             _end(address, error)
+        except Gone as error:
+            fail(str(error), error.status)
 
 
 def find_cluster(management: str | None) -> tuple[str, Record | None]:

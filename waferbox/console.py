@@ -18,6 +18,7 @@ class Status(enum.IntEnum):
     FAILED = 1  # the cluster refused it, or does not answer
     USAGE = 2  # also given by typer
     NO_JOB = 3  # no job has this name, or several have
+    AWAY = 4  # the management service went away while a job was followed, and did not come back
     BROKEN_PIPE = 141  # nobody reads what it writes: as a shell says of a command that SIGPIPE ends
 
 
@@ -43,6 +44,11 @@ def fail(message: str, status: Status = Status.FAILED) -> Never:
     """Say why on standard error, and exit."""
     errors.print(f"[bold red]waferbox:[/] {escape(printable(message))}", soft_wrap=True)
     raise typer.Exit(status)
+
+
+def remark(text: str) -> None:
+    """Something that one should know, on standard error."""
+    errors.print(f"[yellow]waferbox: {escape(text)}[/]", soft_wrap=True)
 
 
 def say(text: str) -> None:

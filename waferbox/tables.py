@@ -53,7 +53,7 @@ def cluster_table(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
 
 def nodes_table(nodes: Sequence[management_pb2.NodeInfo], *, wide: bool = False) -> Table:
     """One line for each node, with its lease; wide: and where it is."""
-    more = ("host", "address", "pid", "version") if wide else ()
+    more = ("host", "address", "metrics", "pid", "version") if wide else ()
     columns = ("node", "role", "job", "member", "lease", *more)
     table = empty_table(*columns, right=["pid", "lease"], whole=columns)
     for node in sorted_nodes(nodes):
@@ -65,7 +65,8 @@ def nodes_table(nodes: Sequence[management_pb2.NodeInfo], *, wide: bool = False)
             f"{node.lease_left_seconds:.1f} s",
         ]
         if wide:
-            cells += [safe(node.host), safe(node.address), str(node.process_id), safe(node.version)]
+            cells += [safe(text) for text in (node.host, node.address, node.metrics)]
+            cells += [str(node.process_id), safe(node.version)]
         table.add_row(*cells)
     return table
 

@@ -1,7 +1,7 @@
 """`waferbox top`: what the processes of a job are busy with."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import grpc
@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from waferbox.connection import Connection, ManagementOption, connected
+from waferbox.connection import Gone, ManagementOption, connected
 from waferbox.console import Status, fail, output, printable, say
+from waferbox.following import Following
 from waferbox.job_figures import JobFigures, NodeFigures
 from waferbox.job_names import ENDED, OptionalJobArgument, find_job
 from waferbox.logs import KEPT_SECONDS
@@ -33,7 +34,8 @@ def top(name: OptionalJobArgument = None, management: ManagementOption = None) -
         figures = JobFigures()
         request = observation_pb2.WatchJobRequest(job=job.job, follow=output.is_terminal, kinds=["report", "scalar"])
         if output.is_terminal:
-            _watch(cluster, job, cluster.observation.WatchJob(request), figures)
+            following = Following(cluster, job)
+            _watch(following, following.responses(lambda: cluster.observation.WatchJob(request)), figures)
         else:
             for events in cluster.observation.WatchJob(request, timeout=KEPT_SECONDS):
                 figures.add(events.events)
@@ -51,21 +53,16 @@ def _chosen(jobs: Sequence[management_pb2.JobInfo], name: str | None) -> managem
     fail("no job is under way; `waferbox get jobs` shows those that ended", Status.NO_JOB)
 
 
-def _watch(
-    cluster: Connection,
-    job: management_pb2.JobInfo,
-    stream: "grpc.CallIterator[observation_pb2.JobEvents]",
-    figures: JobFigures,
-) -> None:
+def _watch(following: Following, stream: Iterator[observation_pb2.JobEvents], figures: JobFigures) -> None:
     """Show it again and again, until the stream ends."""
     over = threading.Event()
-    problems: list[grpc.RpcError] = []
+    problems: list[Exception] = []
 
     def read() -> None:
         try:
             for events in stream:
                 figures.add(events.events)
-        except grpc.RpcError as error:
+        except (grpc.RpcError, Gone) as error:
             problems.append(error)
         finally:
             over.set()
@@ -76,14 +73,13 @@ def _watch(
         with Live(console=output, auto_refresh=False) as live:
             pause = FIRST_SECONDS
             while not over.wait(pause):
-                job = cluster.job(job.job)
-                live.update(_picture(job, figures), refresh=True)
+                live.update(_picture(following.job(), figures), refresh=True)
                 pause = REFRESH_SECONDS
             if not problems:
-                job = cluster.job(job.job)
+                job = following.job()
                 live.update(_picture(job, figures), refresh=True)
     finally:
-        stream.cancel()  # type: ignore[no-untyped-call]
+        following.close()
         reader.join(END_SECONDS)
     if problems:
         raise problems[0]

@@ -2,14 +2,17 @@
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Annotated
 
+import grpc
 import typer
 
 from waferbox.chrome_trace import chrome_trace
 from waferbox.connection import ManagementOption, connected
 from waferbox.console import fail, say
+from waferbox.following import Following
 from waferbox.job_names import JobArgument, find_job
 from wsc.v1 import observation_pb2
 
@@ -22,10 +25,18 @@ def trace(
     management: ManagementOption = None,
 ) -> None:
     """Write a timeline of the next steps of a job: a file for https://ui.perfetto.dev or chrome://tracing."""
+    spans: list[observation_pb2.Span] = []
+    end = time.monotonic() + seconds
     with connected(management) as cluster:
-        request = observation_pb2.TraceJobRequest(job=find_job(cluster.jobs(), name).job, num_steps=steps)
-        responses = cluster.observation.TraceJob(request, timeout=seconds)
-        spans = [span for response in responses for span in response.spans]
+        job = find_job(cluster.jobs(), name)
+        request = observation_pb2.TraceJobRequest(job=job.job, num_steps=steps)
+
+        def begin() -> "grpc.CallIterator[observation_pb2.TraceJobResponse]":
+            spans.clear()  # what came of other steps, before management went away
+            return cluster.observation.TraceJob(request, timeout=max(0.0, end - time.monotonic()))
+
+        for response in Following(cluster, job).responses(begin):
+            spans.extend(response.spans)
     if not spans:
         fail("there is no trace: the job ended before these steps")
     partial = out.with_name(f"{out.name}.partial")

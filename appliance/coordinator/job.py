@@ -286,6 +286,10 @@ class Job:
         """Somebody wants a trace."""
         self.observation.trace(request)
 
+    def history(self) -> Iterator[observation_pb2.JobEvents]:
+        """What has been seen of the job until now."""
+        return self.observation.history()
+
     def _responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
         if self.observation.responded(member, response):
             return

@@ -7,6 +7,7 @@ answers at the same address, and its hello says all that management must know.
 import queue
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -56,6 +57,9 @@ class Listener(Protocol):
 
     def trace(self, request: observation_pb2.TraceJobRequest) -> None:
         """Somebody wants a trace."""
+
+    def history(self) -> Iterable[observation_pb2.JobEvents]:
+        """What has been seen of the job until now."""
 
     def management_lost(self, reason: str) -> None:
         """Management is there, but will not have the job: another attempt would not change it."""
@@ -152,7 +156,7 @@ class ManagementLink:
         if self._requests is not None:  # else the next hello says it
             self._requests.put(request)
 
-    def _open(self) -> tuple[grpc.Channel, _Stream]:
+    def _open(self, history: Iterable[observation_pb2.JobEvents] = ()) -> tuple[grpc.Channel, _Stream]:
         """A stream, with what management must hear first. A channel of its own: one that failed waits ever longer."""
         requests: queue.SimpleQueue[management_pb2.CoordinateRequest | None] = queue.SimpleQueue()
         settings = self._settings
@@ -165,6 +169,8 @@ class ManagementLink:
             requests.put(management_pb2.CoordinateRequest(hello=hello))
             if self._wanted is not None:
                 requests.put(management_pb2.CoordinateRequest(acquire=self._wanted))
+            for events in history:
+                requests.put(management_pb2.CoordinateRequest(events=events))
             if self._closing:
                 requests.put(None)
             self._requests = requests
@@ -189,7 +195,7 @@ class ManagementLink:
             self._channel.close()
             if self._over.wait(RETRY_SECONDS):
                 return
-            self._channel, self._call = self._open()
+            self._channel, self._call = self._open(listener.history())
             if self._over.is_set():
                 self._channel.close()
 

@@ -2,13 +2,17 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 
 from appliance.coordinator.topology import COORDINATOR, Member
 from appliance.coordinator.tracing import Tracing
+from appliance.job_history import KINDS, JobHistory, lots
 from interconnect.node_report import process_report
-from interconnect.outbox import EventLot
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
+
+MAX_WAITING = 1000  # events; what they crowd out is missed by its number, or comes with the history
+ERROR = 40  # as in Python's logging
 
 
 class Observation:
@@ -22,7 +26,8 @@ class Observation:
         """send: to the management service; False if it is away. command: to all nodes; returns how many they are."""
         self._send = send
         self._lock = threading.Lock()
-        self._lot = EventLot(COORDINATOR)
+        self._kept = JobHistory()
+        self._waiting: deque[observation_pb2.JobEvent] = deque(maxlen=MAX_WAITING)
         self._execution = 0  # number of the one that runs; 0: none does
         self._tracing = Tracing(command, send)
 
@@ -31,6 +36,7 @@ class Observation:
         match response.WhichOneof("kind"):
             case "events":
                 for event in response.events.events:
+                    event.number = 0  # that is ours to give
                     self._take(member.name, event)
             case "spans":
                 for span in response.spans.spans:
@@ -76,8 +82,13 @@ class Observation:
     def flush(self) -> None:
         """Send what waits; while management is away it stays, and the oldest give way."""
         with self._lock:
-            if self._lot and self._send(management_pb2.CoordinateRequest(events=self._lot.events())):
-                self._lot.clear()
+            events = observation_pb2.JobEvents(events=self._waiting)
+            if self._waiting and self._send(management_pb2.CoordinateRequest(events=events)):
+                self._waiting.clear()
+
+    def history(self) -> Iterator[observation_pb2.JobEvents]:
+        """What has been seen until now, as far as it is kept."""
+        return lots(self._kept.kept(KINDS))
 
     def _take(self, node: str, event: observation_pb2.JobEvent) -> None:
         match event.WhichOneof("kind"):
@@ -92,7 +103,7 @@ class Observation:
 
     def _add(self, event: observation_pb2.JobEvent) -> None:
         with self._lock:
-            self._lot.add(event)
-            urgent = self._lot.urgent
-        if urgent:
+            self._kept.add([event])
+            self._waiting.append(event)
+        if event.log.level >= ERROR:
             self.flush()

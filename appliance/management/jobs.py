@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from appliance.management.job_history import JobHistory
+from appliance.job_history import JobHistory
 from appliance.management.registry import NodeRegistry
 from interconnect.zygote import Child
 from wsc.v1 import management_pb2

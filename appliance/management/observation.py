@@ -1,16 +1,15 @@
 """The service Observation: what can be seen of a job, while it runs and for a while afterwards."""
 
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import grpc
 
+from appliance.job_history import KINDS, JobHistory, TooSlow, lots
 from appliance.management.coordination import Coordination
-from appliance.management.job_history import KINDS, JobHistory, TooSlow
 from appliance.management.jobs import JobTable
 from wsc.v1 import observation_pb2, observation_pb2_grpc
 
-LOT_EVENTS = 500
 MAX_TRACED_STEPS = 1000
 
 
@@ -33,14 +32,14 @@ class ObservationService(observation_pb2_grpc.ObservationServicer):
             )
         kinds = list(dict.fromkeys(request.kinds)) or KINDS
         if not request.follow:
-            yield from _lots(history.kept(kinds))
+            yield from lots(history.kept(kinds))
             return
-        watcher = history.watch(kinds)
+        watcher = history.watch(kinds, request.after)
         if not context.add_callback(lambda: history.unwatch(watcher)):
             history.unwatch(watcher)
         try:
             for lot in watcher.lots():
-                yield from _lots(lot)
+                yield from lots(lot)
         except TooSlow:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "more happens than this watcher takes")
 
@@ -73,8 +72,3 @@ class ObservationService(observation_pb2_grpc.ObservationServicer):
         if job is None:
             context.abort(grpc.StatusCode.NOT_FOUND, f"there is no job {name!r}")
         return job.history
-
-
-def _lots(events: Sequence[observation_pb2.JobEvent]) -> Iterator[observation_pb2.JobEvents]:
-    for first in range(0, len(events), LOT_EVENTS):
-        yield observation_pb2.JobEvents(events=events[first : first + LOT_EVENTS])

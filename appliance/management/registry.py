@@ -70,6 +70,7 @@ class NodeRegistry:
                 host=hello.host,
                 process_id=hello.process_id,
                 version=hello.version,
+                metrics=hello.metrics,
             )
             now = time.monotonic()
             if hello.job in self._jobs or now < self._returning_until:

@@ -1,5 +1,6 @@
 """A management service that is started anew: nodes and coordinators tell it what it must know."""
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from appliance.management import registry, service
 from appliance.management.job_tokens import KEY_FILE, JobTokens
 from interconnect import registration
 from interconnect.version import __version__
-from wsc.v1 import management_pb2, node_pb2
+from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
 TWO = {"memoryx": 2, "swarmx": 2, "wafer": 2, "workers": 2}
 
@@ -30,6 +31,11 @@ def restart(cluster: Any) -> None:
     cluster.start_management(address)
 
 
+def kept_log(cluster: Any, job: str) -> list[observation_pb2.JobEvent]:
+    request = observation_pb2.WatchJobRequest(job=job, kinds=["log"])
+    return [event for lot in cluster.observation.WatchJob(request, timeout=10) for event in lot.events]
+
+
 def test_a_running_job_goes_on_and_the_waiting_one_keeps_its_place(cluster: Any, client: Callable[..., Any]) -> None:
     cluster.add(**TWO)
     running = client(num_csx=2, labels=["a=1"], user="ada")
@@ -41,6 +47,10 @@ def test_a_running_job_goes_on_and_the_waiting_one_keeps_its_place(cluster: Any,
     cluster.until(lambda: cluster.jobs()[0].queue_position == 1)
     cluster.stub.LabelJob(management_pb2.LabelJobRequest(job=running.created.job, add=["b=2"]))
     before = {job.job: job for job in cluster.jobs()}
+    logging.getLogger("wafer.test").error("before")
+    cluster.until(lambda: kept_log(cluster, running.created.job))
+    job_log = kept_log(cluster, running.created.job)
+    assert [event.number for event in job_log] == list(range(1, len(job_log) + 1))
     members = {node.address: node.member for node in before[running.created.job].nodes}
 
     restart(cluster)
@@ -61,6 +71,7 @@ def test_a_running_job_goes_on_and_the_waiting_one_keeps_its_place(cluster: Any,
     assert after.created == before[running.created.job].created
     assert after.started == pytest.approx(before[running.created.job].started, abs=1.0)
     assert {node.address: node.member for node in after.nodes} == members
+    cluster.until(lambda: kept_log(cluster, running.created.job)[: len(job_log)] == job_log)
 
     for step in (2, 3):
         assert running.receive_outputs().step == step

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
+from appliance import job_history
 from appliance.coordinator.scalars import ScalarSampler
-from appliance.management import job_history
-from appliance.management.job_history import KINDS, JobHistory, TooSlow
+from appliance.job_history import KINDS, JobHistory, TooSlow
 from interconnect import outbox
 from interconnect.node_job import JobContext
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
@@ -181,6 +181,23 @@ def test_a_job_keeps_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(gaps) == 1  # the whole of it, evenly
     assert len(kept[0].log.message) == job_history.MAX_TEXT
     assert [report.step for report in history.last_reports()] == [10_000]
+
+
+def test_an_event_is_kept_once_and_a_watcher_may_know_some() -> None:
+    first = JobHistory()
+    first.add([JobEvent(log=LogRecord(message="a")), JobEvent(scalar=Scalar(name="loss", step=1, value=3.0))])
+    first.add([JobEvent(log=LogRecord(message="b"))])
+    told = first.kept(KINDS)
+    assert [event.number for event in told] == [1, 1, 2]
+    second = JobHistory()
+    second.add(told[:1])
+    watcher = second.watch(("log",), after=1)
+    second.add(told)
+    second.add(told)
+    second.add([JobEvent(number=2**64 - 1, log=LogRecord(message="a lie")), JobEvent()])
+    second.end(management_pb2.JobReport(phase=management_pb2.JOB_PHASE_FAILED, message="why"))
+    assert second.kept(KINDS)[:3] == told
+    assert [(event.number, event.log.message) for lot in watcher.lots() for event in lot] == [(2, "b"), (3, "why")]
 
 
 def test_a_slow_watcher_is_dropped_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ import argparse
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ import parity
 import pytest
 import torch
 from cluster_rig import SCRIPTS, RunningScript, StartScript, Surroundings, running_cluster, wait_for
+from typer.testing import CliRunner
 
 import cerebras.pytorch as cstorch
 from interconnect.server import make_channel
 from interconnect.zygote import Child
+from waferbox.cli import app
 from waferbox.launcher import ForkingLauncher
 from wsc.v1 import management_pb2, management_pb2_grpc
 
@@ -117,7 +121,9 @@ def management(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     wait_for(lambda: not [one for one in surroundings.processes() if one.pid != own], 5.0)
 
 
-def test_a_job_trains_on_while_management_is_killed_and_started_again(management: Management, tmp_path: Path) -> None:
+def test_a_job_trains_on_while_management_is_killed_and_started_again(
+    management: Management, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     before: list[management_pb2.JobInfo] = []
     options = argparse.Namespace(
         mode="CSX",
@@ -133,13 +139,24 @@ def test_a_job_trains_on_while_management_is_killed_and_started_again(management
         max_norm=1.0,
     )
 
+    followed = tmp_path / "followed"
+    followers: list[subprocess.Popen[bytes]] = []
+
+    def follow() -> None:
+        before.extend(management.jobs())
+        command = [sys.executable, "-m", "waferbox", "logs", "-f", before[0].job]
+        with followed.open("wb") as log, followed.with_suffix(".errors").open("wb") as errors:
+            followers.append(subprocess.Popen(command, stdout=log, stderr=errors))
+        request.addfinalizer(followers[0].kill)
+        wait_for(lambda: b"has its nodes" in followed.read_bytes(), 20.0)
+
     def is_back() -> bool:
         nodes = management.ask().nodes
         return len(nodes) == 4 and all(node.job == before[0].job for node in nodes) and len(management.jobs()) == 1
 
     def disturb(step: int) -> None:
         actions: dict[int, Callable[[], object]] = {
-            3: lambda: before.extend(management.jobs()),
+            3: follow,
             4: management.kill,
             7: management.start,
             8: lambda: wait_for(is_back, 20.0),
@@ -157,3 +174,11 @@ def test_a_job_trains_on_while_management_is_killed_and_started_again(management
         (node.address, node.member) for node in before[0].nodes
     }
     wait_for(lambda: not any(node.job for node in management.ask().nodes), 5.0)
+    assert followers[0].wait(10.0) == 0
+    lines = followed.read_text().splitlines()
+    assert len(lines) > 5
+    assert sorted(lines) == sorted(CliRunner().invoke(app, ["logs", job.job]).stdout.splitlines())  # each once
+    away, back, ended = followed.with_suffix(".errors").read_text().splitlines()
+    assert away.endswith(f"{management.address} is away; waiting for it, 60 s at most")
+    assert "it is back, after " in back
+    assert ended == f"{job.job} has ended (succeeded)"

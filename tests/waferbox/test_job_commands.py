@@ -2,8 +2,6 @@
 
 import io
 import json
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -16,6 +14,7 @@ from fake_management import FakeManagement, job, log, node
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from terminal import on_terminal
 from typer.testing import CliRunner, Result
 
 from waferbox import job_figures, top
@@ -263,25 +262,6 @@ def test_rates_are_of_one_execution_and_recent(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.undo()
     figures.add([report("wafer-0", 4.0, execution=2, step=1)])
     assert figures.nodes()[0].steps is None
-
-
-def on_terminal(*arguments: str, until: str) -> tuple[int, str]:
-    """The exit status and what a terminal of 80 columns was sent, with Ctrl-C once it has been sent the text."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-        os.execve(sys.executable, [sys.executable, "-m", "waferbox", *arguments], environment)
-    sent, interrupted = b"", False
-    with open(terminal, "rb", buffering=0) as screen:
-        while True:
-            try:
-                sent += screen.read(1000)
-            except OSError:  # the end of its last process
-                break
-            if until.encode() in sent and not interrupted:
-                interrupted = True
-                os.write(terminal, b"\x03")
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), sent.decode()
 
 
 @pytest.mark.cluster

@@ -65,6 +65,7 @@ class RegisterRequest(_message.Message):
     PROCESS_ID_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
     MEMBER_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     role: _node_pb2.Role.ValueType
     address: _builtins.str
     host: _builtins.str
@@ -74,6 +75,8 @@ class RegisterRequest(_message.Message):
     """that the node works for, where it registers anew: management was away, or thought so of the node"""
     member: _builtins.str
     """its name in that job, such as "wafer-0" """
+    metrics: _builtins.str
+    """where it serves figures for Prometheus, as host:port; empty: nowhere"""
     def __init__(
         self,
         *,
@@ -84,10 +87,11 @@ class RegisterRequest(_message.Message):
         process_id: _builtins.int = ...,
         job: _builtins.str = ...,
         member: _builtins.str = ...,
+        metrics: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "job", b"job", "member", b"member", "process_id", b"process_id", "role", b"role", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "job", b"job", "member", b"member", "metrics", b"metrics", "process_id", b"process_id", "role", b"role", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -129,6 +133,7 @@ class NodeInfo(_message.Message):
     LEASE_LEFT_SECONDS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     MEMBER_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     role: _node_pb2.Role.ValueType
     address: _builtins.str
@@ -140,6 +145,8 @@ class NodeInfo(_message.Message):
     version: _builtins.str
     member: _builtins.str
     """its name in that job, such as "wafer-0" """
+    metrics: _builtins.str
+    """where it serves figures for Prometheus, as host:port; empty: nowhere"""
     def __init__(
         self,
         *,
@@ -152,10 +159,11 @@ class NodeInfo(_message.Message):
         lease_left_seconds: _builtins.float = ...,
         version: _builtins.str = ...,
         member: _builtins.str = ...,
+        metrics: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "job", b"job", "lease_left_seconds", b"lease_left_seconds", "member", b"member", "node_id", b"node_id", "process_id", b"process_id", "role", b"role", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "job", b"job", "lease_left_seconds", b"lease_left_seconds", "member", b"member", "metrics", b"metrics", "node_id", b"node_id", "process_id", b"process_id", "role", b"role", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -214,11 +214,17 @@ Global___Scalar: _TypeAlias = Scalar  # noqa: Y015
 
 @_typing.final
 class JobEvent(_message.Message):
+    """Each is numbered among those of its kind, from 1 on, by the job's coordinator: what comes twice is known by its number,
+    and what does not come is missed.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    NUMBER_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
     SCALAR_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
     @_builtins.property
     def report(self) -> Global___NodeReport: ...
     @_builtins.property
@@ -228,13 +234,14 @@ class JobEvent(_message.Message):
     def __init__(
         self,
         *,
+        number: _builtins.int = ...,
         report: Global___NodeReport | None = ...,
         log: Global___LogRecord | None = ...,
         scalar: Global___Scalar | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "log", b"log", "report", b"report", "scalar", b"scalar"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "log", b"log", "report", b"report", "scalar", b"scalar"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "log", b"log", "number", b"number", "report", b"report", "scalar", b"scalar"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["report", "log", "scalar"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
@@ -273,8 +280,11 @@ class WatchJobRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
     KINDS_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     follow: _builtins.bool
+    after: _builtins.int
+    """with follow: log records up to this number are known to the watcher"""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """"report", "log", "scalar"; all if none is named"""
@@ -285,10 +295,11 @@ class WatchJobRequest(_message.Message):
         job: _builtins.str = ...,
         follow: _builtins.bool = ...,
         kinds: _abc.Iterable[_builtins.str] | None = ...,
+        after: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "job", b"job", "kinds", b"kinds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "follow", b"follow", "job", b"job", "kinds", b"kinds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

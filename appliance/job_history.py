@@ -1,4 +1,8 @@
-"""What has been seen of one job: the last of each kind, for whoever looks, and what comes, for whoever watches."""
+"""What has been seen of one job: the last of each kind, for whoever looks, and what comes, for whoever watches.
+
+The management service has one of each job. The job's coordinator has one too, and tells all of it to a management
+service that may know nothing of the job: by the numbers of events this one knows which are new.
+"""
 
 import heapq
 import queue
@@ -17,6 +21,8 @@ MAX_POINTS = 1000  # of a curve
 MAX_CURVES = 64
 MAX_TEXT = 10_000  # characters of a message
 MAX_BEHIND = 1000  # lots that a watcher may not have taken
+LOT_EVENTS = 500
+_MAX_NUMBER = 1 << 62  # beyond it nobody counts
 
 _Numbered: TypeAlias = tuple[int, observation_pb2.JobEvent]
 
@@ -28,8 +34,10 @@ class TooSlow(Exception):
 class Watcher:
     """Somebody who follows a job. lots() ends with the job."""
 
-    def __init__(self, kinds: Sequence[str]) -> None:
+    def __init__(self, kinds: Sequence[str], after: int) -> None:
+        """after: log records up to this number are known to the watcher."""
         self._kinds = frozenset(kinds)
+        self._after = after
         self._lots: queue.SimpleQueue[list[observation_pb2.JobEvent] | None] = queue.SimpleQueue()
         self._dropped = False
 
@@ -41,9 +49,13 @@ class Watcher:
             self._dropped = True
             self.end()
             return
-        wanted = [event for event in events if event.WhichOneof("kind") in self._kinds]
+        wanted = [event for event in events if self._wants(event)]
         if wanted:
             self._lots.put(wanted)
+
+    def _wants(self, event: observation_pb2.JobEvent) -> bool:
+        kind = event.WhichOneof("kind")
+        return kind in self._kinds and not (kind == "log" and event.number <= self._after)
 
     def end(self) -> None:
         """Nothing more will come."""
@@ -90,6 +102,7 @@ class JobHistory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
+        self._numbers = dict.fromkeys(KINDS, 0)  # of the last event of each kind
         self._reports: deque[_Numbered] = deque(maxlen=MAX_REPORTS)
         self._logs: deque[_Numbered] = deque(maxlen=MAX_LOGS)
         self._curves: dict[str, Curve] = {}
@@ -98,12 +111,13 @@ class JobHistory:
         self._ended = False
 
     def add(self, events: Sequence[observation_pb2.JobEvent]) -> None:
-        """What has happened."""
+        """What has happened. An event without a number gets the next of its kind; one that is known has no effect."""
         with self._lock:
-            for event in events:
+            new = [event for event in events if self._is_new(event)]
+            for event in new:
                 self._keep(event)
             for watcher in self._watchers:
-                watcher.tell(list(events))
+                watcher.tell(new)
 
     def end(self, report: management_pb2.JobReport) -> None:
         """The job is over; why it did not succeed is the last line of its log."""
@@ -124,9 +138,10 @@ class JobHistory:
         with self._lock:
             return self._history(kinds)
 
-    def watch(self, kinds: Sequence[str]) -> Watcher:
-        """A watcher that gets what is kept, and then what comes. To be given back with unwatch."""
-        watcher = Watcher(kinds)
+    def watch(self, kinds: Sequence[str], after: int = 0) -> Watcher:
+        """A watcher that gets what is kept, and then what comes; no log records up to the number `after`. To be given
+        back with unwatch."""
+        watcher = Watcher(kinds, after)
         with self._lock:
             watcher.tell(self._history(kinds))
             if self._ended:
@@ -162,6 +177,16 @@ class JobHistory:
             kept += [curve.points() for curve in self._curves.values()]
         return [event for _, event in heapq.merge(*kept, key=lambda numbered: numbered[0])]
 
+    def _is_new(self, event: observation_pb2.JobEvent) -> bool:
+        kind = event.WhichOneof("kind")
+        if kind is None:
+            return False
+        event.number = event.number or self._numbers[kind] + 1
+        if not self._numbers[kind] < event.number < _MAX_NUMBER:
+            return False
+        self._numbers[kind] = event.number
+        return True
+
     def _keep(self, event: observation_pb2.JobEvent) -> None:
         self._count += 1
         match event.WhichOneof("kind"):
@@ -174,3 +199,9 @@ class JobHistory:
             case "scalar":
                 if event.scalar.name in self._curves or len(self._curves) < MAX_CURVES:
                     self._curves.setdefault(event.scalar.name, Curve()).add((self._count, event))
+
+
+def lots(events: Sequence[observation_pb2.JobEvent]) -> Iterator[observation_pb2.JobEvents]:
+    """The events as messages of a moderate size."""
+    for first in range(0, len(events), LOT_EVENTS):
+        yield observation_pb2.JobEvents(events=events[first : first + LOT_EVENTS])
