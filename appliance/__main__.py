@@ -98,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError as error:
             logger.error("no figures can be served at port %d: %s", options.metrics_port, error)
             return 1
+        service.metrics = f"{address.rpartition(':')[0]}:{metrics.port}"
     server.start()
     service.start(address, host)
     if page is not None:

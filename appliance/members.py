@@ -22,9 +22,14 @@ _MEMBERS = {
 }
 
 
+def role_name(role: "node_pb2.Role.ValueType") -> str:
+    """Such as "wafer"."""
+    return _MEMBERS[role]
+
+
 def member_name(role: "node_pb2.Role.ValueType", index: int) -> str:
     """The name in a job of its node with this index among those of the role, such as "wafer-0"."""
-    return f"{_MEMBERS[role]}-{index}"
+    return f"{role_name(role)}-{index}"
 
 
 def counted(count: int, role: "node_pb2.Role.ValueType") -> str:

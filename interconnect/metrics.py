@@ -1,6 +1,5 @@
 """A Prometheus endpoint of a role process. Imported only where one is wanted."""
 
-import logging
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
@@ -10,20 +9,17 @@ from prometheus_client.registry import Collector
 
 from wsc.v1 import observation_pb2
 
-logger = logging.getLogger(__name__)
-
 
 class MetricsServer:
     """Owns the server and its thread."""
 
     def __init__(self, collector: Collector, host: str, port: int) -> None:
-        """port 0: any; the address is logged. Raises OSError where the port is taken."""
+        """port 0: any. Raises OSError where the port is taken."""
         registry = CollectorRegistry()
         registry.register(collector)
         ProcessCollector(registry=registry)
         self._server, self._thread = start_http_server(port, host.strip("[]"), registry)
         self.port = int(self._server.server_port)
-        logger.info("metrics at http://%s:%d/metrics", host, self.port)
 
     def close(self) -> None:
         self._server.shutdown()

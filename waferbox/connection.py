@@ -52,8 +52,11 @@ class Connection:
         self.management = management_pb2_grpc.ManagementStub(channel)
         self.observation = observation_pb2_grpc.ObservationStub(channel)
 
+    def list_nodes(self) -> management_pb2.ListNodesResponse:
+        return self.management.ListNodes(management_pb2.ListNodesRequest(), timeout=CALL_SECONDS)
+
     def nodes(self) -> list[management_pb2.NodeInfo]:
-        return list(self.management.ListNodes(management_pb2.ListNodesRequest(), timeout=CALL_SECONDS).nodes)
+        return list(self.list_nodes().nodes)
 
     def jobs(self) -> list[management_pb2.JobInfo]:
         """Newest first, those that ended last."""

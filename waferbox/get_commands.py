@@ -10,7 +10,7 @@ from rich.table import Table
 
 from interconnect.version import __version__
 from waferbox.connection import Connection, ManagementOption, connected
-from waferbox.console import errors, head, output, printable, wide_output
+from waferbox.console import errors, head, output, printable, say, wide_output
 from waferbox.formats import Format, FormatOption, print_data
 from waferbox.job_names import ENDED, JobArgument, OptionalJobArguments, find_job
 from waferbox.tables import (
@@ -65,9 +65,10 @@ def get_jobs(
 def get_nodes(form: FormatOption = Format.TABLE, management: ManagementOption = None) -> None:
     """Show the nodes, the jobs that hold them, and how long each lease would last if the node said nothing more."""
     with connected(management) as cluster:
-        nodes = sorted_nodes(cluster.nodes())
+        listed = cluster.list_nodes()
+    nodes = sorted_nodes(listed.nodes)
     if form.is_data:
-        print_data(management_pb2.ListNodesResponse(nodes=nodes), form)
+        print_data(management_pb2.ListNodesResponse(nodes=nodes, metrics=listed.metrics), form)
     else:
         _show_nodes(cluster.address, nodes, wide=form == Format.WIDE)
 
@@ -87,6 +88,8 @@ def get_cluster(form: FormatOption = Format.TABLE, management: ManagementOption 
     output.print(table)
     jobs = summary["jobs"]
     output.print(f"Jobs: {jobs['under_way']} under way ({jobs['queued']} in the queue), {jobs['ended']} ended.")
+    if summary["metrics"]:
+        say(f"Metrics of management: {summary['metrics']}")
 
 
 def status(management: ManagementOption = None) -> None:
@@ -115,13 +118,15 @@ def _show_nodes(address: str, nodes: Sequence[management_pb2.NodeInfo], *, wide:
 
 
 def _summary(cluster: Connection) -> dict[str, Any]:
-    nodes, jobs = cluster.nodes(), cluster.jobs()
+    listed, jobs = cluster.list_nodes(), cluster.jobs()
+    nodes = listed.nodes
     there = Counter(node.role for node in nodes)
     free = Counter(node.role for node in nodes if not node.job)
     ended = sum(job.phase in ENDED for job in jobs)
     queued = sum(job.phase == management_pb2.JOB_PHASE_QUEUED for job in jobs)
     return {
         "management": cluster.address,
+        "metrics": listed.metrics,
         "version": __version__,
         "roles": [{"role": name, "nodes": there[role], "free": free[role]} for role, name in ROLES.items()],
         "jobs": {"under_way": len(jobs) - ended, "queued": queued, "ended": ended},
@@ -165,7 +170,10 @@ def _facts(job: management_pb2.JobInfo) -> Sequence[tuple[str, str]]:
 
 
 def _job_nodes(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
-    table = empty_table("member", "node", "host", "address", "pid", right=["pid"], whole=["member", "node", "pid"])
+    metrics = ["metrics"] if any(node.metrics for node in nodes) else []
+    columns = ("member", "node", "host", "address", *metrics, "pid")
+    table = empty_table(*columns, right=["pid"], whole=["member", "node", "pid"])
     for node in sorted_nodes(nodes):
-        table.add_row(node.member, node.node_id, safe(node.host), safe(node.address), str(node.process_id))
+        where = [safe(node.host), safe(node.address), *(safe(node.metrics) for _ in metrics)]
+        table.add_row(node.member, node.node_id, *where, str(node.process_id))
     return table

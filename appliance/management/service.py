@@ -55,6 +55,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         self._lock = threading.Lock()
         self.observation = ObservationService(self._jobs, self._coordinations.get)
         self._address = self._listen_host = ""
+        self.metrics = ""  # where this process serves figures for Prometheus, as host:port; empty: nowhere
         self._closing = threading.Event()
         self._on_shutdown = on_shutdown
         self._watch = threading.Thread(target=self._keep_watch, name="watch", daemon=True)
@@ -132,7 +133,8 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         self, request: management_pb2.ListNodesRequest, context: grpc.ServicerContext
     ) -> management_pb2.ListNodesResponse:
         wait_seconds = min(max(0.0, request.wait_seconds), MAX_WAIT_SECONDS)
-        return management_pb2.ListNodesResponse(nodes=self._registry.nodes(request.at_least, wait_seconds))
+        nodes = self._registry.nodes(request.at_least, wait_seconds)
+        return management_pb2.ListNodesResponse(nodes=nodes, metrics=self.metrics)
 
     def _keep_watch(self) -> None:
         while not self._closing.wait(self._settings.lease_seconds / 10):

@@ -1,4 +1,5 @@
-"""The page's addresses: `/` the cluster, `/jobs/NAME` a job; below each, `events`; the files that pages need."""
+"""The page's addresses: `/` the cluster, `/jobs/NAME` a job; below each, `events`; the files that pages need; and
+`/targets`, where Prometheus hears what to ask for figures."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -11,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -61,6 +62,10 @@ def make_app(source: PageSource, closing: asyncio.Event, hosts: Sequence[str] = 
     async def report_style(request: Request) -> Response:
         return FileResponse(_COMPILER_STYLE)
 
+    async def targets(request: Request) -> Response:
+        found = await source.targets()
+        return JSONResponse([{"targets": [address], "labels": {"service": service}} for service, address in found])
+
     async def _job(request: Request) -> management_pb2.JobInfo:
         name = request.path_params["name"]
         found = await source.job(name)
@@ -72,6 +77,7 @@ def make_app(source: PageSource, closing: asyncio.Event, hosts: Sequence[str] = 
         routes=[
             Route("/", cluster),
             Route("/events", cluster_events),
+            Route("/targets", targets),
             Route("/jobs/{name}", job),
             Route("/jobs/{name}/events", job_events),
             Route("/jobs/{name}/report", job_report),

@@ -5,6 +5,7 @@ from typing import Protocol, Self
 
 import grpc
 
+from appliance.members import role_name
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2, observation_pb2_grpc
 
 CALL_SECONDS = 5.0
@@ -19,6 +20,9 @@ class PageSource(Protocol):
 
     async def nodes(self) -> Sequence[management_pb2.NodeInfo]:
         """All nodes of the cluster."""
+
+    async def targets(self) -> Sequence[tuple[str, str]]:
+        """The processes that serve figures for Prometheus: role, and host:port."""
 
     async def jobs(self) -> Sequence[management_pb2.JobInfo]:
         """Those under way and the last that ended, newest first."""
@@ -47,11 +51,18 @@ class ManagementSource:
         await self._channel.close(None)
 
     async def nodes(self) -> Sequence[management_pb2.NodeInfo]:
+        return (await self._cluster()).nodes
+
+    async def targets(self) -> Sequence[tuple[str, str]]:
+        cluster = await self._cluster()
+        nodes = [(role_name(node.role), node.metrics) for node in cluster.nodes]
+        return [(role, metrics) for role, metrics in [("management", cluster.metrics), *nodes] if metrics]
+
+    async def _cluster(self) -> management_pb2.ListNodesResponse:
         try:
-            answer = await self._management.ListNodes(management_pb2.ListNodesRequest(), timeout=CALL_SECONDS)
+            return await self._management.ListNodes(management_pb2.ListNodesRequest(), timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise _away(error) from error
-        return answer.nodes
 
     async def jobs(self) -> Sequence[management_pb2.JobInfo]:
         try:

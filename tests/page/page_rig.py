@@ -36,6 +36,9 @@ class FakeSource:
     async def nodes(self) -> Sequence[management_pb2.NodeInfo]:
         return list(self.node_list)
 
+    async def targets(self) -> Sequence[tuple[str, str]]:
+        return [(ROLES[node.role], node.metrics) for node in self.node_list if node.metrics]
+
     async def jobs(self) -> Sequence[management_pb2.JobInfo]:
         return list(self.job_list)
 

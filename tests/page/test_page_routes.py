@@ -110,6 +110,16 @@ def test_a_report_that_cannot_be_read_is_none(
     assert client.get(f"/jobs/{JOB}/report").status_code == 404
 
 
+def test_prometheus_hears_whom_to_ask(source: FakeSource, client: TestClient) -> None:
+    source.node_list = make_nodes(wafers=2)
+    assert client.get("/targets").json() == []
+    source.node_list[0].metrics, source.node_list[-1].metrics = "127.0.0.1:8001", "far:8002"
+    assert client.get("/targets").json() == [
+        {"targets": ["127.0.0.1:8001"], "labels": {"service": "wafer"}},
+        {"targets": ["far:8002"], "labels": {"service": "worker"}},
+    ]
+
+
 def test_what_is_not_there_is_said(source: FakeSource, client: TestClient) -> None:
     for path in ("/jobs/job-x", "/jobs/job-x/events", "/jobs/%3Cb%3E", "/nowhere", "/static/../app.py"):
         answer = client.get(path)

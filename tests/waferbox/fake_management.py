@@ -23,6 +23,7 @@ def node(index: int, role: "node_pb2.Role.ValueType", job: str = "", member: str
         lease_left_seconds=4.5,
         version="1.0",
         member=member,
+        metrics=f"127.0.0.1:{8000 + index}",
     )
 
 
@@ -78,7 +79,7 @@ class FakeManagement(
     def ListNodes(
         self, request: management_pb2.ListNodesRequest, context: grpc.ServicerContext
     ) -> management_pb2.ListNodesResponse:
-        return management_pb2.ListNodesResponse(nodes=self.nodes)
+        return management_pb2.ListNodesResponse(nodes=self.nodes, metrics="127.0.0.1:9999")
 
     def GetJob(
         self, request: management_pb2.GetJobRequest, context: grpc.ServicerContext

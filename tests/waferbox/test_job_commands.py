@@ -91,7 +91,7 @@ def test_nothing_there_says_what_to_do(fake: FakeManagement) -> None:
     assert f"WAFERBOX_MANAGEMENT={fake.address} python SCRIPT" in call("get", "jobs").stderr
     assert "python -m wafer" in call("get", "nodes").stderr
     assert json.loads(shown("get", "jobs", "-o", "json")) == {"jobs": []}
-    assert yaml.safe_load(shown("get", "nodes", "-o", "yaml")) == {"nodes": []}
+    assert yaml.safe_load(shown("get", "nodes", "-o", "yaml"))["nodes"] == []
     assert "no job is under way" in call("top").stderr
     assert "there are none" in call("cancel", "abc").stderr
 
@@ -103,12 +103,18 @@ def test_nodes_and_the_cluster(fake: FakeManagement) -> None:
         ["n1", "wafer", "free"],
         ["n2", "worker", RUNNING],
     ]
-    assert "127.0.0.1:7002" in shown("get", "nodes", "-o", "wide")
+    wide = shown("get", "nodes", "-o", "wide")
+    assert "127.0.0.1:7002" in wide
+    assert "127.0.0.1:8002" in wide
+    listed = json.loads(shown("get", "nodes", "-o", "json"))
+    assert (listed["metrics"], listed["nodes"][-1]["metrics"]) == ("127.0.0.1:9999", "127.0.0.1:8002")
     cluster = json.loads(shown("get", "cluster", "-o", "json"))
     assert cluster["management"] == fake.address
     assert cluster["roles"][0] == {"role": "wafer", "nodes": 2, "free": 1}
     assert cluster["jobs"] == {"under_way": 2, "queued": 1, "ended": 1}
-    assert "2 under way (1 in the queue), 1 ended" in shown("get", "cluster")
+    summary = shown("get", "cluster")
+    assert "2 under way (1 in the queue), 1 ended" in summary
+    assert "Metrics of management: 127.0.0.1:9999" in summary
     assert RUNNING in shown("status")
 
 
@@ -157,6 +163,7 @@ def test_a_job_described(fake: FakeManagement) -> None:
     assert "ada on earth" in facts
     assert "after 3 s" in facts
     assert "wafer-0" in facts
+    assert "127.0.0.1:8000" in facts
     failed = shown("describe", "job", FAILED)
     assert "ValueError: no\\x1b[2J" in failed
     assert "more of it" in failed
