@@ -36,6 +36,7 @@ class ClusterSettings:
     swarmx: int | None = None  # None: as many as a tree over the wafers has
     listen: str = "127.0.0.1:0"  # the management service
     page: str | None = None  # where management serves a page, as host:port; None: nowhere
+    metrics: bool = False  # every process serves figures for Prometheus, at any port
     threads: int | None = None  # of a wafer; None: its share of the cores
     cache_root: str | None = None  # None: the management service's default
 
@@ -119,6 +120,7 @@ class Cluster:
                 arguments += ["--cache-root", settings.cache_root]
             if settings.page is not None:
                 arguments += ["--page", settings.page]
+            arguments += _metrics_arguments(settings)
             process = self._launcher.start("appliance", arguments, [writer])
             self.processes.append(("appliance", process))
         finally:
@@ -137,7 +139,7 @@ class Cluster:
             raise ClusterError("it was told to end while it started")
 
     def _start_role(self, module: str, listen: str, settings: ClusterSettings) -> tuple[str, Process]:
-        arguments = ["--management", self.management, "--listen", listen]
+        arguments = ["--management", self.management, "--listen", listen, *_metrics_arguments(settings)]
         if module == "wafer":
             share = max(1, len(os.sched_getaffinity(0)) // settings.wafers)
             arguments += ["--threads", str(share if settings.threads is None else settings.threads)]
@@ -160,3 +162,7 @@ class Cluster:
                     raise ClusterError(f"{module} (pid {pid}) ended with status {status} while the cluster started")
                 if time.monotonic() > deadline:
                     raise ClusterError(f"only {len(nodes)} of {count} nodes registered within {START_SECONDS:g} s")
+
+
+def _metrics_arguments(settings: ClusterSettings) -> list[str]:
+    return ["--metrics-port", "0"] if settings.metrics else []

@@ -49,11 +49,14 @@ def up(
     ] = "127.0.0.1:0",
     cache_root: CacheRoot = None,
     page: Annotated[bool, typer.Option("--page", help="Serve a page to look at, on this machine.")] = False,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Serve figures for Prometheus, which finds them by the page.")
+    ] = False,
     background: Annotated[bool, typer.Option("--background", help="Return when the cluster is there.")] = False,
 ) -> None:
     """Start a cluster, which stays until Ctrl-C or `waferbox down`."""
     settings = _settings(wafers, memoryx, workers, swarmx, threads, checked_address(listen, any_port=True), cache_root)
-    settings = dataclasses.replace(settings, page="127.0.0.1:0" if page else None)
+    settings = dataclasses.replace(settings, page="127.0.0.1:0" if page else None, metrics=metrics)
     if split_address(listen, any_port=True)[0] not in ("127.0.0.1", "localhost", "[::1]"):
         remark("everybody who reaches this address can use the cluster")
     try:

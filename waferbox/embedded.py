@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="of a wafer at most; default: its share of the cores")
     parser.add_argument("--listen", default=defaults.listen, metavar="HOST:PORT")
     parser.add_argument("--page", metavar="HOST:PORT", help="where management serves a page; default: nowhere")
+    parser.add_argument("--metrics", action="store_true", help="every process serves figures for Prometheus")
     parser.add_argument("--cache-root", metavar="DIR")
     parser.add_argument("--detached", action="store_true", help="live until shut down; be found by `waferbox status`")
     parser.add_argument("--log", type=Path, help="of a detached cluster: the file to take away at the end")
@@ -47,7 +48,8 @@ def arguments(settings: ClusterSettings) -> list[str]:
         "--page": settings.page,
         "--cache-root": settings.cache_root,
     }
-    return [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    return [*words, "--metrics"] if settings.metrics else words
 
 
 class StopSignals:

@@ -71,9 +71,9 @@ class Surroundings:
 class RunningCluster:
     """`python -m waferbox.embedded`, which ends when its standard input is closed."""
 
-    def __init__(self, surroundings: Surroundings, **roles: int) -> None:
+    def __init__(self, surroundings: Surroundings, *more: str, **roles: int) -> None:
         self.surroundings = surroundings
-        options = [word for role, count in roles.items() for word in (f"--{role}", str(count))]
+        options = [*more, *(word for role, count in roles.items() for word in (f"--{role}", str(count)))]
         self.log = surroundings.folder / "cluster.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -89,7 +89,9 @@ class RunningCluster:
             assert readable([self.process.stdout], START_SECONDS), self.log.read_text()
             line = self.process.stdout.readline()
             assert line, self.log.read_text()
-            self.management: str = json.loads(line)["management"]
+            announced = json.loads(line)
+            self.management: str = announced["management"]
+            self.page: str = announced["page"]
         except BaseException:
             self.stop()
             raise
@@ -131,10 +133,10 @@ class RunningCluster:
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path, cache: Path, **roles: int) -> Iterator[RunningCluster]:
+def running_cluster(folder: Path, cache: Path, *options: str, **roles: int) -> Iterator[RunningCluster]:
     """A cluster with so many of each role, of which nothing is left in the end."""
     surroundings = Surroundings(folder, cache)
-    cluster = RunningCluster(surroundings, **roles)
+    cluster = RunningCluster(surroundings, *options, **roles)
     try:
         yield cluster
     except grpc.RpcError as error:
