@@ -126,12 +126,8 @@ class Program:
         *,
         as_bytes: bool,
         window: Window | None = None,
-        names: Sequence[str] = (),
     ) -> None:
-        """Send a group, complete with the values that must be copied into it, over each of the links.
-
-        names: of its members, where they have some.
-        """
+        """Send a group, complete with the values that must be copied into it, over each of the links."""
         hub, progress, tensors = self.hub, self.progress, self.values.tensors
         group_id, payload = group.id, buffers.slice(group.id)
         copies = [(self.values.index(value), tensor) for value, tensor in buffers.copies(group.id)]
@@ -145,4 +141,4 @@ class Program:
                 hub.send(link, group_id, step, payload, window=window, as_bytes=as_bytes)
             progress.send += now() - begin
 
-        self.add(send, group_label(group, names), what="send", only_outputs=is_for_coordinator_only(group))
+        self.add(send, group_label(group), what="send", only_outputs=is_for_coordinator_only(group))

@@ -80,12 +80,14 @@ class Progress:
             recorder.close()
 
 
-def group_label(group: plan_pb2.Group, names: Sequence[str] = ()) -> str:
-    """What a group is called on a timeline. names: of its members, where they have some."""
+def group_label(group: plan_pb2.Group) -> str:
+    """What a group is called on a timeline."""
     kind = plan_pb2.GroupKind.Name(group.kind).removeprefix("GROUP_KIND_").lower()
-    if names:
-        return f"{kind} {short_list(names)}"
-    return f"{kind} {group.id}"
+    if group.kind == plan_pb2.GROUP_KIND_BATCH:
+        return kind
+    if group.kind == plan_pb2.GROUP_KIND_WEIGHTS and not group.members:
+        return "step token"
+    return f"{kind} {group.layer or group.id}"
 
 
 def short_list(names: Sequence[str]) -> str:

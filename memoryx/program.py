@@ -12,7 +12,7 @@ from interconnect.hub import Hub
 from interconnect.link import Link
 from interconnect.node_job import LinkKey
 from interconnect.program import Program
-from interconnect.progress import short_list
+from interconnect.progress import group_label, short_list
 from interconnect.schedule import WEIGHTS_WINDOW, StepSchedule
 from interconnect.segment import Slice
 from memoryx.kernels import StateKernel, make_kernels
@@ -34,7 +34,9 @@ class MemoryXProgram:
     ) -> None:
         self._program = Program(hub, "update")
         self.progress = self._program.progress
-        self._names = {slot.value: slot.name for slot in plan.states}
+        # What values are called on a timeline: states, and what was received.
+        self._names = {slot.value: slot.name.removeprefix("state.") for slot in plan.states}
+        self._origins: dict[int, str] = {}
         self._snapshots = snapshots
         self._shard = plan.shard
         self._links = links
@@ -110,6 +112,7 @@ class MemoryXProgram:
             )
 
     def _add_receive(self, group: plan_pb2.Group) -> None:
+        self._origins.update((member.value, group_label(group)) for member in group.members)
         if group.kind == plan_pb2.GROUP_KIND_EXCHANGE:
             self._program.add_receive(group, [self._links[node_pb2.LINK_PURPOSE_SHARD, group.source_shard]])
         else:
@@ -118,10 +121,7 @@ class MemoryXProgram:
     def _add_send(self, group: plan_pb2.Group) -> None:
         match group.kind:
             case plan_pb2.GROUP_KIND_WEIGHTS:
-                names = [self._names[member.value] for member in group.members if member.value in self._names]
-                self._program.add_send(
-                    group, [self._swarmx], self._buffers, as_bytes=False, window="credit", names=names
-                )
+                self._program.add_send(group, [self._swarmx], self._buffers, as_bytes=False, window="credit")
             case plan_pb2.GROUP_KIND_OUTPUT:
                 coordinator = self._links[node_pb2.LINK_PURPOSE_COORDINATOR, 0]
                 self._program.add_send(group, [coordinator], self._buffers, as_bytes=True, window="ack")
@@ -150,7 +150,8 @@ class MemoryXProgram:
                 tensors[index] = None
 
         names = [self._names[state] for state in run.commits if state]
-        self._program.add(run_kernel, short_list(names) if names else run.layer or f"kernel {run.kernel}")
+        names = names or list(dict.fromkeys(self._origins[value] for value in run.inputs if value in self._origins))
+        self._program.add(run_kernel, short_list(names) if names else f"kernel {run.kernel}")
 
     def _add_commit(self, commit: plan_pb2.Commit) -> None:
         tensors = self._program.values.tensors

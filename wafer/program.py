@@ -63,7 +63,7 @@ class WaferProgram:
                 case _:
                     raise ValueError(f"a wafer has no instruction {kind}")
         if any(group.kind == plan_pb2.GROUP_KIND_BATCH for group in plan.groups):
-            self._program.add(self._acknowledge_batch, "batch", what="send")
+            self._program.add(self._acknowledge_batch, "batch taken", what="send")
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
         return self._program.run(schedule)
@@ -87,7 +87,9 @@ class WaferProgram:
             return
         self._program.add_receive(group, [self._parent])
         if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
-            self._program.add(self._count_taken(group.source_shard), f"credit {group.source_shard}", what="send")
+            self._program.add(
+                self._count_taken(group.source_shard), f"credit memoryx-{group.source_shard}", what="send"
+            )
 
     def _add_run(self, run: plan_pb2.Run, kernel: WaferKernel) -> None:
         values = self._program.values

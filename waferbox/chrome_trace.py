@@ -1,16 +1,20 @@
 """Spans of a trace as a file in the Trace Event Format, which Perfetto and chrome://tracing open.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU has the format. A process for each node;
-in it a row (thread) for each kind of thing that it does, so that what overlaps between nodes lies one under the other.
+in it a row (thread) with its steps, and one for each kind of thing that it does: its work, sending, waiting. So what
+overlaps between nodes lies one under the other, and how far one is ahead of another can be read off their steps.
 """
 
-from collections.abc import Iterable
-from typing import Any
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from wsc.v1 import observation_pb2
 
-# In the order in which they are shown.
-_ROLES = ("worker", "memoryx", "swarmx", "wafer")
+# In the order in which they are shown. Between the first and the last come the kinds of work.
+_ROLES: Final = ("worker", "memoryx", "swarmx", "wafer")
+_FIRST_ROW: Final = "step"
+_LAST_ROWS: Final = ("send", "wait")
 
 
 def chrome_trace(spans: Iterable[observation_pb2.Span]) -> dict[str, Any]:
@@ -18,28 +22,59 @@ def chrome_trace(spans: Iterable[observation_pb2.Span]) -> dict[str, Any]:
     spans = sorted(spans, key=lambda span: span.begin)
     origin = spans[0].begin if spans else 0.0
     nodes = sorted({span.node for span in spans}, key=_place)
-    rows = {what: number for number, what in enumerate(sorted({span.what for span in spans}), 1)}
-    numbers = {node: number for number, node in enumerate(nodes, 1)}
     events: list[dict[str, Any]] = []
-    for node, pid in numbers.items():
-        events.append(_metadata("process_name", pid, 0, {"name": node}))
-        events.append(_metadata("process_sort_index", pid, 0, {"sort_index": pid}))
-        for what in sorted({span.what for span in spans if span.node == node}):
-            events.append(_metadata("thread_name", pid, rows[what], {"name": what}))
-    for span in spans:
-        events.append(
-            {
-                "name": f"{span.what} {span.detail}".strip(),
-                "cat": span.what,
-                "ph": "X",
-                "ts": (span.begin - origin) * 1e6,
-                "dur": span.seconds * 1e6,
-                "pid": numbers[span.node],
-                "tid": rows[span.what],
-                "args": {"step": span.step},
-            }
-        )
+    thread = len(nodes)  # a thread with its process's number is the main one, which is shown first
+    for process, node in enumerate(nodes, 1):
+        events.append(_metadata("process_name", process, 0, {"name": node}))
+        events.append(_metadata("process_sort_index", process, 0, {"sort_index": process}))
+        own = [span for span in spans if span.node == node]
+        own += _steps(own)
+        for row in sorted({span.what for span in own}, key=_row):
+            thread += 1
+            events.append(_metadata("thread_name", process, thread, {"name": row}))
+            events.append(_metadata("thread_sort_index", process, thread, {"sort_index": thread}))
+            events += _in_order([_complete(span, process, thread, origin) for span in own if span.what == row])
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _steps(spans: Sequence[observation_pb2.Span]) -> list[observation_pb2.Span]:
+    """Of one node: each step, from the first thing that was done in it to the last."""
+    found: dict[int, observation_pb2.Span] = {}
+    for span in spans:
+        step = found.setdefault(
+            span.step,
+            observation_pb2.Span(
+                node=span.node, what=_FIRST_ROW, detail=str(span.step), step=span.step, begin=span.begin
+            ),
+        )
+        step.seconds = max(step.seconds, span.begin + span.seconds - step.begin)
+    return list(found.values())
+
+
+def _complete(span: observation_pb2.Span, process: int, thread: int, origin: float) -> dict[str, Any]:
+    return {
+        "name": f"{span.what} {span.detail}".strip(),
+        "cat": span.what,
+        "ph": "X",
+        "ts": (span.begin - origin) * 1e6,
+        "dur": span.seconds * 1e6,
+        "pid": process,
+        "tid": thread,
+        "args": {"step": span.step},
+    }
+
+
+def _in_order(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a thread does one after the other, without overlaps of a rounding error: viewers take these for nesting."""
+    for event, following in itertools.pairwise(events):
+        event["dur"] = min(event["dur"], following["ts"] - event["ts"])
+    return events
+
+
+def _row(what: str) -> tuple[int, str]:
+    if what in _LAST_ROWS:
+        return 2 + _LAST_ROWS.index(what), what
+    return int(what != _FIRST_ROW), what
 
 
 def _place(node: str) -> tuple[int, int, str]:

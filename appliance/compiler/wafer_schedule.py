@@ -108,6 +108,7 @@ class _Assembler:
         for position, item in enumerate(work):
             for load in loads:
                 if load.position == position:
+                    load.bundle.group.layer = item.segment.label
                     self._receive(load.bundle)
             for op in item.ops:
                 for value in self._waits.back(op):
@@ -117,6 +118,7 @@ class _Assembler:
             self._run(item)
             for departure in departures:
                 if departure.position == position:
+                    departure.bundle.group.layer = item.segment.label
                     self._groups[departure.bundle.id] = departure.bundle.group
                     self.plan.instructions.add().send.group = departure.bundle.id
         self.plan.groups.extend(self._groups.values())

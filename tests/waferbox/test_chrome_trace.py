@@ -1,5 +1,6 @@
 """Spans as a file in the Trace Event Format: the fields that its documentation asks for, and times that are right."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -34,22 +35,46 @@ def test_the_format() -> None:
     for event in complete:
         assert event["ts"] >= 0
         assert event["dur"] >= 0
-    named = {"process_name": "name", "thread_name": "name", "process_sort_index": "sort_index"}
+    named = {"process_name": "name", "process_sort_index": "sort_index"}
+    named |= {"thread_name": "name", "thread_sort_index": "sort_index"}
     assert all(set(event["args"]) == {named[event["name"]]} for event in metadata)
     processes = {event["args"]["name"]: event["pid"] for event in metadata if event["name"] == "process_name"}
     order = {event["pid"]: event["args"]["sort_index"] for event in metadata if event["name"] == "process_sort_index"}
     assert sorted(processes, key=lambda node: order[processes[node]]) == ["memoryx-0", "wafer-2", "wafer-10"]
     rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in metadata if e["name"] == "thread_name"}
+    assert len({tid for _, tid in rows}) == len(rows)
+    assert not {tid for _, tid in rows} & set(processes.values())  # or it would be taken for the main thread
+    places = {e["tid"]: e["args"]["sort_index"] for e in metadata if e["name"] == "thread_sort_index"}
+    of_wafer = {name: places[tid] for (pid, tid), name in rows.items() if pid == processes["wafer-2"]}
+    assert sorted(of_wafer, key=of_wafer.__getitem__) == ["step", "compute", "wait"]
     found = {
         (event["pid"], rows[event["pid"], event["tid"]], event["name"], event["ts"], event["dur"]) for event in complete
     }
     assert found == {  # microseconds from the first
+        (processes["wafer-2"], "step", "step 7", 0.0, 750_000.0),
         (processes["wafer-2"], "wait", "wait", 0.0, 250_000.0),
         (processes["wafer-2"], "compute", "compute layer 1", 250_000.0, 500_000.0),
+        (processes["wafer-10"], "step", "step 7", 500_000.0, 250_000.0),
         (processes["wafer-10"], "compute", "compute layer 1", 500_000.0, 250_000.0),
+        (processes["memoryx-0"], "step", "step 7", 750_000.0, 125_000.0),
         (processes["memoryx-0"], "update", "update fc.weight", 750_000.0, 125_000.0),
     }
     assert {event["args"]["step"] for event in complete} == {7}
+
+
+def test_nothing_overlaps_in_a_row() -> None:
+    """Seconds since 1970 have no more than a quarter of a microsecond; viewers take overlaps for calls in calls."""
+    begin, spans = 1_790_000_000.123, []
+    for number in range(200):
+        spans.append(Span(node="wafer-0", what="compute", step=number // 20, begin=begin, seconds=3.3e-6))
+        begin += 3.3e-6
+    rows: dict[int, list[tuple[float, float]]] = {}
+    for event in chrome_trace(spans)["traceEvents"]:
+        if event["ph"] == "X":
+            rows.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+    assert sorted(len(row) for row in rows.values()) == [10, 200]
+    for row in rows.values():
+        assert all(one[1] <= other[0] + 1e-6 for one, other in itertools.pairwise(row))
 
 
 class OneTrace(FakeManagement):

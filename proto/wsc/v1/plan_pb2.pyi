@@ -222,6 +222,7 @@ class Group(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     TO_WAFERS_FIELD_NUMBER: _builtins.int
     TO_COORDINATOR_FIELD_NUMBER: _builtins.int
+    LAYER_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     kind: Global___GroupKind.ValueType
     nbytes: _builtins.int
@@ -233,6 +234,8 @@ class Group(_message.Message):
     """destinations of REDUCTION"""
     to_coordinator: _builtins.bool
     """destinations of REDUCTION"""
+    layer: _builtins.str
+    """of the wafers' work that needs it first, or makes it: for whoever looks"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMember]: ...
     @_builtins.property
@@ -251,10 +254,11 @@ class Group(_message.Message):
         shards: _abc.Iterable[_builtins.int] | None = ...,
         to_wafers: _builtins.bool = ...,
         to_coordinator: _builtins.bool = ...,
+        layer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "kind", b"kind", "members", b"members", "nbytes", b"nbytes", "reduction", b"reduction", "shards", b"shards", "source_shard", b"source_shard", "to_coordinator", b"to_coordinator", "to_wafers", b"to_wafers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "kind", b"kind", "layer", b"layer", "members", b"members", "nbytes", b"nbytes", "reduction", b"reduction", "shards", b"shards", "source_shard", b"source_shard", "to_coordinator", b"to_coordinator", "to_wafers", b"to_wafers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
