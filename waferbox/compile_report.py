@@ -50,10 +50,10 @@ def _plan_file(path: Path) -> Path:
 def report_tables(report: Report) -> Group:
     """The report for a terminal: the layers, then the wafer's memory, the step and MemoryX in a line each."""
     totals, memory = report.totals, report.memory
-    layers = empty_table(
-        *("layer", "parameters", "FLOPs", "streamed", "gradients", "activations", "forward", "backward", "kernel"),
-        right=("parameters", "FLOPs", "streamed", "gradients", "activations", "forward", "backward"),
-    )
+    libraries = sorted({layer.library for layer in report.layers})
+    numbers = ("parameters", "FLOPs", "streamed", "gradients", "activations", "forward", "backward")
+    columns = ("layer", *numbers, *(["kernel"] if len(libraries) > 1 else []))
+    layers = empty_table(*columns, right=numbers, whole=numbers, dense=True)
     for layer in report.layers:
         layers.add_row(
             escape(layer.layer),
@@ -64,7 +64,7 @@ def report_tables(report: Report) -> Group:
             bytes_text(layer.activation_bytes),
             seconds_text(layer.forward_seconds),
             seconds_text(layer.backward_seconds),
-            layer.library,
+            *([layer.library] if len(libraries) > 1 else []),
         )
     layers.add_section()
     layers.add_row(
@@ -76,12 +76,12 @@ def report_tables(report: Report) -> Group:
         "",
         seconds_text(sum(layer.forward_seconds for layer in report.layers)),
         seconds_text(sum(layer.backward_seconds for layer in report.layers)),
-        "",
     )
     peak = memory.peak
     weights = sum(shard.weight_bytes for shard in report.shards)
     other = sum(shard.other_bytes for shard in report.shards)
     lines = (
+        f"Kernels of the layers: {', '.join(libraries)}.",
         f"A wafer holds at most {bytes_text(peak.total_bytes)} of {bytes_text(memory.capacity_bytes)}, "
         f"in {peak.segment}.",
         f"MemoryX holds {bytes_text(weights)} of weights and {bytes_text(other)} of other state "

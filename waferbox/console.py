@@ -8,6 +8,9 @@ from typing import Final, Never
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 UNFOLDED_WIDTH: Final = 10_000
 
@@ -31,7 +34,6 @@ class _Output(Console):
 
 _fits_terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
 output: Final = _Output(highlight=False, width=None if _fits_terminal else UNFOLDED_WIDTH)
-wide_output: Final = _Output(highlight=False, width=UNFOLDED_WIDTH)  # the terminal wraps the lines
 errors: Final = Console(stderr=True, highlight=False)
 
 
@@ -54,6 +56,21 @@ def remark(text: str) -> None:
 def say(text: str) -> None:
     """Text as it stands: no markup, not folded."""
     output.print(text, markup=False, soft_wrap=True)
+
+
+def print_unfolded(table: Table) -> None:
+    """A table as wide as it is. Where the terminal wraps a line, it is for what stands in it, not for blanks."""
+    header, rule, *rows = output.render_lines(table, output.options.update_width(UNFOLDED_WIDTH), pad=False)
+    header = _stripped(header)
+    rule = [Segment(rule[0].text[0] * Segment.get_line_length(header), rule[0].style)]
+    for line in (header, rule, *map(_stripped, rows)):
+        output.print(Text.assemble(*((segment.text, segment.style or "") for segment in line)), soft_wrap=True)
+
+
+def _stripped(line: list[Segment]) -> list[Segment]:
+    while line and not line[-1].text.strip():
+        line = line[:-1]
+    return [*line[:-1], Segment(line[-1].text.rstrip(), line[-1].style)] if line else []
 
 
 def head(text: str) -> None:

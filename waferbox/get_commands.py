@@ -10,7 +10,7 @@ from rich.table import Table
 
 from interconnect.version import __version__
 from waferbox.connection import Connection, ManagementOption, connected
-from waferbox.console import errors, head, output, printable, say, wide_output
+from waferbox.console import errors, head, output, print_unfolded, printable, say
 from waferbox.formats import Format, FormatOption, print_data
 from waferbox.job_names import ENDED, JobArgument, OptionalJobArguments, find_job
 from waferbox.tables import (
@@ -105,14 +105,14 @@ def status(management: ManagementOption = None) -> None:
 
 def _show_jobs(address: str, jobs: Sequence[management_pb2.JobInfo], *, wide: bool = False) -> None:
     if jobs:
-        (wide_output if wide else output).print(jobs_table(jobs, wide=wide))
+        (print_unfolded if wide else output.print)(jobs_table(jobs, wide=wide))
     else:
         errors.print(NO_JOBS.format(address=address), soft_wrap=True)
 
 
 def _show_nodes(address: str, nodes: Sequence[management_pb2.NodeInfo], *, wide: bool = False) -> None:
     if nodes:
-        (wide_output if wide else output).print(nodes_table(nodes, wide=wide))
+        (print_unfolded if wide else output.print)(nodes_table(nodes, wide=wide))
     else:
         errors.print(NO_NODES.format(address=address), soft_wrap=True)
 

@@ -8,6 +8,7 @@ from typing import Final
 from rich import box
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from waferbox.console import printable
 from wsc.v1 import management_pb2, node_pb2
@@ -25,12 +26,21 @@ _STYLES: Final = {
 }
 
 
-def empty_table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
-    """A table in the command's style. right: the columns with numbers; whole: those that are never folded."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+def empty_table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = (), dense: bool = False) -> Table:
+    """A table in the command's style.
+
+    Args:
+        right: the columns with numbers.
+        whole: those that are never folded.
+        dense: less room between columns.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0) if dense else (0, 1))
     for column in columns:
         table.add_column(
-            column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in whole
+            column,
+            justify="right" if column in right else "left",
+            overflow="fold",
+            no_wrap=column in whole,
         )
     return table
 
@@ -78,14 +88,14 @@ def jobs_table(jobs: Sequence[management_pb2.JobInfo], *, wide: bool = False) ->
     columns = ("job", "phase", "step", "age", "user", "wafers", "labels", *more)
     table = empty_table(*columns, right=["step", "age", "wafers", "priority", "nodes"], whole=whole)
     for job in jobs:
-        cells = [
+        cells: list[str | Text] = [
             job.job,
             styled_phase(job),
             step_text(job),
             age_text(job.age_seconds),
             safe(job.user),
             str(job.num_csx),
-            safe(" ".join(job.labels)),
+            one_line(Text.from_markup(safe(" ".join(job.labels)))),
         ]
         if wide:
             cells += [str(job.priority), safe(job.host), str(len(job.nodes)), _first_line(reason(job))]
@@ -132,6 +142,12 @@ def time_text(seconds: float) -> str:
 def safe(text: str) -> str:
     """Text from anybody, on one line, for a place where markup is read."""
     return escape(printable(text).replace("\n", "\\n").replace("\t", "\\t"))
+
+
+def one_line(text: Text) -> Text:
+    """Cut, not folded, where the terminal is narrow: what is shown again and again does not jump."""
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 def _first_line(text: str) -> str:

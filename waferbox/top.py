@@ -15,7 +15,7 @@ from waferbox.following import Following
 from waferbox.job_figures import JobFigures, NodeFigures
 from waferbox.job_names import ENDED, OptionalJobArgument, find_job
 from waferbox.logs import KEPT_SECONDS
-from waferbox.tables import empty_table, phase_text, reason, safe, step_text, styled_phase
+from waferbox.tables import empty_table, one_line, phase_text, reason, safe, step_text, styled_phase
 from wsc.v1 import management_pb2, observation_pb2
 
 REFRESH_SECONDS: Final = 1.0
@@ -93,9 +93,9 @@ def _picture(job: management_pb2.JobInfo, figures: JobFigures) -> Group:
     rate = f"{min(rates):.1f} steps/s" if rates else ""
     scalars = [f"{safe(name)} {value:.4g}" for name, value in figures.scalars().items()]
     line = "   ".join(filter(None, [f"[bold]{job.job}[/]", styled_phase(job), step, rate, *scalars]))
-    parts: list[RenderableType] = [_one_line(Text.from_markup(line))]
+    parts: list[RenderableType] = [one_line(Text.from_markup(line))]
     if said := reason(job).strip():
-        parts.append(_one_line(Text(printable(said.splitlines()[0]))))
+        parts.append(one_line(Text(printable(said.splitlines()[0]))))
     if not nodes:
         parts.append(Text("Nothing is reported of it yet: that begins with its first step."))
         return Group(*parts)
@@ -103,8 +103,8 @@ def _picture(job: management_pb2.JobInfo, figures: JobFigures) -> Group:
         *("process", "cores", "MB", "MB/s in", "MB/s out", "steps/s", "its time goes into"),
         right=["cores", "MB", "MB/s in", "MB/s out", "steps/s"],
         whole=["process", "cores", "MB", "MB/s in", "MB/s out", "steps/s"],
+        dense=True,
     )
-    table.padding = (0, 1, 0, 0)
     for node in nodes:
         table.add_row(*_row(node))
     return Group(*parts, Text(), table)
@@ -119,14 +119,8 @@ def _row(node: NodeFigures) -> Sequence[RenderableType]:
         _number(node.received, "{:.1f}", 1e6),
         _number(node.sent, "{:.1f}", 1e6),
         _number(node.steps, "{:.1f}"),
-        _one_line(Text(", ".join(f"{printable(what)} {share:.0%}" for what, share in shares if share >= _SHOWN_SHARE))),
+        one_line(Text(", ".join(f"{printable(what)} {share:.0%}" for what, share in shares if share >= _SHOWN_SHARE))),
     )
-
-
-def _one_line(text: Text) -> Text:
-    """Cut, not folded, where the terminal is narrow: a picture that keeps its height does not jump."""
-    text.no_wrap, text.overflow = True, "ellipsis"
-    return text
 
 
 def _number(value: float | None, form: str, unit: float = 1.0) -> str:

@@ -21,6 +21,7 @@ from waferbox import job_figures, top
 from waferbox.cli import app
 from waferbox.formats import as_data
 from waferbox.job_figures import JobFigures
+from waferbox.tables import jobs_table
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
 RUNNING, QUEUED, FAILED = "job-1a2b3c4d", "job-1affffff", "job-00000000"
@@ -320,3 +321,21 @@ def test_names_of_jobs_are_completed(fake: FakeManagement, tmp_path: Path, monke
     monkeypatch.delenv("WAFERBOX_MANAGEMENT")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert completed("logs", "job-1") == []
+
+
+def test_a_narrow_terminal_folds_no_row_and_wide_rows_end_with_their_text(
+    fake: FakeManagement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.jobs[0].labels.append("purpose=" + "long" * 30)
+    for command in (["get", "jobs", "-o", "wide"], ["get", "nodes", "-o", "wide"]):
+        header, rule, *rows = shown(*command).splitlines()
+        assert len(rule) == len(header)
+        assert not [row for row in rows if row != row.rstrip()]
+    for width in (80, 120):
+        screen = io.StringIO()
+        Console(file=screen, width=width).print(jobs_table(fake.jobs))
+        lines = screen.getvalue().splitlines()
+        assert len(lines) == 2 + len(fake.jobs)
+        assert RUNNING in lines[2]
+        assert "…" in lines[2]
+        assert max(map(len, lines)) <= width
