@@ -20,6 +20,7 @@ from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2, p
 logger = logging.getLogger(__name__)
 
 SESSION_SECONDS = 10.0  # until the client must have come
+MAX_ARTIFACTS = 4  # of its executions, that are told of
 DEATHS_SECONDS = 0.2  # within which the deaths of a node and of management are one event
 
 
@@ -185,7 +186,9 @@ class Job:
                 on_progress=lambda step: self._tell(management_pb2.JOB_PHASE_RUNNING, step, begin.num_steps),
                 on_scalars=self.observation.scalars,
             )
-            self._report.artifact = begin.artifact
+            others = [artifact for artifact in self._report.artifacts if artifact != begin.artifact]
+            del self._report.artifacts[:]
+            self._report.artifacts.extend([*others[1 - MAX_ARTIFACTS :], begin.artifact])
             self.observation.began(self._executions)
             return self._execution
 

@@ -220,7 +220,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
     def _end(self, job: Job, phase: "management_pb2.JobPhase.ValueType", message: str) -> None:
         last = job.report
         report = management_pb2.JobReport(
-            phase=phase, message=message, step=last.step, num_steps=last.num_steps, artifact=last.artifact
+            phase=phase, message=message, step=last.step, num_steps=last.num_steps, artifacts=last.artifacts
         )
         job.nodes = job.nodes or self._registry.held(job.name)
         if self._jobs.end(job, report):
@@ -296,9 +296,8 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
 
     def _describe(self, job: Job) -> management_pb2.JobInfo:
         info = job.describe(self._registry)
-        artifact = job.report.artifact
-        if is_artifact(artifact):
-            info.artifact = str(_cache_directory(self._settings.cache_root, job.request.compile_dir) / artifact)
+        folder = _cache_directory(self._settings.cache_root, job.request.compile_dir)
+        info.artifacts.extend(str(folder / artifact) for artifact in job.report.artifacts if is_artifact(artifact))
         return info
 
     def CancelJob(

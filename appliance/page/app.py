@@ -54,7 +54,9 @@ def make_app(source: PageSource, closing: asyncio.Event, hosts: Sequence[str] = 
         return _events(streams.job_stream(source, (await _job(request)).job, closing))
 
     async def job_report(request: Request) -> Response:
-        page = compile_report.read_page((await _job(request)).artifact)
+        artifacts = (await _job(request)).artifacts
+        place = request.path_params["place"]
+        page = compile_report.read_page(artifacts[place]) if place < len(artifacts) else None
         if page is None:
             raise HTTPException(404, "This job has no compile report, or has none any more.")
         return HTMLResponse(page, headers={"Content-Security-Policy": _REPORT_POLICY})
@@ -80,7 +82,7 @@ def make_app(source: PageSource, closing: asyncio.Event, hosts: Sequence[str] = 
             Route("/targets", targets),
             Route("/jobs/{name}", job),
             Route("/jobs/{name}/events", job_events),
-            Route("/jobs/{name}/report", job_report),
+            Route("/jobs/{name}/reports/{place:int}", job_report),
             Route("/static/report_page.css", report_style),
             Mount("/static", StaticFiles(directory=_STATIC)),
         ],

@@ -50,6 +50,11 @@ class CompileReport:
     shards: tuple[Shard, ...]
     floor_plan: FloorPlan
 
+    @property
+    def name(self) -> str:
+        """What its executions do."""
+        return "training" if any(layer.gradient_bytes for layer in self.layers) else "evaluation"
+
     def drawing(self) -> str:
         """The floor plan as SVG; empty where there is none."""
         seconds = {layer.layer: layer.seconds for layer in self.layers}

@@ -32,6 +32,7 @@ _ENDED: Final = (
 _LEVELS: Final = {40: "error", 30: "warning", 20: "info", 10: "debug"}
 _PARTS: Final = {"wait": "stream wait"}  # what is not called what it is on the wire
 RECENT_JOBS: Final = 20
+MAX_REPORTS: Final = 8
 
 
 def has_ended(job: management_pb2.JobInfo) -> bool:
@@ -70,8 +71,11 @@ def job_page(job: management_pb2.JobInfo) -> str:
 
 def job_regions(job: management_pb2.JobInfo, view: JobView) -> Regions:
     """All but those of compile_regions."""
-    report = _cached_report(job.artifact)
     ended = has_ended(job)
+    reports = list(_reports_of(job).values())
+    if ended:  # as below
+        reports.sort(key=lambda report: report.name == "training")
+    report = reports[-1] if reports else None
     execution = view.execution(longest=ended)  # what was trained, and not a look at the result, stays on show
     rate = view.rate(execution)
     rows = rate * report.batch_rows if rate is not None and report is not None else None
@@ -84,13 +88,12 @@ def job_regions(job: management_pb2.JobInfo, view: JobView) -> Regions:
 
 
 def compile_regions(job: management_pb2.JobInfo) -> Regions:
-    """What the compile report of the job's last execution tells. Does not change as long as job.artifact does not."""
-    report = _cached_report(job.artifact)
+    """What the compile reports of the job's executions tell. Does not change as long as job.artifacts does not."""
+    reports = _reports_of(job)
     wafers = [node for node in job.nodes if node.role == node_pb2.ROLE_WAFER]
-    longest = max((layer.streamed_bytes for layer in report.layers), default=0) if report is not None else 0
     return {
-        "placement": _render("regions/placement.html", job=job, report=report, wafers=wafers),
-        "layers": _render("regions/layers.html", report=report, longest=longest or 1),
+        "placement": _render("regions/placement.html", job=job, reports=reports, wafers=wafers),
+        "layers": _render("regions/layers.html", reports=reports),
     }
 
 
@@ -102,7 +105,13 @@ def error_page(title: str, message: str) -> str:
     return _render("error.html", title=title, message=message)
 
 
-_reports: dict[str, CompileReport] = {}  # of the last artifact alone: one is looked at at a time, mostly
+_reports: dict[str, CompileReport] = {}  # of a few artifacts: one job is looked at at a time, mostly
+
+
+def _reports_of(job: management_pb2.JobInfo) -> Mapping[int, CompileReport]:
+    """Those that there are, by their place in job.artifacts; that of the last execution is the last."""
+    found = {place: _cached_report(artifact) for place, artifact in enumerate(job.artifacts[:MAX_REPORTS])}
+    return {place: report for place, report in found.items() if report is not None}
 
 
 def _cached_report(artifact: str) -> CompileReport | None:
@@ -111,7 +120,8 @@ def _cached_report(artifact: str) -> CompileReport | None:
         report = read_report(artifact)
         if report is None:
             return None
-        _reports.clear()
+        if len(_reports) >= MAX_REPORTS:
+            _reports.clear()
         _reports[artifact] = report
     return _reports[artifact]
 

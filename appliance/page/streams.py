@@ -45,7 +45,7 @@ async def job_stream(source: PageSource, name: str, closing: asyncio.Event) -> A
     """Until the job has ended and all is told; else as cluster_stream."""
     shown: dict[str, str] = {}
     view = JobView()
-    artifact = ""
+    artifacts: list[str] = []
     ended_at = math.inf
     yield _begin()
     following = asyncio.create_task(_follow(source, name, view))
@@ -59,8 +59,8 @@ async def job_stream(source: PageSource, name: str, closing: asyncio.Event) -> A
             if complete and following.exception() is not None:
                 break  # the browser comes back, and gets all that is kept
             regions = dict(job_regions(job, view))
-            if job.artifact != artifact:
-                artifact = job.artifact
+            if job.artifacts != artifacts:
+                artifacts = list(job.artifacts)
                 regions.update(compile_regions(job))
             if changed := _changes(shown, regions):
                 yield _event("regions", changed)

@@ -170,19 +170,22 @@ def test_a_second_execution_follows_on_the_same_state(cluster: Any, client: Call
     cluster.until(lambda: cluster.free_nodes() == 4)
 
 
-def test_the_last_execution_is_told_with_its_artifact_and_all_steps(
+def test_the_last_execution_is_told_with_all_steps_and_the_artifacts_of_all(
     cluster: Any, client: Callable[..., Any], tmp_path: Path
 ) -> None:
     cluster.add(**FULL)
     one = client(compile_dir="mine")
     one.compile()
-    assert cluster.jobs()[0].artifact == ""
-    run(one, 3)
+    assert not cluster.jobs()[0].artifacts
+    one.compile("silent")
+    for artifact in ("artifact-good", "artifact-silent-placed", "artifact-good"):
+        run(one, 3, artifact=artifact)
     one.close()
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
     (job,) = cluster.jobs()
     assert (job.step, job.num_steps) == (3, 3)
-    assert job.artifact == str(tmp_path / "cache" / "mine" / "artifact-good")
+    folder = tmp_path / "cache" / "mine"
+    assert job.artifacts == [str(folder / "artifact-silent-placed"), str(folder / "artifact-good")]
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/etc", "a.b", "x" * 129, "a\n"])

@@ -94,7 +94,13 @@ def test_a_job_is_followed_to_its_end(
         tmp_path / "artifact", ["embed", HOSTILE, "a_name_that_is_longer_than_a_phone_is_wide." * 3]
     )
     job = make_job(
-        JOB, management_pb2.JOB_PHASE_RUNNING, nodes=nodes, artifact=artifact, labels=[HOSTILE], step=40, num_steps=400
+        JOB,
+        management_pb2.JOB_PHASE_RUNNING,
+        nodes=nodes,
+        artifacts=[artifact],
+        labels=[HOSTILE],
+        step=40,
+        num_steps=400,
     )
     source.job_list = [job]
     source.tell(JOB, *(scalar(step, math.exp(-step / 50)) for step in range(1, 41)))

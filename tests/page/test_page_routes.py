@@ -89,14 +89,37 @@ def test_the_cluster_shows_nodes_queue_and_jobs(source: FakeSource, client: Test
 def test_a_job_shows_its_state_and_its_compile_report(source: FakeSource, client: TestClient, tmp_path: Path) -> None:
     artifact = write_report(tmp_path / "artifact", ["embed", "h.0", "head"])
     nodes = lease(make_nodes(), JOB)
-    source.job_list = [make_job(JOB, management_pb2.JOB_PHASE_RUNNING, nodes=nodes, artifact=artifact, step=3)]
+    source.job_list = [make_job(JOB, management_pb2.JOB_PHASE_RUNNING, nodes=nodes, artifacts=[artifact], step=3)]
     answer = client.get(f"/jobs/{JOB}")
     words = Words(answer.text)
     assert "64 rows over 2 wafers" in words.text
     assert "h.0 781 KiB 391 KiB 4 ms 200" in words.text
     assert "predicted step 9.7 ms" in words.text
     assert words.attributes.count(("class", "region c1")) == 1
-    assert "Compile report" in client.get(f"/jobs/{JOB}/report").text
+    assert "Compile report" in client.get(f"/jobs/{JOB}/reports/0").text
+
+
+def test_training_and_evaluation_are_both_shown_by_name(source: FakeSource, client: TestClient, tmp_path: Path) -> None:
+    training = write_report(tmp_path / "training", ["embed", "head"])
+    evaluation = write_report(tmp_path / "evaluation", ["h.eval"], gradient_bytes=0)
+    (tmp_path / "evaluation" / "report.html").write_text("of the evaluation")
+    data = tmp_path / "evaluation" / "report.json"
+    data.write_text(data.read_text().replace("0.0097", "0.002"))
+    gone = str(tmp_path / "gone")
+    job = make_job(JOB, management_pb2.JOB_PHASE_RUNNING, artifacts=[training, gone, evaluation])
+    source.job_list = [job]
+    page = client.get(f"/jobs/{JOB}").text
+    words = Words(page)
+    assert words.tags.count("h3") == 4
+    assert words.text.index("Placement Training") < words.text.index("Evaluation") < words.text.index("Layers Training")
+    assert words.text.index("embed") < words.text.index("h.eval")
+    links = [value for name, value in words.attributes if name == "href" and "/reports/" in str(value)]
+    assert links == [f"/jobs/{JOB}/reports/0", f"/jobs/{JOB}/reports/2"]
+    assert client.get(str(links[1])).text == "of the evaluation"
+    assert client.get(f"/jobs/{JOB}/reports/3").status_code == 404
+    assert "predicted step 2 ms" in words.text  # of what runs
+    job.phase, job.ended = management_pb2.JOB_PHASE_SUCCEEDED, 1.0
+    assert "predicted step 9.7 ms" in Words(client.get(f"/jobs/{JOB}").text).text  # of what was trained
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", "[1]", '{"layers": 7, "totals": {}}', "[" * 5000])
@@ -105,9 +128,9 @@ def test_a_report_that_cannot_be_read_is_none(
 ) -> None:
     if content is not None:
         (tmp_path / "report.json").write_text(content)
-    source.job_list = [make_job(JOB, management_pb2.JOB_PHASE_RUNNING, artifact=str(tmp_path))]
+    source.job_list = [make_job(JOB, management_pb2.JOB_PHASE_RUNNING, artifacts=[str(tmp_path)])]
     assert "Nothing is compiled yet." in client.get(f"/jobs/{JOB}").text
-    assert client.get(f"/jobs/{JOB}/report").status_code == 404
+    assert client.get(f"/jobs/{JOB}/reports/0").status_code == 404
 
 
 def test_prometheus_hears_whom_to_ask(source: FakeSource, client: TestClient) -> None:
@@ -165,7 +188,7 @@ def test_hostile_names_stay_text(source: FakeSource, client: TestClient, tmp_pat
     hostile = {"user": HOSTILE, "host": HOSTILE, "labels": [HOSTILE], "message": HOSTILE, "waiting_for": HOSTILE}
     artifact = write_report(tmp_path / "artifact", [HOSTILE])
     source.job_list = [
-        make_job(name, ended, nodes=nodes, ended=1.0, artifact=artifact, **hostile),
+        make_job(name, ended, nodes=nodes, ended=1.0, artifacts=[artifact], **hostile),
         make_job(name, management_pb2.JOB_PHASE_QUEUED, queue_position=1, **hostile),
         make_job(name, management_pb2.JOB_PHASE_RUNNING, **hostile),
     ]

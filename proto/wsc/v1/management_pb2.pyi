@@ -191,7 +191,7 @@ class JobInfo(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
-    ARTIFACT_FIELD_NUMBER: _builtins.int
+    ARTIFACTS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: Global___JobPhase.ValueType
     message: _builtins.str
@@ -216,13 +216,15 @@ class JobInfo(_message.Message):
     started: _builtins.float
     """when it got its nodes"""
     ended: _builtins.float
-    artifact: _builtins.str
-    """folder of its last execution's compile report, where management runs; empty: none yet"""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeInfo]:
         """that it holds, or held until its end"""
+
+    @_builtins.property
+    def artifacts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """folders of compile reports of its executions, where management runs; the last one's last"""
 
     def __init__(
         self,
@@ -245,11 +247,11 @@ class JobInfo(_message.Message):
         created: _builtins.float = ...,
         started: _builtins.float = ...,
         ended: _builtins.float = ...,
-        artifact: _builtins.str = ...,
+        artifacts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "artifact", b"artifact", "coordinator", b"coordinator", "created", b"created", "ended", b"ended", "host", b"host", "job", b"job", "labels", b"labels", "message", b"message", "nodes", b"nodes", "num_csx", b"num_csx", "num_steps", b"num_steps", "phase", b"phase", "priority", b"priority", "queue_position", b"queue_position", "started", b"started", "step", b"step", "user", b"user", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "artifacts", b"artifacts", "coordinator", b"coordinator", "created", b"created", "ended", b"ended", "host", b"host", "job", b"job", "labels", b"labels", "message", b"message", "nodes", b"nodes", "num_csx", b"num_csx", "num_steps", b"num_steps", "phase", b"phase", "priority", b"priority", "queue_position", b"queue_position", "started", b"started", "step", b"step", "user", b"user", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -703,13 +705,15 @@ class JobReport(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
-    ARTIFACT_FIELD_NUMBER: _builtins.int
+    ARTIFACTS_FIELD_NUMBER: _builtins.int
     phase: Global___JobPhase.ValueType
     message: _builtins.str
     step: _builtins.int
     num_steps: _builtins.int
-    artifact: _builtins.str
-    """the key of the plan that its last execution has"""
+    @_builtins.property
+    def artifacts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the keys of its executions' plans, each once, and not too many; the last one's last"""
+
     def __init__(
         self,
         *,
@@ -717,11 +721,11 @@ class JobReport(_message.Message):
         message: _builtins.str = ...,
         step: _builtins.int = ...,
         num_steps: _builtins.int = ...,
-        artifact: _builtins.str = ...,
+        artifacts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "message", b"message", "num_steps", b"num_steps", "phase", b"phase", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "message", b"message", "num_steps", b"num_steps", "phase", b"phase", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
