@@ -14,17 +14,11 @@ _NOUNS = {
     node_pb2.ROLE_MEMORYX: "MemoryX node",
     node_pb2.ROLE_SWARMX: "SwarmX node",
 }
-_MEMBERS = {
-    node_pb2.ROLE_MEMORYX: "memoryx",
-    node_pb2.ROLE_SWARMX: "swarmx",
-    node_pb2.ROLE_WORKER: "worker",
-    node_pb2.ROLE_WAFER: "wafer",
-}
 
 
 def role_name(role: "node_pb2.Role.ValueType") -> str:
     """Such as "wafer"."""
-    return _MEMBERS[role]
+    return node_pb2.Role.Name(role).removeprefix("ROLE_").lower()
 
 
 def member_name(role: "node_pb2.Role.ValueType", index: int) -> str:

@@ -26,6 +26,7 @@ class Layer:
     streamed_bytes: int
     gradient_bytes: int
     seconds: float  # predicted
+    backward_seconds: float  # of these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +53,8 @@ class CompileReport:
 
     @property
     def name(self) -> str:
-        """What its executions do."""
-        return "training" if any(layer.gradient_bytes for layer in self.layers) else "evaluation"
+        """What its executions do: there is a backward pass, or none."""
+        return "training" if any(layer.backward_seconds for layer in self.layers) else "evaluation"
 
     def drawing(self) -> str:
         """The floor plan as SVG; empty where there is none."""
@@ -115,6 +116,7 @@ def _layer(data: Mapping[str, Any]) -> Layer:
         streamed_bytes=int(data["streamed_bytes"]),
         gradient_bytes=int(data["gradient_bytes"]),
         seconds=float(data["forward_seconds"]) + float(data["backward_seconds"]),
+        backward_seconds=float(data["backward_seconds"]),
     )
 
 

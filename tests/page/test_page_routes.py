@@ -101,7 +101,7 @@ def test_a_job_shows_its_state_and_its_compile_report(source: FakeSource, client
 
 def test_training_and_evaluation_are_both_shown_by_name(source: FakeSource, client: TestClient, tmp_path: Path) -> None:
     training = write_report(tmp_path / "training", ["embed", "head"])
-    evaluation = write_report(tmp_path / "evaluation", ["h.eval"], gradient_bytes=0)
+    evaluation = write_report(tmp_path / "evaluation", ["h.eval"], backward_seconds=0)
     (tmp_path / "evaluation" / "report.html").write_text("of the evaluation")
     data = tmp_path / "evaluation" / "report.json"
     data.write_text(data.read_text().replace("0.0097", "0.002"))
