@@ -66,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s")
     cluster_ends_too = options.announce_fd is not None
     over: queue.SimpleQueue[bool] = queue.SimpleQueue()  # whether to end the jobs; a put is safe in a signal handler
-    settings = ManagementSettings(cache_root=options.cache_root.absolute(), gateway=options.gateway)
+    settings = ManagementSettings(
+        cache_root=options.cache_root.absolute(), gateway=options.gateway, jobs_outlive=not cluster_ends_too
+    )
     service = ManagementService(settings, lambda: over.put(True))
     server = make_server()
     try:

@@ -1,6 +1,9 @@
-"""Where processes keep what they need not make twice."""
+"""Where processes keep what they need not make twice, and what they do where there is no room."""
 
+import contextlib
 import os
+import secrets
+import shutil
 from pathlib import Path
 
 CACHE_VARIABLE = "WAFERBOX_CACHE"
@@ -12,3 +15,29 @@ def cache_root() -> Path:
     if named:
         return Path(named).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "waferbox"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file, under another name until all of it is on the disk. Raises OSError, and leaves nothing then."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def why_not_kept(folder: Path, nbytes: int, reason: str | None) -> str:
+    """For the user whose files a folder did not take: which folder, why, what it has room for, and the way out."""
+    existing = next(place for place in (folder, *folder.parents) if place.is_dir())
+    free = shutil.disk_usage(existing).free
+    return (
+        f"{folder}: {reason or 'not writable'} ({nbytes / 1e6:.2f} MB are needed, {free / 1e6:.2f} MB are free). "
+        f"Make room there, or start the cluster with {CACHE_VARIABLE} set to another folder"
+    )

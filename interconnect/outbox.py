@@ -1,7 +1,8 @@
 """What a node sends to the coordinator of its job: answers, and beside them its log and its reports.
 
-Answers are sent in order, all of them. Log records are sent in lots, errors at once; where they come faster than they
-go, the oldest give way, and it is said how many. The thread that sends is the one that notices that a report is due.
+Answers are sent in order, all of them. Log records are sent in lots, errors and advice at once; where they come faster
+than they go, the oldest give way, and it is said how many. The thread that sends is the one that notices that a report
+is due.
 """
 
 import threading
@@ -9,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from interconnect.advice import is_advice
 from wsc.v1 import node_pb2, observation_pb2
 
 LOT_SECONDS = 1.0
@@ -25,7 +27,7 @@ class EventLot:
         self._node = node
         self._events: deque[observation_pb2.JobEvent] = deque(maxlen=MAX_EVENTS)
         self._dropped = 0
-        self.urgent = False  # an error is among them
+        self.urgent = False  # an error, or advice, is among them
 
     def __len__(self) -> int:
         return len(self._events)
@@ -33,7 +35,7 @@ class EventLot:
     def add(self, event: observation_pb2.JobEvent) -> None:
         self._dropped += len(self._events) == MAX_EVENTS
         self._events.append(event)
-        self.urgent |= event.log.level >= ERROR
+        self.urgent |= event.log.level >= ERROR or is_advice(event.log.logger)
 
     def events(self) -> observation_pb2.JobEvents:
         """All of them."""

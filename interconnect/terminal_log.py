@@ -3,6 +3,8 @@
 import logging
 import os
 
+from interconnect.advice import is_advice
+
 LEVEL_VARIABLE = "WAFERBOX_LOG_LEVEL"  # the least that is said there; the log of a job has all from info
 _FORMAT = "%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s"
 
@@ -22,6 +24,8 @@ def set_up_logging() -> None:
         raise SystemExit(f"{LEVEL_VARIABLE}={name}: a level is one of debug, info, warning, error and critical")
     terminal = logging.StreamHandler()
     terminal.setLevel(level)
+    # Advice comes to a terminal through the job, which may be this one.
+    terminal.addFilter(lambda record: not is_advice(record.name))
     logging.basicConfig(level=logging.WARNING, format=_FORMAT, handlers=[terminal])
     for package in _PACKAGES:
         logging.getLogger(package).setLevel(min(level, logging.INFO))

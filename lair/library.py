@@ -7,6 +7,7 @@ import platform
 import secrets
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from lair.cpp import source_of
 from lair.program import LoopKernel
 
 COMPILE_SECONDS = 60.0
+# More than a compiler writes on its way to a library, for any source and for each character of it.
+_ROOM_BYTES, _ROOM_BYTES_OF_CHARACTER = 1 << 20, 64
 # Rounding stays that of separate operations; no number is assumed to be finite.
 _OPTIONS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math"),
@@ -30,23 +33,28 @@ class NotBuilt(Exception):
     """There is no compiled kernel, and the text says why; torch's own calls do the same work."""
 
 
+class NotWritable(NotBuilt):
+    """The folder does not take what would be built, so another may."""
+
+    def __init__(self, reason: str, nbytes: int) -> None:
+        """nbytes: room that is needed."""
+        super().__init__(reason)
+        self.nbytes = nbytes
+
+
 def build(kernels: Sequence[LoopKernel], folder: Path) -> list[Function]:
     """The kernels as functions, from the folder or compiled into it.
 
     Raises:
         NotBuilt: no compiler, or one that fails; or somebody else could have written to the folder.
+        NotWritable: the folder cannot be made or written, or its disk is full.
     """
     if not kernels:
         return []
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise NotBuilt("there is no C++ compiler (install g++, or name one in CXX)")
-    source = source_of(kernels)
-    _make_private(folder)
-    key = hashlib.sha256("\0".join([source, compiler, *_OPTIONS, _processor()]).encode()).hexdigest()[:_SUM_CHARACTERS]
-    library = _find(folder, key)
-    if library is None:
-        library = _compile(compiler, source, folder, key)
+    library = _library(compiler, source_of(kernels), folder)
     try:
         loaded = ctypes.CDLL(str(library))
     except OSError as error:
@@ -60,6 +68,21 @@ def build(kernels: Sequence[LoopKernel], folder: Path) -> list[Function]:
     return functions
 
 
+def _library(compiler: str, source: str, folder: Path) -> Path:
+    """Found in the folder, or compiled into it."""
+    key = hashlib.sha256("\0".join([source, compiler, *_OPTIONS, _processor()]).encode()).hexdigest()[:_SUM_CHARACTERS]
+    needed = _ROOM_BYTES + _ROOM_BYTES_OF_CHARACTER * len(source)
+    try:
+        _make_private(folder)
+        library = _find(folder, key)
+        if library is None:
+            _check_room(folder, needed)
+            library = _compile(compiler, source, folder, key)
+    except OSError as error:
+        raise NotWritable(error.strerror or str(error), needed) from error
+    return library
+
+
 def _processor() -> str:
     """What -march=native means here."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
@@ -70,13 +93,16 @@ def _processor() -> str:
 
 
 def _make_private(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError as error:
-        raise NotBuilt(f"{folder} cannot be made: {error}") from error
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise NotBuilt(f"others can write to {folder}; make it private (chmod 700)")
+
+
+def _check_room(folder: Path, nbytes: int) -> None:
+    """Raises OSError. What a compiler says when the disk is full does not name the disk."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, nbytes)
 
 
 def _find(folder: Path, key: str) -> Path | None:
@@ -98,22 +124,29 @@ def _compile(compiler: str, source: str, folder: Path, key: str) -> Path:
     text, made = stem.with_suffix(".cpp"), stem.with_suffix(".tmp")
     try:
         text.write_text(source, encoding="utf-8")
-        done = subprocess.run(
-            [compiler, *_OPTIONS, "-o", made, text],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=COMPILE_SECONDS,
-            check=False,
-        )
-        if done.returncode:
-            first = done.stderr.decode(errors="replace").strip().partition("\n")[0]
-            raise NotBuilt(f"{compiler} failed: {first}")
+        _run([compiler, *_OPTIONS, "-o", str(made), str(text)], folder)
         library = folder / _name(key, made.read_bytes())
         made.rename(library)
         return library
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotBuilt(f"{compiler} cannot be run: {error}") from error
     finally:
         for left in (text, made):
             with suppress(OSError):
                 left.unlink(missing_ok=True)
+
+
+def _run(command: Sequence[str], folder: Path) -> None:
+    """Raises NotBuilt. The folder takes the compiler's temporary files too, so that it alone needs room."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=COMPILE_SECONDS,
+            check=False,
+            env={**os.environ, "TMPDIR": str(folder)},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotBuilt(f"{command[0]} cannot be run: {error}") from error
+    if done.returncode:
+        first = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+        raise NotBuilt(f"{command[0]} failed: {first}")

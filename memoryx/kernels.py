@@ -1,9 +1,10 @@
 """A kernel on MemoryX, bound to the buffers that its results go to."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from xdsl.dialects.builtin import ModuleOp
@@ -13,14 +14,14 @@ from cirh.kernel import Kernel
 from cirh.parser import parse_module
 from cirh.types import TensorInfo
 from cirh.verify import verify
+from interconnect.folders import why_not_kept
+from interconnect.advice import advise
 from interconnect.segment import Segment
 from lair.kernel import GeneratedKernel, generate
-from lair.library import NotBuilt
+from lair.library import NotBuilt, NotWritable
 
 Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 Buffers = Sequence[torch.Tensor | None]  # one for each result
-
-logger = logging.getLogger(__name__)
 
 
 class StateKernel:
@@ -83,12 +84,26 @@ def make_kernels(texts: Mapping[int, str], states: Segment, folder: Path) -> dic
     for number, text in texts.items():
         modules[number] = parse_module(text)
         verify(modules[number])
-    try:
-        generated = generate(modules, folder)
-    except NotBuilt as reason:
-        logger.warning("updates run operation by operation, at about a fifth of the speed: %s", reason)
-        generated = {}
+    generated = _generate(modules, folder)
     return {number: StateKernel(module, generated.get(number), states) for number, module in modules.items()}
+
+
+def _generate(modules: Mapping[int, ModuleOp], folder: Path) -> dict[int, GeneratedKernel]:
+    """The kernels that can be generated: kept in the folder, or else for this once."""
+    reason: NotBuilt | str
+    try:
+        return generate(modules, folder)
+    except NotWritable as error:
+        reason = why_not_kept(folder, error.nbytes, str(error))
+        # A library stays mapped when its file is gone.
+        with suppress(OSError, NotBuilt), TemporaryDirectory(prefix="waferbox-") as elsewhere:
+            generated = generate(modules, Path(elsewhere))
+            advise("kernels", f"Updates are compiled anew for each execution, as they cannot be kept in {reason}")
+            return generated
+    except NotBuilt as error:
+        reason = error
+    advise("kernels", f"Updates run operation by operation, at about a fifth of the speed: {reason}")
+    return {}
 
 
 def _buffers(states: Buffers, places: Buffers, results: Sequence[TensorInfo]) -> list[torch.Tensor]:

@@ -3,10 +3,7 @@
 Beside a plan, in a folder of its key: the report, and what the passes and stages made of the module.
 """
 
-import contextlib
 import hashlib
-import os
-import secrets
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +17,8 @@ from appliance.compiler.plan_check.check import PlanError, check_plan
 from appliance.compiler.report_builder import make_report
 from appliance.compiler.report_page import report_page
 from appliance.compiler.target import Target
-from interconnect.folders import cache_root
+from interconnect.folders import cache_root, why_not_kept, write_whole
+from interconnect.advice import advise
 from interconnect.version import __version__
 from wsc.v1 import plan_pb2
 
@@ -55,13 +53,36 @@ class ArtifactCache:
         if plan is not None:
             return key, plan, True
         beside = self._folder / key
-        plan = compile_module(text, target, lambda name, ir: _write(beside / f"{name}.mlir", ir.encode()))
+        writer = _Writer(self._folder)
+        plan = compile_module(text, target, lambda name, ir: writer.write(beside / f"{name}.mlir", ir.encode()))
         body = plan.SerializeToString(deterministic=True)
-        _write(path, _MAGIC + hashlib.sha256(body).digest() + body)
+        writer.write(path, _MAGIC + hashlib.sha256(body).digest() + body)
         report = make_report(plan, key, machine_model(cache_root()))
-        _write(beside / REPORT_DATA, report.to_json().encode())
-        _write(beside / REPORT_PAGE, report_page(report).encode())
+        writer.write(beside / REPORT_DATA, report.to_json().encode())
+        writer.write(beside / REPORT_PAGE, report_page(report).encode())
+        writer.tell()
         return key, plan, False
+
+
+class _Writer:
+    """Writes the files of one compile. That a folder does not take them is told to the user, and fails nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._nbytes = 0  # of all files
+        self._error: OSError | None = None  # the last
+
+    def write(self, path: Path, content: bytes) -> None:
+        self._nbytes += len(content)
+        try:
+            write_whole(path, content)
+        except OSError as error:
+            self._error = error
+
+    def tell(self) -> None:
+        if self._error is not None:
+            why = why_not_kept(self._folder, self._nbytes, self._error.strerror)
+            advise("plan", f"The job goes on, but what was compiled for it cannot be kept in {why}")
 
 
 def load_plan(path: Path) -> plan_pb2.Plan | None:
@@ -83,18 +104,3 @@ def load_plan(path: Path) -> plan_pb2.Plan | None:
     except (DecodeError, PlanError):
         return None
     return plan
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Writes to a temporary name and renames; a folder that cannot be written is no reason to fail a compile."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import platform
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from xdsl.ir import Operation
 
 from appliance.compiler.flops import flops, is_product, moved_bytes
 from cirh import types
+from interconnect.folders import write_whole
 
 FILE: Final = "machine.json"
 _SIDE: Final = 512  # of the matrices that are multiplied
@@ -66,11 +66,8 @@ def machine_model(folder: Path) -> MachineModel:
         ):
             return kept
     model = _measure(name)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     with contextlib.suppress(OSError):  # it is measured again next time
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(dataclasses.asdict(model), indent=1))
-        temporary.replace(path)
+        write_whole(path, json.dumps(dataclasses.asdict(model), indent=1).encode())
     return model
 
 

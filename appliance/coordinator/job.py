@@ -48,7 +48,7 @@ class Job:
         self._changed = threading.Condition()
         self.verdict = Verdict(self._failed)
         self._crew = Crew(settings.job, request, management, listener, self._responded, self._node_lost)
-        self.observation = Observation(management.tell, self._crew.send_all)
+        self.observation = Observation(management.tell, self._crew.send_all, self._advise)
         self._ready = False
         self._plans: dict[str, plan_pb2.Plan] = {}
         self._artifacts: dict[bytes, str] = {}  # by what was asked for
@@ -318,6 +318,9 @@ class Job:
     def queued(self, status: management_pb2.QueueStatus) -> None:
         """The job has another place in the queue."""
         self._news.put(coordinator_pb2.SessionResponse(queue=status))
+
+    def _advise(self, advice: str) -> None:
+        self._news.put(coordinator_pb2.SessionResponse(advice=advice))
 
     def lease_lost(self, node: management_pb2.NodeInfo) -> None:
         """Management has lost a node."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from appliance.coordinator.topology import COORDINATOR, Member
 from appliance.coordinator.tracing import Tracing
 from appliance.job_history import KINDS, JobHistory, lots
+from interconnect.advice import is_advice
 from interconnect.node_report import process_report
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
@@ -22,9 +23,18 @@ class Observation:
         self,
         send: Callable[[management_pb2.CoordinateRequest], bool],
         command: Callable[[node_pb2.AttachRequest], int],
+        advise: Callable[[str], None],
     ) -> None:
-        """send: to the management service; False if it is away. command: to all nodes; returns how many they are."""
+        """What is seen goes to others.
+
+        Args:
+            send: to the management service; False if it is away.
+            command: to all nodes; returns how many they are.
+            advise: to the client's user.
+        """
         self._send = send
+        self._advise = advise
+        self._advised: set[str] = set()  # loggers
         self._lock = threading.Lock()
         self._kept = JobHistory()
         self._waiting: deque[observation_pb2.JobEvent] = deque(maxlen=MAX_WAITING)
@@ -105,5 +115,9 @@ class Observation:
         with self._lock:
             self._kept.add([event])
             self._waiting.append(event)
-        if event.log.level >= ERROR:
+            new = is_advice(event.log.logger) and event.log.logger not in self._advised
+            self._advised.update([event.log.logger] if new else [])
+        if new:
+            self._advise(event.log.message)
+        if new or event.log.level >= ERROR:
             self.flush()

@@ -11,6 +11,8 @@ import os
 import secrets
 from pathlib import Path
 
+from interconnect.folders import why_not_kept
+
 KEY_FILE = "management.key"
 _KEY_BYTES = 32
 
@@ -20,13 +22,15 @@ logger = logging.getLogger(__name__)
 class JobTokens:
     """The tokens under one key."""
 
-    def __init__(self, folder: Path) -> None:
-        """folder: takes the key, if it has none. Where it cannot, the tokens are good until this process ends."""
-        try:
-            self._key = _key_in(folder)
-        except OSError as error:
-            logger.warning("jobs will not outlive this management service: its key cannot be kept: %s", error)
-            self._key = secrets.token_bytes(_KEY_BYTES)
+    def __init__(self, folder: Path | None) -> None:
+        """folder: takes the key, if it has none. Without one that does, the tokens are good until this process ends."""
+        self._key = secrets.token_bytes(_KEY_BYTES)
+        if folder is not None:
+            try:
+                self._key = _key_in(folder)
+            except OSError as error:
+                why = why_not_kept(folder, _KEY_BYTES, error.strerror)
+                logger.warning("jobs will end with this management service, as its key cannot be kept in %s", why)
 
     def token(self, job: str) -> str:
         return hmac.digest(self._key, job.encode(), "sha256").hex()
@@ -41,6 +45,8 @@ def _key_in(folder: Path) -> bytes:
     path = folder / KEY_FILE
     fresh = folder / f"{KEY_FILE}.{secrets.token_hex(8)}"
     try:
+        if path.exists() and path.stat().st_size != _KEY_BYTES:
+            path.unlink()  # damaged
         if not path.exists():
             with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(secrets.token_bytes(_KEY_BYTES))
@@ -48,7 +54,4 @@ def _key_in(folder: Path) -> bytes:
                 os.link(fresh, path)  # whole, and the first to come
     finally:
         fresh.unlink(missing_ok=True)
-    key = path.read_bytes()
-    if len(key) != _KEY_BYTES:
-        raise OSError(f"{path} is not a key of {_KEY_BYTES} bytes: remove it")
-    return key
+    return path.read_bytes()

@@ -37,9 +37,10 @@ MAX_WAIT_SECONDS = 10.0  # of a ListNodes call
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagementSettings:
-    cache_root: Path  # artifacts of the compiler lie below it
+    cache_root: Path  # artifacts of the compiler lie below it; also takes the key of the tokens
     lease_seconds: float = 5.0  # a node that says nothing for so long is lost
     gateway: bool = False  # clients reach the other processes through this one
+    jobs_outlive: bool = True  # a management service that follows this one may take over its jobs
 
 
 class ManagementService(management_pb2_grpc.ManagementServicer):
@@ -50,7 +51,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         self._settings = settings
         self._registry = NodeRegistry(settings.lease_seconds, self._node_lost)
         self._jobs = JobTable()
-        self._tokens = JobTokens(settings.cache_root)
+        self._tokens = JobTokens(settings.cache_root if settings.jobs_outlive else None)
         self._coordinations: dict[str, Coordination] = {}
         self._lock = threading.Lock()
         self.observation = ObservationService(self._jobs, self._coordinations.get)

@@ -13,6 +13,7 @@ from appliance import job_history
 from appliance.coordinator.scalars import ScalarSampler
 from appliance.job_history import KINDS, JobHistory, TooSlow
 from interconnect import outbox
+from interconnect.advice import advise
 from interconnect.node_job import JobContext
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 from wsc.v1.observation_pb2 import JobEvent, LogRecord, NodeReport, Scalar, Span, TraceJobRequest, WatchJobRequest
@@ -113,6 +114,26 @@ def test_the_first_cause_is_the_last_line_of_the_log(cluster: Any, client: Calla
     assert verdict == seen[-1].log
     assert (verdict.message, verdict.level) == (failure.message, logging.ERROR)
     assert any("the user's\ntraceback" in event.log.message for event in seen)
+
+
+def test_advice_reaches_the_client_once_whoever_gives_it(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    running = Running(cluster, client, 3)
+
+    def say(context: JobContext, step: int) -> None:
+        advise("disk", f"no room on the disk of {context.node}")
+        advise("network", "a slow network")
+
+    cluster.behaviour.on_step["wafer-0"] = cluster.behaviour.on_step["memoryx-0"] = say
+    running.go(3)
+    kinds = list(itertools.islice(running.client.session, 3))
+    assert kinds[0].WhichOneof("kind") == "ready"
+    assert sorted(response.advice for response in kinds[1:]) in (
+        ["a slow network", "no room on the disk of memoryx-0"],
+        ["a slow network", "no room on the disk of wafer-0"],
+    )
+    cluster.stub.CancelJob(management_pb2.CancelJobRequest(job=running.job))
+    assert [response.WhichOneof("kind") for response in running.client.session] == ["failure"]
 
 
 def test_a_trace_is_of_the_same_steps_on_all_nodes(cluster: Any, client: Callable[..., Any]) -> None:

@@ -108,6 +108,8 @@ class Job:
                         self._log_queue(response.queue)
                     case "ready":
                         self._ready.set()
+                    case "advice":
+                        logger.warning("%s", response.advice)
         except grpc.RpcError as error:
             if not self._closed and self._failure is None:
                 self._failure = self._coordinator_lost(error)

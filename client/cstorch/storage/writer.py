@@ -1,8 +1,10 @@
 """Writing a checkpoint: tensor by tensor to a temporary name, made durable, then given its name."""
 
+import io
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +32,7 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
 
     Raises:
         FileExistsError: there is a file at `ckpt_path`; checkpoints are never overwritten.
+        OSError: it cannot be written, for instance because the disk is full; nothing of it is left.
         TypeError: a leaf has a type that a checkpoint cannot hold.
         ValueError: two leaves have the same key.
     """
@@ -41,21 +44,64 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        # libver: attributes of more than 64 kB (the tree of a large model) need the layout of HDF5 1.8; older releases
-        # of the library, such as the real system's, cannot read what is newer.
-        with h5py.File(temporary, "x", libver=("v108", "v108")) as file:
-            _write_tree(file, state_dict)
-            file.flush()
-            file.attrs[layout.SUCCESS] = True
-        _sync(temporary)
+        with _Output(temporary) as output:
+            # libver: attributes of more than 64 kB (the tree of a large model) need the layout of HDF5 1.8; older
+            # releases of the library, such as the real system's, cannot read what is newer.
+            with h5py.File(output, "w", libver=("v108", "v108")) as file:
+                _write_tree(file, output, state_dict)
+                file.flush()
+                file.attrs[layout.SUCCESS] = True
+            output.check()
+            os.fsync(output.fileno())
         temporary.rename(target)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            raise _not_saved(target, state_dict, error) from None
         raise
     _sync(target.parent)
 
 
-def _write_tree(file: h5py.File, obj: Any) -> None:
+class _Output(io.FileIO):
+    """The file below HDF5, which never hears that a write failed.
+
+    HDF5 cannot close a file that it cannot write: it keeps it open, says so thousands of times, and may crash the
+    process in the end. So what fails is remembered, and `check` raises it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "x+")
+        self._error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data).cast("B")
+        nbytes = len(left)
+        try:
+            while len(left) and self._error is None:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self._error = error
+        return nbytes
+
+    def check(self) -> None:
+        """Raises OSError."""
+        if self._error is not None:
+            raise self._error
+
+
+def _not_saved(target: Path, state_dict: Any, error: OSError) -> OSError:
+    leaves = [leaf for leaf in pytree.tree_leaves(state_dict) if isinstance(leaf, torch.Tensor | np.ndarray)]
+    needed = sum({_identity(leaf): leaf.nbytes for leaf in leaves}.values())
+    free = shutil.disk_usage(target.parent).free
+    return OSError(
+        error.errno,
+        f"{error.strerror}: the checkpoint needs at least {needed / 1e6:.2f} MB, and {free / 1e6:.2f} MB are free. "
+        "Nothing of it is left; earlier ones are as they were",
+        str(target),
+    )
+
+
+def _write_tree(file: h5py.File, output: _Output, obj: Any) -> None:
     leaves, spec = pytree.tree_flatten_with_path(obj)
     file.attrs[layout.VERSION] = layout.FORMAT_VERSION
     file.attrs[layout.WRITER_VERSION] = __version__
@@ -69,6 +115,7 @@ def _write_tree(file: h5py.File, obj: Any) -> None:
         seen.add(key)
         linked = first_key.setdefault(_identity(leaf), key) if isinstance(leaf, torch.Tensor | np.ndarray) else key
         entry = _write_leaf(file, key, leaf) if linked == key else _link_to(linked)
+        output.check()
         node = {"type": "builtins.dict", "context": json.dumps([key]), "children_spec": [_LEAF]}
         tree = [{key: "*"}, json.dumps([1, node])]
         described = {layout.SPEC: tree, layout.OBJECTS: [key], key + layout.METADATA: entry}

@@ -66,6 +66,9 @@ class SessionResponse(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     QUEUE_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
+    advice: _builtins.str
+    """what the user should know, although the job goes on"""
     @_builtins.property
     def failure(self) -> _node_pb2.Failure:
         """the last"""
@@ -80,12 +83,13 @@ class SessionResponse(_message.Message):
         failure: _node_pb2.Failure | None = ...,
         queue: _management_pb2.QueueStatus | None = ...,
         ready: Global___JobReady | None = ...,
+        advice: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "kind", b"kind", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "failure", b"failure", "kind", b"kind", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "kind", b"kind", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "failure", b"failure", "kind", b"kind", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["failure", "queue", "ready"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["failure", "queue", "ready", "advice"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
