@@ -7,71 +7,25 @@ wafer. What MemoryX's host sends over its link while steps go by, against what t
 """
 
 import argparse
-import contextlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
+from benchmarks.by_hand import cluster_by_hand
 from benchmarks.network import Host, hosts
+from benchmarks.runs import ENVIRONMENT
 
 RATE: Final = "1gbit"
 LINK_BYTES_PER_SECOND: Final = 125e6
-PORT: Final = 9000
 LAYERS, WIDTH, BATCH = 24, 768, 32
 WARM_STEPS: Final = 5
 MEASURED_STEPS: Final = 20
-START_SECONDS: Final = 60.0
 END_SECONDS: Final = 10.0
-
-
-@contextlib.contextmanager
-def cluster(places: Sequence[tuple[str, Host]], folder: Path) -> Iterator[str]:
-    """Management on the first host and the given roles on theirs; yields its address, from any of them.
-
-    Args:
-        places: module and host of each role.
-        folder: takes logs and artifacts.
-    """
-    management = f"{places[0][1].address}:{PORT}"
-    variables = {**os.environ, "WAFERBOX_CACHE": str(folder / "cache"), "OMP_WAIT_POLICY": "PASSIVE"}
-    with contextlib.ExitStack() as stack:
-        log = stack.enter_context((folder / "roles.log").open("wb"))
-
-        def start(host: Host, *words: str, announce: IO[bytes] | None = None) -> None:
-            process = subprocess.Popen(
-                host.command(sys.executable, "-m", *words),
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stderr=log,
-                pass_fds=[] if announce is None else [announce.fileno()],
-            )
-            for end in (process.kill, lambda: process.wait(END_SECONDS), process.terminate):
-                stack.callback(end)
-
-        for number, (module, host) in enumerate(places):
-            if number == 0:
-                start(host, module, "--listen", management)
-            else:
-                start(host, module, "--management", management, "--listen", f"{host.address}:0")
-        wait_for_nodes(places[0][1], management, len(places) - 1, folder)
-        yield management
-
-
-def wait_for_nodes(host: Host, management: str, count: int, folder: Path) -> None:
-    """Until so many nodes are registered."""
-    deadline = time.monotonic() + START_SECONDS
-    command = host.command(sys.executable, "-m", "waferbox", "status", "--management", management)
-    while True:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
-        if done.stdout.count(" free ") >= count:
-            return
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{done.stdout}{done.stderr}\n{(folder / 'roles.log').read_text()}")
 
 
 def run(host: Host, management: str, command: Sequence[str], **variables: str) -> subprocess.Popen[str]:
@@ -89,8 +43,9 @@ def run(host: Host, management: str, command: Sequence[str], **variables: str) -
 def measure() -> tuple[float, float]:
     """Bytes per second that MemoryX's host sends while steps go by, and steps per second."""
     with hosts(3, RATE) as (first, second, third), tempfile.TemporaryDirectory() as name:
-        places = [("appliance", first), ("memoryx", second), ("swarmx", second), ("workers", second), ("wafer", third)]
-        with cluster(places, Path(name)) as management:
+        places = [("memoryx", second), ("swarmx", second), ("workers", second), ("wafer", third)]
+        variables = {**os.environ, **ENVIRONMENT, "WAFERBOX_CACHE": f"{name}/cache"}
+        with cluster_by_hand(first, places, variables, Path(name) / "roles.log") as management:
             script = run(first, management, ["-m", "benchmarks.hosts", "script", "--folder", name])
             assert script.stdout is not None
             seen: list[tuple[float, int]] = []

@@ -20,14 +20,14 @@ class NoNetwork(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A namespace with one link."""
+    """A namespace with one link; or, without a name, where we are."""
 
     namespace: str
     address: str  # without a port
 
     def command(self, *words: str) -> list[str]:
         """What runs a command on the host."""
-        return ["ip", "netns", "exec", self.namespace, *words]
+        return ["ip", "netns", "exec", self.namespace, *words] if self.namespace else [*words]
 
     def sent_bytes(self) -> int:
         """What has left the host over its link."""
@@ -36,6 +36,9 @@ class Host:
             self.command("cat", path), capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True
         )
         return int(done.stdout)
+
+
+HERE: Final = Host(namespace="", address="127.0.0.1")
 
 
 @contextlib.contextmanager

@@ -18,6 +18,8 @@ from typing import TypeAlias
 import grpc
 import psutil
 
+from benchmarks import by_hand
+from benchmarks.network import HERE, Host
 from interconnect.descriptors import readable
 from interconnect.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
@@ -148,39 +150,13 @@ def running_cluster(folder: Path, cache: Path, *options: str, **roles: int) -> I
 
 
 @contextlib.contextmanager
-def cluster_by_hand(folder: Path, cache: Path, *management_arguments: str, **roles: int) -> Iterator[str]:
-    """The management address of a cluster of which each process is started alone, by `python -m ROLE`."""
+def cluster_by_hand(
+    folder: Path, cache: Path, places: Sequence[tuple[str, Host]], *management_arguments: str, host: Host = HERE
+) -> Iterator[str]:
+    """The management address of a cluster of which each process is started alone, and of which nothing is left."""
     surroundings = Surroundings(folder, cache)
-    with contextlib.ExitStack() as stack:
-        log = stack.enter_context((folder / "roles.log").open("wb"))
-
-        def start(module: str, *arguments: str, fds: Sequence[int] = ()) -> None:
-            command = [sys.executable, "-m", module, *arguments]
-            variables = surroundings.variables()
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=variables, pass_fds=fds)
-            for end in (process.kill, lambda: process.wait(END_SECONDS), process.terminate):
-                stack.callback(end)
-
-        reader, writer = os.pipe()
-        announcement = stack.enter_context(open(reader, encoding="utf-8"))
-        try:
-            own = ["--listen", "127.0.0.1:0", "--announce-fd", str(writer)]
-            start("appliance", *own, *management_arguments, fds=[writer])
-        finally:
-            os.close(writer)
-        management: str = json.loads(announcement.readline())["management"]
-        for role, count in roles.items():
-            for _ in range(count):
-                start(role, "--management", management)
-        with make_channel(management) as channel:
-            stub = management_pb2_grpc.ManagementStub(channel)
-            everybody = sum(roles.values())
-            request = management_pb2.ListNodesRequest(at_least=everybody, wait_seconds=1.0)
-            wait_for(
-                lambda: len(stub.ListNodes(request, timeout=START_SECONDS).nodes) == everybody,
-                START_SECONDS,
-                lambda: (folder / "roles.log").read_text(),
-            )
+    log = folder / "roles.log"
+    with by_hand.cluster_by_hand(host, places, surroundings.variables(), log, management_arguments) as management:
         yield management
     surroundings.assert_nothing_left()
 
@@ -195,14 +171,16 @@ class RunningScript:
         arguments: Sequence[object],
         management: str | None,
         variables: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
+        """prefix: the words before the command, of one that runs it somewhere else."""
         self.surroundings = surroundings
         self._output = surroundings.folder / "output"
         self._errors = surroundings.folder / "errors"
         address = {} if management is None else {"WAFERBOX_MANAGEMENT": management}
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, str(script), *map(str, arguments)],
+                [*prefix, sys.executable, str(script), *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,

@@ -1,7 +1,7 @@
 """A cluster for each process that runs tests, and scripts on it."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -31,13 +31,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[R
 
 @pytest.fixture
 def start_script(tmp_path: Path, cache: Path) -> Iterator[StartScript]:
-    """start_script(path, *arguments, management=None | address, **variables): nothing of them may be left."""
+    """start_script(path, *arguments, management=None | address, prefix=(), **variables); nothing may be left."""
     numbers = count()
     with ExitStack() as stack:
 
-        def start(script: Path, *arguments: object, management: str | None, **variables: str) -> RunningScript:
+        def start(
+            script: Path,
+            *arguments: object,
+            management: str | None,
+            prefix: Sequence[str] = (),
+            **variables: str,
+        ) -> RunningScript:
             surroundings = Surroundings(tmp_path / f"script{next(numbers)}", cache)
-            started = RunningScript(surroundings, script, arguments, management, variables)
+            started = RunningScript(surroundings, script, arguments, management, variables, prefix)
             stack.callback(surroundings.assert_nothing_left)
             stack.callback(started.close)
             return started

@@ -8,6 +8,8 @@ import pytest
 from cluster_rig import SCRIPTS, StartScript, cluster_by_hand
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from benchmarks.network import HERE
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]  # a test runs up to three pairs of scripts
@@ -18,7 +20,8 @@ Arguments = Sequence[object]
 @pytest.fixture(scope="module")
 def management(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("by_hand") / "own"
-    with cluster_by_hand(folder, cache, memoryx=1, swarmx=1, wafer=2, workers=2) as management:
+    places = [(role, HERE) for role in ("memoryx", "swarmx", "wafer", "wafer", "workers", "workers")]
+    with cluster_by_hand(folder, cache, places) as management:
         yield management
 
 

@@ -7,15 +7,16 @@ import psutil
 import pytest
 from cluster_rig import StartScript, cluster_by_hand, wait_for
 
+from benchmarks.network import HERE
+
 TRAIN = Path(__file__).parents[2] / "examples" / "fc_digits" / "train.py"
 
 pytestmark = pytest.mark.cluster
 
 
 def test_a_script_trains_and_saves_through_the_gateway(start_script: StartScript, cache: Path, tmp_path: Path) -> None:
-    with cluster_by_hand(
-        tmp_path / "cluster", cache, "--gateway", memoryx=1, swarmx=1, workers=1, wafer=1
-    ) as management:
+    places = [(role, HERE) for role in ("memoryx", "swarmx", "workers", "wafer")]
+    with cluster_by_hand(tmp_path / "cluster", cache, places, "--gateway") as management:
         arguments = ["--num-csx", 1, "--num-steps", 20, "--checkpoint-steps", 10, "--model-dir", tmp_path / "model"]
         # Within one host, links would be sockets that are no ports.
         script = start_script(TRAIN, *arguments, management=management, WAFERBOX_LANE="grpc")

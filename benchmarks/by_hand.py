@@ -1,0 +1,91 @@
+"""A cluster of which each process is started alone, by `python -m ROLE`, on the host that it is meant for."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks.network import Host
+from interconnect.descriptors import readable
+from interconnect.server import make_channel
+from wsc.v1 import management_pb2, management_pb2_grpc
+
+ROOT: Final = Path(__file__).parents[1]
+START_SECONDS: Final = 60.0
+END_SECONDS: Final = 15.0
+
+
+@contextlib.contextmanager
+def cluster_by_hand(
+    host: Host,
+    places: Sequence[tuple[str, Host]],
+    variables: Mapping[str, str],
+    log: Path,
+    management_arguments: Sequence[str] = (),
+) -> Iterator[str]:
+    """The address of a management service, once all roles have registered there; none of them is left afterwards.
+
+    Args:
+        host: of the management service.
+        places: module and host of each role.
+        variables: the environment of all.
+        log: a file for what they say.
+        management_arguments: further ones.
+
+    Raises:
+        TimeoutError: somebody did not come; the message has the log.
+    """
+    with contextlib.ExitStack() as stack:
+        messages = stack.enter_context(log.open("wb"))
+
+        def start(place: Host, *words: str, fds: Sequence[int] = ()) -> None:
+            command = place.command(sys.executable, "-m", *words)
+            process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stderr=messages, pass_fds=fds)
+            for end in (process.kill, lambda: process.wait(END_SECONDS), process.terminate):
+                stack.callback(end)
+
+        reader, writer = os.pipe()
+        announcement = stack.enter_context(open(reader, encoding="utf-8"))
+        try:
+            own = ["--listen", f"{host.address}:0", "--announce-fd", str(writer)]
+            start(host, "appliance", *own, *management_arguments, fds=[writer])
+        finally:
+            os.close(writer)
+        line = announcement.readline() if readable([announcement], START_SECONDS) else ""
+        if not line:
+            raise TimeoutError(f"the management service did not start: {log.read_text()}")
+        management: str = json.loads(line)["management"]
+        for module, place in places:
+            start(place, module, "--management", management, "--listen", f"{place.address}:0")
+        _wait_for_nodes(host, management, len(places), variables, log)
+        yield management
+
+
+def _wait_for_nodes(host: Host, management: str, count: int, variables: Mapping[str, str], log: Path) -> None:
+    """Asked by a process on the host, which may be the only one that reaches the address."""
+    command = host.command(sys.executable, "-m", "benchmarks.by_hand", management, str(count))
+    waiting = subprocess.run(command, env=variables, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=2 * START_SECONDS)
+    if waiting.returncode:
+        raise TimeoutError(f"not all of {count} nodes came within {START_SECONDS:g} s: {log.read_text()}")
+
+
+def main() -> int:
+    """Waits until so many nodes are registered."""
+    management, count = sys.argv[1], int(sys.argv[2])
+    deadline = time.monotonic() + START_SECONDS
+    request = management_pb2.ListNodesRequest(at_least=count, wait_seconds=1.0)
+    with make_channel(management) as channel:
+        stub = management_pb2_grpc.ManagementStub(channel)
+        while time.monotonic() < deadline:
+            if len(stub.ListNodes(request, timeout=START_SECONDS).nodes) >= count:
+                return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
