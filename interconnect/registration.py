@@ -74,6 +74,9 @@ class Registration:
                 if self._closing.is_set():
                     return
                 code, details = (error.code(), error.details()) if isinstance(error, grpc.Call) else (None, str(error))
+                if code == grpc.StatusCode.UNIMPLEMENTED:
+                    self._on_refusal(f"what listens at {self._management} is no management service: check the port")
+                    return
                 if code in REFUSALS:
                     self._on_refusal(f"{self._management} refuses this node: {details}")
                     return

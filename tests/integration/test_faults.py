@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -55,11 +54,9 @@ def test_an_address_where_nobody_is_is_named_soon(start_script: StartScript) -> 
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
         script = start_script(FAULTS, "runs", "--artifacts", "artifacts", management=address)
-        begin = time.monotonic()
         assert script.wait() == 1
     assert f"no management service answers at {address} within 4 s" in message_of(script)
     assert "`waferbox up`" in message_of(script)
-    assert time.monotonic() - begin < 15.0  # most of it is the import of torch
 
 
 def test_a_missing_role_is_named_with_the_command_that_adds_one(
@@ -76,7 +73,7 @@ def test_a_missing_role_is_named_with_the_command_that_adds_one(
             )
             stack.callback(process.wait)
             stack.callback(process.terminate)
-        wait_for(lambda: len(cluster.nodes()) == 4, 30.0)
+        wait_for(lambda: len(cluster.nodes()) == 4)
         assert run(start_script, cluster, "runs").process.returncode == 0
 
 
@@ -121,11 +118,12 @@ def test_a_node_that_dies_is_named_and_the_others_can_be_used(
     process = fragile_cluster.process_at(victim.address)
     assert process.pid == victim.process_id
     process.kill()
-    assert script.wait(FAILURE_SECONDS) == 1
+    script.wait_for_error("NodeLostError: ", FAILURE_SECONDS)
+    assert script.wait() == 1
     message = message_of(script)
     assert message.startswith("cstorch.errors.NodeLostError: "), message
     assert re.search(rf"{name}\d* \(pid {victim.process_id} at {victim.address}\) died", message), message
-    wait_for(lambda: victim.address not in [node.address for node in fragile_cluster.nodes()], FAILURE_SECONDS)
+    wait_for(lambda: victim.address not in [node.address for node in fragile_cluster.nodes()])
     assert run(start_script, fragile_cluster, "runs", "--num-csx", 2).process.returncode == 0
 
 
@@ -135,10 +133,11 @@ def test_a_coordinator_that_dies_is_named_and_its_nodes_can_be_used(
     script = start_long(start_script, fragile_cluster)
     job = next(job for job in fragile_cluster.jobs() if job.coordinator)
     fragile_cluster.process_at(job.coordinator).kill()
-    assert script.wait(FAILURE_SECONDS) == 1
+    script.wait_for_error("NodeLostError: ", FAILURE_SECONDS)
+    assert script.wait() == 1
     message = message_of(script)
     assert f"NodeLostError: the coordinator of {job.job} at {job.coordinator} died" in message
-    wait_for(lambda: not any(node.job for node in fragile_cluster.nodes()), FAILURE_SECONDS)
+    wait_for(lambda: not any(node.job for node in fragile_cluster.nodes()))
     assert run(start_script, fragile_cluster, "runs", "--num-csx", 2).process.returncode == 0
 
 
@@ -159,7 +158,8 @@ def test_a_management_service_that_dies_takes_the_job_along(
     with running_cluster(tmp_path / "cluster", cache, wafers=2, memoryx=2, workers=4) as cluster:
         script = start_long(start_script, cluster)
         cluster.process_at(cluster.management).kill()
-        assert script.wait(FAILURE_SECONDS) == 1
+        script.wait_for_error("NodeLostError: ", FAILURE_SECONDS)
+        assert script.wait() == 1
         message = message_of(script)
         assert message.startswith("cstorch.errors.NodeLostError: "), message
         assert "the management service" in message
@@ -200,14 +200,14 @@ def test_input_that_is_not_there_or_not_alike_is_explained(
     assert message.startswith("cstorch.errors.InputError: "), message
     assert re.search(text, message), message
     # Also where the script ends while its job is being made.
-    wait_for(lambda: not any(node.job for node in cluster.nodes()), 5.0)
+    wait_for(lambda: not any(node.job for node in cluster.nodes()))
 
 
 def test_an_error_raised_in_a_closure_ends_the_job(start_script: StartScript, cluster: RunningCluster) -> None:
     script = run(start_script, cluster, "nan", "--num-csx", 2, "--num-steps", FOR_EVER)
     assert script.process.returncode == 1
     assert message_of(script) == "ValueError: the loss is nan"
-    wait_for(lambda: not any(node.job for node in cluster.nodes()), FAILURE_SECONDS)
+    wait_for(lambda: not any(node.job for node in cluster.nodes()))
 
 
 @pytest.mark.parametrize(
@@ -232,39 +232,41 @@ def test_ctrl_c_cancels_the_job(start_script: StartScript, cluster: RunningClust
     script = start_long(start_script, cluster)
     (name,) = [job.job for job in cluster.jobs() if job.coordinator]
     script.interrupt()
-    assert script.wait(5.0) in (1, 130, -signal.SIGINT)
+    script.wait_for_error("KeyboardInterrupt", 5.0)
+    assert script.wait() in (1, 130, -signal.SIGINT)
     assert message_of(script) == "KeyboardInterrupt"
-    wait_for(lambda: not any(job.coordinator for job in cluster.jobs()), FAILURE_SECONDS)
+    wait_for(lambda: not any(job.coordinator for job in cluster.jobs()))
     (job,) = [job for job in cluster.jobs() if job.job == name]
     assert job.phase == management_pb2.JOB_PHASE_CANCELLED
-    wait_for(lambda: not any(node.job for node in cluster.nodes()), FAILURE_SECONDS)
+    wait_for(lambda: not any(node.job for node in cluster.nodes()))
 
 
 def test_ctrl_c_ends_the_embedded_cluster(start_script: StartScript) -> None:
     script = start_long(start_script, None)
     assert len(script.surroundings.processes()) > 10
     script.interrupt()
-    assert script.wait(FAILURE_SECONDS) in (1, 130, -signal.SIGINT)
+    script.wait_for_error("KeyboardInterrupt", FAILURE_SECONDS)
+    assert script.wait() in (1, 130, -signal.SIGINT)
     assert message_of(script) == "KeyboardInterrupt"
     script.surroundings.assert_nothing_left()
 
 
 def test_ctrl_c_while_the_embedded_cluster_starts_leaves_nothing(start_script: StartScript) -> None:
     script = start_script(FAULTS, "runs", "--artifacts", "artifacts", management=None)
-    wait_for(lambda: len(script.surroundings.processes()) > 2, 30.0)
+    wait_for(lambda: len(script.surroundings.processes()) > 2)
     script.interrupt()
-    script.wait(FAILURE_SECONDS)
+    script.wait()
     script.surroundings.assert_nothing_left()
 
 
 def test_a_killed_script_takes_its_embedded_cluster_along(start_script: StartScript) -> None:
     script = start_long(start_script, None)
     script.process.kill()
-    script.wait(5.0)
+    script.wait()
     script.surroundings.assert_nothing_left()
 
 
 def test_a_killed_script_frees_its_nodes(start_script: StartScript, cluster: RunningCluster) -> None:
     script = start_long(start_script, cluster)
     script.process.kill()
-    wait_for(lambda: not any(node.job for node in cluster.nodes()), FAILURE_SECONDS)
+    wait_for(lambda: not any(node.job for node in cluster.nodes()))

@@ -31,7 +31,7 @@ def test_a_job_can_be_watched_and_traced(start_script: StartScript, tmp_path: Pa
         assert done.exit_code == 0, done.output
         events = [event for lot in watched for event in lot.events]
         assert script.wait() == 0, script.errors
-        wait_for(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED, 10.0)
+        wait_for(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
 
     losses = {
         int(step): float.fromhex(loss)

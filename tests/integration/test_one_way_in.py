@@ -28,7 +28,7 @@ def test_a_script_trains_and_saves_through_the_gateway(start_script: StartScript
                 ports.update(link.raddr.port for link in process.net_connections("inet") if link.raddr)
             return script.process.poll() is not None
 
-        wait_for(has_ended, 60.0)
+        wait_for(has_ended)
         assert script.wait() == 0, script.errors
     assert ports == {int(management.rpartition(":")[2])}
     assert sorted(path.name for path in (tmp_path / "model").glob("*.mdl")) == [

@@ -14,7 +14,7 @@ import grpc
 import parity
 import pytest
 import torch
-from cluster_rig import SCRIPTS, RunningScript, StartScript, Surroundings, running_cluster, wait_for
+from cluster_rig import PATIENCE_SECONDS, SCRIPTS, RunningScript, StartScript, Surroundings, running_cluster, wait_for
 from typer.testing import CliRunner
 
 import cerebras.pytorch as cstorch
@@ -43,23 +43,23 @@ def test_two_scripts_run_side_by_side_and_others_wait_for_their_turn(
         for script in running:
             script.wait_for_output("step 50\n")
         leaves = start(20)
-        wait_for(lambda: "waits in the queue (1 of 1) for 1 wafer, held by job-" in leaves.errors, 30.0)
+        leaves.wait_for_error("waits in the queue (1 of 1) for 1 wafer, held by job-")
         stays = start(20)
-        wait_for(lambda: "waits in the queue (2 of 2) for " in stays.errors, 30.0)
-        wait_for(lambda: "Compiling the model" in leaves.errors, 30.0)  # as far as it comes
+        stays.wait_for_error("waits in the queue (2 of 2) for ")
+        leaves.wait_for_error("Compiling the model")  # as far as it comes
         leaves.interrupt()
-        wait_for(lambda: "waits in the queue (1 of 1) for 1 wafer, held by job-" in stays.errors, 5.0)
-        assert leaves.wait(20.0) != 0
+        stays.wait_for_error("waits in the queue (1 of 1) for 1 wafer, held by job-")
+        assert leaves.wait() != 0
         assert leaves.errors.rstrip().endswith("KeyboardInterrupt")
         assert stays.output == ""
         running[0].interrupt()
-        running[0].wait(10.0)
-        assert stays.wait(30.0) == 0, stays.errors
+        running[0].wait()
+        assert stays.wait() == 0, stays.errors
         assert "has its nodes now" in stays.errors
         assert stays.output.endswith("step 20\ndone\n")
         assert running[1].process.poll() is None
         running[1].interrupt()
-        running[1].wait(10.0)
+        running[1].wait()
 
 
 class Management:
@@ -78,7 +78,7 @@ class Management:
             self._launcher.start(role, ["--management", self.address])
             for role in ("memoryx", "swarmx", "wafer", "workers")
         ]
-        wait_for(lambda: len(self.ask().nodes) == 4, 30.0)
+        wait_for(lambda: len(self.ask().nodes) == 4)
 
     def start(self) -> None:
         self.process = self._launcher.start("appliance", ["--listen", self.address])
@@ -86,7 +86,7 @@ class Management:
     def kill(self) -> None:
         assert isinstance(self.process, Child)
         self.process.kill()
-        assert self.process.wait(5.0) == -9
+        assert self.process.wait(PATIENCE_SECONDS) == -9
 
     def ask(self) -> management_pb2.ListNodesResponse:
         with contextlib.suppress(grpc.RpcError):
@@ -118,7 +118,7 @@ def management(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
         management.close()
         monkeypatch.delenv("WAFERBOX_TEST_MARK")
     own = os.getpid()
-    wait_for(lambda: not [one for one in surroundings.processes() if one.pid != own], 5.0)
+    wait_for(lambda: not [one for one in surroundings.processes() if one.pid != own])
 
 
 def test_a_job_trains_on_while_management_is_killed_and_started_again(
@@ -159,7 +159,7 @@ def test_a_job_trains_on_while_management_is_killed_and_started_again(
             3: follow,
             4: management.kill,
             7: management.start,
-            8: lambda: wait_for(is_back, 20.0),
+            8: lambda: wait_for(is_back),
         }
         actions.get(step, lambda: None)()
 
@@ -167,14 +167,14 @@ def test_a_job_trains_on_while_management_is_killed_and_started_again(
     losses, expected = torch.tensor(ours["losses"]), torch.tensor(theirs["losses"])
     assert (losses - expected).abs().max() <= 1e-5 * expected.abs().max()
     cstorch.close_backend()
-    wait_for(lambda: [job.phase for job in management.jobs()] == [management_pb2.JOB_PHASE_SUCCEEDED], 10.0)
+    wait_for(lambda: [job.phase for job in management.jobs()] == [management_pb2.JOB_PHASE_SUCCEEDED])
     (job,) = management.jobs()
     assert (job.job, job.created, job.user) == (before[0].job, before[0].created, before[0].user)
     assert {(node.address, node.member) for node in job.nodes} == {
         (node.address, node.member) for node in before[0].nodes
     }
-    wait_for(lambda: not any(node.job for node in management.ask().nodes), 5.0)
-    assert followers[0].wait(10.0) == 0
+    wait_for(lambda: not any(node.job for node in management.ask().nodes))
+    assert followers[0].wait(PATIENCE_SECONDS) == 0
     lines = followed.read_text().splitlines()
     assert len(lines) > 5
     assert sorted(lines) == sorted(CliRunner().invoke(app, ["logs", job.job]).stdout.splitlines())  # each once

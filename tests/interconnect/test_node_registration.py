@@ -5,8 +5,10 @@ import threading
 import pytest
 from role_rig import FakeManagement, until
 
+from interconnect.address import bind
 from interconnect.node import Node, NodeSettings, parse_arguments
 from interconnect.registration import Registration
+from interconnect.server import make_server
 from swarmx.job import SwarmXJob
 from wsc.v1 import management_pb2, node_pb2
 
@@ -47,6 +49,18 @@ def test_refusal_ends_the_node() -> None:
     assert "versions differ" in node.refusal
     node.close()
     management.close()
+
+
+def test_a_server_that_is_no_management_service_ends_the_node() -> None:
+    server = make_server()
+    address = bind(server, "127.0.0.1:0")
+    server.start()
+    node = Node(node_pb2.ROLE_SWARMX, NodeSettings(management=address), SwarmXJob)
+    node.start()
+    node.wait()
+    assert node.refusal == f"what listens at {address} is no management service: check the port"
+    node.close()
+    server.stop(None).wait(5)
 
 
 def test_port_that_is_taken_is_an_error() -> None:

@@ -54,10 +54,15 @@ def from_rpc_error(error: grpc.RpcError, doing: str) -> CstorchError:
     return InternalError(f"a call failed with {error.code().name} while {doing}: {details}")
 
 
-def from_create_job_error(error: grpc.RpcError, version: str) -> CstorchError:
-    """The exception for a job that management refuses."""
+def from_create_job_error(error: grpc.RpcError, management: str, version: str) -> CstorchError:
+    """The exception for a job that what listens at the management address refuses."""
     assert isinstance(error, grpc.Call)
     details = error.details() or ""
+    if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+        return ClusterUnreachableError(
+            f"what listens at {management} is no management service, but perhaps another process of the cluster: check "
+            "the port, which `waferbox up` printed"
+        )
     if error.code() == grpc.StatusCode.FAILED_PRECONDITION and "version" in details:
         return VersionMismatchError(details if version in details else f"{details} (this client is version {version})")
     return from_rpc_error(error, "asking for a job")

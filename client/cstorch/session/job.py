@@ -31,21 +31,36 @@ def connect(address: str, what: str) -> grpc.Channel:
     """A channel to a server that answers.
 
     Raises:
-        ClusterUnreachableError: nobody answers within 5 s.
+        ClusterUnreachableError: nobody answers, or somebody who does not speak gRPC.
     """
     channel = make_channel(address)
     try:
         grpc.channel_ready_future(channel).result(timeout=CONNECT_SECONDS)
     except grpc.FutureTimeoutError:
         channel.close()
+        if _listens(address):
+            raise ClusterUnreachableError(
+                f"what listens at {address} does not answer as a {what} does: check the port, which `waferbox up` "
+                "printed; the page has another"
+            ) from None
         raise ClusterUnreachableError(
-            f"no {what} answers at {address} within {CONNECT_SECONDS:.0f} s: check the address, and that the cluster "
+            f"no {what} answers at {address} within {CONNECT_SECONDS:g} s: check the address, and that the cluster "
             "is up (`waferbox status`, `waferbox up`)"
         ) from None
     except BaseException:
         channel.close()
         raise
     return channel
+
+
+def _listens(address: str) -> bool:
+    """Whether somebody takes connections at host:port, whoever it is."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 class Job:
@@ -64,7 +79,7 @@ class Job:
         self._management_channel = connect(management, "management service")
         try:
             self._management = management_pb2_grpc.ManagementStub(self._management_channel)
-            created = self._create(compile_dir)
+            created = self._create(management, compile_dir)
             self.name = created.job
             self.gateway = management if created.gateway else ""
             self._address = through(self.gateway, created.coordinator)
@@ -78,7 +93,7 @@ class Job:
         self._watcher = threading.Thread(target=self._watch, name="cstorch session", daemon=True)
         self._watcher.start()
 
-    def _create(self, compile_dir: str) -> management_pb2.CreateJobResponse:
+    def _create(self, management: str, compile_dir: str) -> management_pb2.CreateJobResponse:
         request = management_pb2.CreateJobRequest(
             version=__version__,
             num_csx=self.config.num_csx,
@@ -95,7 +110,7 @@ class Job:
         try:
             return self._management.CreateJob(request, timeout=CREATE_SECONDS)
         except grpc.RpcError as error:
-            raise failures.from_create_job_error(error, __version__) from None
+            raise failures.from_create_job_error(error, management, __version__) from None
 
     def _watch(self) -> None:
         """Runs in a thread: ends when the session ends."""

@@ -1,0 +1,56 @@
+"""A management address at which somebody else listens, or nobody."""
+
+import http.server
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cstorch.cluster_config import ClusterConfig
+from cstorch.errors import ClusterUnreachableError
+from cstorch.session import job as session_job
+from cstorch.session.job import Job
+from interconnect.address import bind
+from interconnect.server import make_server
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{unused.getsockname()[1]}"
+
+
+@contextmanager
+def a_web_server() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def another_role() -> Iterator[str]:
+    server = make_server()
+    address = bind(server, "127.0.0.1:0")
+    server.start()
+    yield address
+    server.stop(None).wait(5)
+
+
+@pytest.mark.parametrize(
+    ("who", "text"),
+    [
+        (nobody, r"no management service answers at {} within 0.5 s: check the address, and that the cluster is up"),
+        (a_web_server, r"what listens at {} does not answer as a management service does: check the port"),
+        (another_role, r"what listens at {} is no management service, but perhaps another process of the cluster"),
+    ],
+)
+def test_a_wrong_port_is_told_by_who_is_there(who: object, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_job, "CONNECT_SECONDS", 0.5)
+    with who() as address, pytest.raises(ClusterUnreachableError, match=text.format(address)):  # type: ignore[operator]
+        Job(address, ClusterConfig(), "")
