@@ -14,8 +14,8 @@ from cirh.kernel import Kernel
 from cirh.parser import parse_module
 from cirh.types import TensorInfo
 from cirh.verify import verify
-from interconnect.folders import why_not_kept
 from interconnect.advice import advise
+from interconnect.folders import why_not_kept
 from interconnect.segment import Segment
 from lair.kernel import GeneratedKernel, generate
 from lair.library import NotBuilt, NotWritable

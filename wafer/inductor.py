@@ -1,24 +1,36 @@
 """Kernels that Inductor generates: the operations of a layer joined to few loops. They take seconds each to build."""
 
+import errno
 import os
+import shutil
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 
 from cirh.kernel import Kernel
 from interconnect.folders import cache_root
 
+CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
+ROOM_BYTES: Final = 4 << 20  # with less, a compiler that fails is taken to have failed for it
+
+
+def inductor_cache() -> Path:
+    """Where Inductor keeps its code, without which it does nothing."""
+    return Path(os.environ.setdefault(CACHE_VARIABLE, str(cache_root() / "inductor")))
+
 
 class InductorKernel:
     """Called as cirh.kernel.Kernel is, and gives the same up to rounding."""
 
     def __init__(self, kernel: Kernel) -> None:
-        """Compiled here, or found in the cache where it was compiled before."""
-        # Read when Inductor is imported: a second of imports, for those alone who want it.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_root() / "inductor"))
+        """Compiled here, or found in the cache where it was compiled before. Raises OSError: that has no room."""
+        # Named before Inductor is imported, which reads it: a second of imports, for those alone who want it.
+        folder = inductor_cache()
         import torch._inductor
         import torch._inductor.config
+        from torch._inductor.exc import InductorError
         from torch.fx.experimental.proxy_tensor import make_fx
 
         examples: list[Any] = [torch.empty(type.shape, dtype=type.dtype) for type in kernel.inputs]
@@ -29,7 +41,14 @@ class InductorKernel:
         graph = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
         # In this process: workers of its own would outlive a wafer that is killed.
         with torch._inductor.config.patch(compile_threads=1):
-            self._compiled: Any = torch._inductor.compile(graph, examples)
+            try:
+                self._compiled: Any = torch._inductor.compile(graph, examples)
+            except InductorError as error:
+                if isinstance(error.inner_exception, OSError):
+                    raise error.inner_exception from None
+                if shutil.disk_usage(folder).free < ROOM_BYTES:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+                raise
 
     def __call__(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """The results; where `out[i]` is given, result i is copied to it."""

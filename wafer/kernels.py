@@ -12,7 +12,9 @@ from cirh.operations import Const
 from cirh.parser import parse_module
 from cirh.table import spec
 from cirh.verify import verify
-from wafer.inductor import InductorKernel
+from interconnect.advice import advise
+from interconnect.folders import why_not_kept
+from wafer.inductor import ROOM_BYTES, InductorKernel, inductor_cache
 from wsc.v1 import plan_pb2
 
 # Inputs, and for each result the tensor that it is written to, or None.
@@ -29,7 +31,11 @@ def _make(text: str, library: "plan_pb2.KernelLibrary.ValueType") -> WaferKernel
     verify(module)
     kernel = Kernel(module)
     if library == plan_pb2.KERNEL_LIBRARY_INDUCTOR and not _draws(module):
-        return InductorKernel(kernel)
+        try:
+            return InductorKernel(kernel)
+        except OSError as error:
+            why = why_not_kept(inductor_cache(), ROOM_BYTES, error.strerror)
+            advise("inductor", f"Layers run operation by operation, as Inductor's code cannot be kept in {why}")
     return kernel
 
 

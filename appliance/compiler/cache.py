@@ -17,8 +17,8 @@ from appliance.compiler.plan_check.check import PlanError, check_plan
 from appliance.compiler.report_builder import make_report
 from appliance.compiler.report_page import report_page
 from appliance.compiler.target import Target
-from interconnect.folders import cache_root, why_not_kept, write_whole
 from interconnect.advice import advise
+from interconnect.folders import cache_root, why_not_kept, write_whole
 from interconnect.version import __version__
 from wsc.v1 import plan_pb2
 

@@ -1,4 +1,4 @@
-"""Clusters on one machine at the same time: each has its own processes, all share a cache, and none minds the others."""
+"""Clusters on one machine at the same time: each has its own processes, all share a cache, none minds the others."""
 
 from pathlib import Path
 

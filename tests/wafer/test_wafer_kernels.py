@@ -1,5 +1,7 @@
 """The kernel libraries of a wafer give the same."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from cirh.errors import CirhError
 from cirh.kernel import Kernel
 from cirh.printer import print_module
 from cirh.types import tensor_type
-from wafer.inductor import InductorKernel
+from wafer.inductor import CACHE_VARIABLE, InductorKernel
 from wafer.kernels import make_kernels
 from wsc.v1 import plan_pb2
 
@@ -59,6 +61,24 @@ def test_generated_kernels_give_what_torch_gives(tmp_path: Path, monkeypatch: py
             for result, wanted in zip(results, expected, strict=True):
                 torch.testing.assert_close(result, wanted, rtol=1e-6, atol=1e-6)
             assert results[1] is place
+
+
+def test_a_full_disk_under_inductors_code_is_told_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    import torch._inductor
+    from torch._inductor.exc import InductorError
+
+    def refuse(*arguments: object) -> None:
+        raise InductorError(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), None)
+
+    monkeypatch.setattr(torch._inductor, "compile", refuse)
+    assert isinstance(make_kernels(plan(layer(), INDUCTOR))[3], Kernel)
+    (message,) = (record.message for record in caplog.records if record.name == "advice.inductor")
+    assert message.startswith(
+        f"Layers run operation by operation, as Inductor's code cannot be kept in {tmp_path}: No space left on device ("
+    )
 
 
 def test_random_numbers_are_left_to_their_own_library() -> None:
