@@ -120,26 +120,24 @@ def _name(key: str, content: bytes) -> str:
 
 
 def _compile(compiler: str, source: str, folder: Path, key: str) -> Path:
-    stem = folder / f"{key}.{secrets.token_hex(4)}"
-    text, made = stem.with_suffix(".cpp"), stem.with_suffix(".tmp")
+    made = folder / f"{key}.{secrets.token_hex(4)}.tmp"  # others may make the same at this moment
     try:
-        text.write_text(source, encoding="utf-8")
-        _run([compiler, *_OPTIONS, "-o", str(made), str(text)], folder)
+        # Not from a file, whose name would be part of the library: equal kernels give equal ones.
+        _run([compiler, *_OPTIONS, "-x", "c++", "-", "-o", str(made)], source, folder)
         library = folder / _name(key, made.read_bytes())
         made.rename(library)
         return library
     finally:
-        for left in (text, made):
-            with suppress(OSError):
-                left.unlink(missing_ok=True)
+        with suppress(OSError):
+            made.unlink(missing_ok=True)
 
 
-def _run(command: Sequence[str], folder: Path) -> None:
+def _run(command: Sequence[str], source: str, folder: Path) -> None:
     """Raises NotBuilt. The folder takes the compiler's temporary files too, so that it alone needs room."""
     try:
         done = subprocess.run(
             command,
-            stdin=subprocess.DEVNULL,
+            input=source.encode(),
             capture_output=True,
             timeout=COMPILE_SECONDS,
             check=False,

@@ -30,6 +30,7 @@ FAULTS = SCRIPTS / "faults.py"
 TWO = {"wafers": 2, "memoryx": 2, "swarmx": 2, "workers": 2}
 
 
+@pytest.mark.timeout(300)  # four scripts, one after the other
 def test_two_scripts_run_side_by_side_and_others_wait_for_their_turn(
     start_script: StartScript, tmp_path: Path, cache: Path
 ) -> None:

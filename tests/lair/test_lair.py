@@ -2,7 +2,11 @@
 
 import os
 import random
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -245,6 +249,23 @@ def test_a_damaged_library_is_made_again(tmp_path: Path) -> None:
     build(kernels, tmp_path / "k")
     (again,) = (tmp_path / "k").iterdir()
     assert len(again.read_bytes()) == len(whole)
+
+
+def test_builds_of_the_same_at_the_same_time_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=60)
+    run = subprocess.run
+
+    def run_together(*arguments: Any, **settings: Any) -> Any:
+        both.wait()
+        done = run(*arguments, **settings)
+        both.wait()
+        return done
+
+    monkeypatch.setattr(subprocess, "run", run_together)
+    with ThreadPoolExecutor(2) as pool:
+        for functions in pool.map(lambda _: build([lower(momentum(3))], tmp_path / "k"), range(2)):
+            assert len(functions) == 1
+    assert [path.suffix for path in (tmp_path / "k").iterdir()] == [".so"]
 
 
 def test_a_folder_that_others_can_write_to_is_not_trusted(tmp_path: Path) -> None:
