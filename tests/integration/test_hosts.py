@@ -24,6 +24,7 @@ def four_hosts() -> Iterator[list[Host]]:
         pytest.skip(str(error))
 
 
+@pytest.mark.timeout(300)  # nine processes import torch, each for itself
 def test_two_wafers_on_two_hosts_train_as_on_one_host(
     four_hosts: list[Host],
     start_script: StartScript,
