@@ -6,7 +6,7 @@ constants are equal when their bits are (so -0.0 is not 0.0 and a NaN equals its
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -233,14 +233,3 @@ def attrs(op: Operation) -> dict[str, AttrValue]:
         for name, value in op.attributes.items()
         if not is_annotation(name) and not (name == "value" and op.name == "cirh.Const")
     }
-
-
-def with_attrs(op: Operation, changes: Mapping[str, AttrValue | None]) -> Operation:
-    """A copy of an operation, in no block, with the same operands and with attributes changed (None removes one)."""
-    copy = op.clone()
-    for name, value in changes.items():
-        if value is None:
-            copy.attributes.pop(name, None)
-        else:
-            copy.attributes[name] = attribute(value)
-    return copy

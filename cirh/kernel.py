@@ -54,7 +54,6 @@ class _Compiler:
         self._slots: dict[SSAValue, int] = {}
         self.values: list[Any] = []
         self.steps: list[_Step] = []
-        self._broadcasts: dict[SSAValue, int] = {}
         self._scalars: dict[SSAValue, int] = {}
         arguments = list(func_of(module).block.args)
         self._returned = list(return_of(module).operands)

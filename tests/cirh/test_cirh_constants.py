@@ -8,10 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cirh.attributes import DenseAttr, SplatAttr, attribute, attrs, constant_of_bytes, dense, plain, splat, with_attrs
+from cirh.attributes import DenseAttr, SplatAttr, attribute, constant_of_bytes, dense, plain, splat
 from cirh.builder import GraphBuilder
 from cirh.errors import CirhError
-from cirh.graph import body_ops
 from cirh.locations import Source, location, source_of_location
 from cirh.parser import parse_module
 from cirh.printer import float_text, print_module
@@ -97,18 +96,6 @@ def test_attributes_of_other_kinds() -> None:
             attribute(wrong)  # type: ignore[arg-type]
     with pytest.raises(CirhError):
         attribute(1 << 63)
-
-
-def test_changing_attributes_makes_a_copy() -> None:
-    builder = GraphBuilder()
-    value = builder.argument(tensor_type((3, 4), torch.float32))
-    builder.op("cirh.Softmax", [value], {"axis": 0})
-    module = builder.finish([])
-    (op,) = body_ops(module)
-    copy = with_attrs(op, {"axis": 1})
-    assert (attrs(op), attrs(copy)) == ({"axis": 0}, {"axis": 1})
-    assert attrs(with_attrs(op, {"axis": None})) == {}
-    assert copy.parent is None
 
 
 @pytest.mark.parametrize(("value", "text"), [(1.0, "1.000000e+00"), (-0.1, "-1.000000e-01"), (0.9, "0.899999976")])

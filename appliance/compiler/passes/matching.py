@@ -54,11 +54,6 @@ def are_private(inner: Collection[Operation], root: Operation) -> bool:
     return all(use.operation in within for op in inner for result in op.results for use in result.uses)
 
 
-def last_dims(rank: int, count: int) -> list[int]:
-    """The numbers of the last dimensions."""
-    return list(range(rank - count, rank))
-
-
 def same_float(*values: SSAValue) -> bool:
     """Whether all are of one floating-point type."""
     dtypes = {types.dtype(value) for value in values}
