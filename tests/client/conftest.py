@@ -1,8 +1,10 @@
-"""Every test begins without a backend, and without stateful objects of the tests before it."""
+"""What the tests of the client share: a fresh start, and a cluster that is a fake."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
+from fake_cluster import FakeCluster, StartCluster, Step
 
 from cstorch import backends, state
 from cstorch.backend import close_backend
@@ -10,7 +12,24 @@ from cstorch.backend import close_backend
 
 @pytest.fixture(autouse=True)
 def fresh_process() -> Iterator[None]:
+    """Every test begins without a backend, and without stateful objects of the tests before it."""
     yield
     close_backend()
     state.clear()
     backends.reset()
+
+
+@pytest.fixture
+def start_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartCluster]:
+    """start_cluster(step): a fake one that computes each step so, and that the client takes for a real one."""
+    with ExitStack() as stack:
+
+        def start(step: Step) -> FakeCluster:
+            cluster = FakeCluster(step=step)
+            server = cluster.serve()
+            stack.callback(lambda: server.stop(None).wait(5))
+            stack.callback(close_backend)
+            cluster.connect_client(monkeypatch)
+            return cluster
+
+        yield start

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import torch
@@ -233,6 +233,9 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
                 if request.WhichOneof("kind") == "consumed":
                     consumed = request.consumed.step
         yield response(finished=coordinator_pb2.ExecutionFinished(seconds={"wafer-0.compute": 1.0}))
+
+
+StartCluster: TypeAlias = Callable[[Step], FakeCluster]  # see the fixture start_cluster
 
 
 def response(**kind: Any) -> coordinator_pb2.ExecuteResponse:

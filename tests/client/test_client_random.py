@@ -1,13 +1,12 @@
 """Random operations as the client traces them, and the counter that their numbers come from."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_cluster import FakeCluster, State
+from fake_cluster import FakeCluster, StartCluster, State
 from torch import nn
 from torch.nn import functional as F
 from traced_steps import Runner, run_module, trace
@@ -116,13 +115,8 @@ def count(state: State, step: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    cluster = FakeCluster(step=count)
-    server = cluster.serve()
-    cluster.connect_client(monkeypatch)
-    yield cluster
-    cstorch.close_backend()
-    server.stop(None).wait(5)
+def cluster(start_cluster: StartCluster) -> FakeCluster:
+    return start_cluster(count)
 
 
 class Setup:

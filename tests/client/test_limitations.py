@@ -4,13 +4,13 @@ One row for each; those of reading values in all their forms are in test_tracing
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_cluster import FakeCluster, State
+from fake_cluster import FakeCluster, StartCluster, State
 from torch import nn
 
 import cstorch
@@ -27,13 +27,8 @@ def step_of_cluster(state: State, step: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    cluster = FakeCluster(step=step_of_cluster)
-    server = cluster.serve()
-    cluster.connect_client(monkeypatch)
-    yield cluster
-    cstorch.close_backend()
-    server.stop(None).wait(5)
+def cluster(start_cluster: StartCluster) -> FakeCluster:
+    return start_cluster(step_of_cluster)
 
 
 class Script:

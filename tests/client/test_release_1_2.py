@@ -1,12 +1,12 @@
 """cerebras_torch, release 1.2: plain loops on the CPU and on a cluster that is a fake."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_cluster import FakeCluster, State
+from fake_cluster import FakeCluster, StartCluster, State
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,14 +25,8 @@ def count(state: State, step: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    cluster = FakeCluster(step=count)
-    server = cluster.serve()
-    cluster.connect_client(monkeypatch)
-    # There the "module" is the trace.
-    yield cluster
-    cstorch.close_backend()
-    server.stop(None).wait(5)
+def cluster(start_cluster: StartCluster) -> FakeCluster:
+    return start_cluster(count)
 
 
 class Loop:

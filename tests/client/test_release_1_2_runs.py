@@ -1,14 +1,13 @@
 """What scripts of releases 1.2 to 1.7 ask of cb_model, cbtorch.state and their optimizers."""
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import cerebras.framework.torch.core.cb_model as cm
 import pytest
 import torch
 from cerebras.framework.torch.core import modes
-from fake_cluster import FakeCluster, State
+from fake_cluster import FakeCluster, StartCluster, State
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -23,13 +22,8 @@ def halve(state: State, step: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    cluster = FakeCluster(step=halve)
-    server = cluster.serve()
-    cluster.connect_client(monkeypatch)
-    yield cluster
-    cstorch.close_backend()
-    server.stop(None).wait(5)
+def cluster(start_cluster: StartCluster) -> FakeCluster:
+    return start_cluster(halve)
 
 
 class Script:

@@ -1,12 +1,11 @@
 """cerebras_pytorch.experimental, releases 1.8 and 1.9, on the CPU and on a cluster that is a fake."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_cluster import FakeCluster, State
+from fake_cluster import FakeCluster, StartCluster, State
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -147,13 +146,8 @@ def halve(state: State, step: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    cluster = FakeCluster(step=halve)
-    server = cluster.serve()
-    cluster.connect_client(monkeypatch)
-    yield cluster
-    newest.close_backend()
-    server.stop(None).wait(5)
+def cluster(start_cluster: StartCluster) -> FakeCluster:
+    return start_cluster(halve)
 
 
 def test_checkpoints_are_taken_on_checkpoint_steps_only(cluster: FakeCluster, tmp_path: Path) -> None:

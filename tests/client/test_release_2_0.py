@@ -1,12 +1,11 @@
 """cerebras_pytorch, releases 2.0 and 2.1, on the CPU and on a cluster that is a fake."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_cluster import FakeCluster, State
+from fake_cluster import FakeCluster, StartCluster, State
 from torch import nn
 
 import cerebras_pytorch as cstorch
@@ -37,13 +36,8 @@ def count(state: State, step: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    cluster = FakeCluster(step=count)
-    server = cluster.serve()
-    cluster.connect_client(monkeypatch)
-    yield cluster
-    newest.close_backend()
-    server.stop(None).wait(5)
+def cluster(start_cluster: StartCluster) -> FakeCluster:
+    return start_cluster(count)
 
 
 def executor(**settings: Any) -> Any:

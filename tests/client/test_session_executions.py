@@ -2,14 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import torch
-from fake_cluster import FakeCluster, State
+from fake_cluster import FakeCluster, StartCluster, State
 from torch import nn
 
 import cstorch
@@ -31,13 +31,8 @@ NAMES = ["state.model.weight", "state.model.bias"]
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    cluster = FakeCluster(step=halve)
-    server = cluster.serve()
-    cluster.connect_client(monkeypatch)
-    yield cluster
-    cstorch.close_backend()
-    server.stop(None).wait(5)
+def cluster(start_cluster: StartCluster) -> FakeCluster:
+    return start_cluster(halve)
 
 
 def halve(state: State, step: int) -> dict[str, torch.Tensor]:

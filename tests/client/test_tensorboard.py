@@ -3,13 +3,12 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_cluster import FakeCluster, State
+from fake_cluster import FakeCluster, StartCluster, State
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
@@ -30,13 +29,8 @@ def count(state: State, step: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    cluster = FakeCluster(step=count)
-    server = cluster.serve()
-    cluster.connect_client(monkeypatch)
-    yield cluster
-    cstorch.close_backend()
-    server.stop(None).wait(5)
+def cluster(start_cluster: StartCluster) -> FakeCluster:
+    return start_cluster(count)
 
 
 def in_tensorboard(folder: Path, name: str) -> list[tuple[int, float]]:
