@@ -35,6 +35,7 @@ def loader(**settings: Any) -> Any:
         ({"num_steps": 7}, 7),
         ({"num_steps": 7, "max_steps": 5}, 5),
         ({"num_steps": 3, "max_steps": 5}, 3),
+        ({"max_steps": 5}, 5),
         ({"num_epochs": 2}, 6),
         ({"num_epochs": 2, "steps_per_epoch": 2}, 4),
         ({"num_epochs": 2, "steps_per_epoch": 4, "max_steps": 6}, 6),
@@ -61,7 +62,7 @@ def test_the_loader_counts_its_steps(settings: dict[str, Any], steps: int, tmp_p
         ({"num_steps": 0}, "num_steps must be at least 1"),
         ({"num_epochs": 0}, "num_epochs must be at least 1"),
         ({"initial_step": -1}, "initial_step"),
-        ({"max_steps": 4, "initial_step": 4}, "nothing is left"),
+        ({"max_steps": 4, "initial_step": 4}, "no step is left"),
     ],
 )
 def test_the_loader_refuses_what_excludes_each_other(settings: dict[str, Any], text: str) -> None:
