@@ -19,18 +19,23 @@ def opt(
         bool, typer.Option("--print-after-all", help="Print the module after each of them, to standard error.")
     ] = False,
     num_csx: Annotated[int, typer.Option(min=1, help="Wafers over which the work is divided.")] = 1,
+    half: Annotated[
+        str, typer.Option(metavar="TYPE", help="Mixed precision in float16, bfloat16 or cbfloat16; without it none.")
+    ] = "",
+    optimization_level: Annotated[int, typer.Option(min=0, max=2, help="How much is computed in half precision.")] = 1,
     out: Annotated[str, typer.Option("-o", metavar="OUT", help="Where the result goes; - is standard output.")] = "-",
     list_passes: Annotated[bool, typer.Option("--list", help="List the passes in the order of a compile.")] = False,
 ) -> None:
     """Run passes of the compiler on text. Exits with 1 if the text or a pass is refused."""
     from appliance.compiler.opt import OptError, descriptions
-    from waferbox.opt import optimise
+    from waferbox.opt import make_target, optimise
 
     if list_passes:
         output.print(passes_table(descriptions()))
         return
     try:
-        optimise(file, [name.strip() for name in passes.split(",") if name.strip()], num_csx, print_after_all, out)
+        target = make_target(num_csx, half, optimization_level)
+        optimise(file, [name.strip() for name in passes.split(",") if name.strip()], target, print_after_all, out)
     except OptError as error:
         fail(str(error))
 

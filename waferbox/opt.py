@@ -4,11 +4,26 @@ import sys
 from pathlib import Path
 
 from appliance.compiler.opt import OptError, run_passes
+from appliance.compiler.target import Half, Precision, Target
 from cirh.scanner import MAXIMUM_TEXT
 from waferbox.console import printable
 
 
-def optimise(file: str, names: list[str], num_csx: int, print_after_all: bool, out: str) -> None:
+def make_target(num_csx: int, half: str, optimization_level: int) -> Target:
+    """The cluster that stages divide the work for. half: the type of mixed precision; empty: float32 throughout.
+
+    Raises:
+        OptError: there is no such type.
+    """
+    try:
+        precision = Precision(half=Half(half), level=optimization_level) if half else None
+    except ValueError as error:
+        known = ", ".join(one.value for one in Half)
+        raise OptError(f"there is no half precision {half!r}; known are {known}") from error
+    return Target(num_csx=num_csx, num_shards=1, precision=precision)
+
+
+def optimise(file: str, names: list[str], target: Target, print_after_all: bool, out: str) -> None:
     """Reads a module, runs passes on it and writes it; "-" is standard input and output.
 
     Raises:
@@ -16,7 +31,7 @@ def optimise(file: str, names: list[str], num_csx: int, print_after_all: bool, o
     """
     shown = "<stdin>" if file == "-" else file
     try:
-        made = run_passes(_read(file), shown, names, num_csx, _show if print_after_all else None)
+        made = run_passes(_read(file), shown, names, target, _show if print_after_all else None)
         if out == "-":
             sys.stdout.write(made)
         else:

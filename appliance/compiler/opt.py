@@ -24,7 +24,7 @@ def descriptions() -> dict[str, str]:
 
 
 def run_passes(
-    text: str, file: str, names: Sequence[str], num_csx: int, after: Callable[[str, str], None] | None = None
+    text: str, file: str, names: Sequence[str], target: Target, after: Callable[[str, str], None] | None = None
 ) -> str:
     """The text after these passes; the module is verified before them and after each.
 
@@ -32,7 +32,7 @@ def run_passes(
         text: one module in CIRH. Locations are printed if it has any.
         file: its name, for messages.
         names: of passes, in any order, and then of stages.
-        num_csx: the wafers that stages divide the work over.
+        target: what stages divide the work for.
         after: gets the name and the text of each pass.
 
     Raises:
@@ -46,7 +46,7 @@ def run_passes(
         raise OptError(f"{file}: {error}") from error
     passes = {step.name: step for step in PASSES}
     locations = "loc(" in text
-    stages = Stages(module, Target(num_csx=num_csx, num_shards=1), locations=locations)
+    stages = Stages(module, target, locations=locations)
     made = print_module(module, locations=locations)
     for name in names:
         try:

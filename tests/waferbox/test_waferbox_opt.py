@@ -1,5 +1,6 @@
 """`waferbox opt`: text in, text out."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,14 @@ def test_kernels_are_those_of_one_wafer() -> None:
     assert "tensor<4x8xf32>" not in result.stdout
 
 
+def test_casts_of_mixed_precision_are_inserted_with_the_sharding() -> None:
+    plain = opt("--pass", "fuse-bias,shard").stdout
+    mixed = opt("--pass", "fuse-bias,shard", "--half", "bfloat16").stdout
+    assert ("cirh.Cast" in plain, "bf16" in plain) == (False, False)
+    assert re.search(r"cirh\.Cast .*: tensor<4x8xf32> -> tensor<4x8xbf16>", mixed)
+    assert re.search(r"aten\.addmm .*-> tensor<4x3xbf16>", mixed)
+
+
 def test_the_list_says_what_each_does() -> None:
     result = opt("--list")
     assert result.exit_code == 0
@@ -114,6 +123,7 @@ def test_the_list_says_what_each_does() -> None:
         (["--pass", "nonsense"], "there is no pass 'nonsense'; known are verify, canonicalise"),
         (["--pass", "shard,cse"], "'cse' cannot follow 'shard'"),
         (["--pass", "dce,shard", "--num-csx", "3"], "<stdin>: shard: a batch of 4 samples cannot be divided evenly"),
+        (["--half", "float8"], "there is no half precision 'float8'; known are float16, bfloat16, cbfloat16"),
         (["-o", "/nowhere/at/all"], "No such file or directory"),
         (["/nowhere"], "No such file or directory"),
         (["/"], "Is a directory"),
@@ -153,6 +163,7 @@ def test_a_pass_of_a_step_names_the_line_of_the_script() -> None:
 
 def test_usage_errors_have_a_status_of_their_own() -> None:
     assert opt("--num-csx", "0").exit_code == 2
+    assert opt("--half", "float16", "--optimization-level", "3").exit_code == 2
     assert opt("--pas", "cse").exit_code == 2
 
 
