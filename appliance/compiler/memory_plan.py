@@ -1,5 +1,6 @@
 """What a wafer holds while it goes through its program, and whether that fits."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -130,7 +131,8 @@ def _way_out(plan: MemoryPlan, num_csx: int, global_rows: int) -> str:
     tightest = min(plan.points, key=lambda point: _fitting_share(point, plan.capacity_bytes))
     share = _fitting_share(tightest, plan.capacity_bytes)
     rows = int(global_rows // num_csx * share)
-    larger = f"use wafers of at least {bytes_text(plan.peak.total_bytes)}"
+    needed = math.ceil(plan.peak.total_bytes / (1 << 30))
+    larger = f"let wafers take more of their hosts' memory: cstorch.backends.csx.debug.wafer_memory_gi = {needed}"
     if rows < 1:
         return (
             f"weights and gradients of segment {tightest.segment} leave no room for a single row of the batch, so "

@@ -8,6 +8,8 @@ from typing import Final
 from appliance.compiler.precision_table import DEFAULT_LEVEL, LEVELS
 from wsc.v1 import plan_pb2
 
+DEFAULT_WAFER_MEMORY_BYTES: Final = 8 << 30
+
 
 class Half(Enum):
     """Element types of half precision that wafers compute in; the values are the API's names of them."""
@@ -75,7 +77,7 @@ class Target:
     num_shards: int
     # States that lie on a MemoryX shard already, from an execution before.
     pinned_shards: Mapping[str, int] = field(default_factory=dict)
-    wafer_memory_bytes: int = 8 << 30
+    wafer_memory_bytes: int = DEFAULT_WAFER_MEMORY_BYTES
     # Weights stay on a wafer between two uses if so many segments, or fewer, lie between them.
     prefetch_layers: int = 4
     # None: float32 throughout.

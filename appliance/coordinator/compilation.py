@@ -30,6 +30,7 @@ def cached_compiler(folder: Path) -> Compile:
     """The real one, with its artifacts in a folder."""
     from appliance.compiler.cache import ArtifactCache
     from appliance.compiler.pipeline import CompileError, KernelLibrary, Precision, Target
+    from appliance.compiler.target import DEFAULT_WAFER_MEMORY_BYTES
     from cirh.errors import CirhError
 
     cache = ArtifactCache(folder)
@@ -44,6 +45,7 @@ def cached_compiler(folder: Path) -> Compile:
                 pinned_shards=placed,
                 precision=Precision.from_proto(options.precision) if options.HasField("precision") else None,
                 kernel_library=KernelLibrary.from_proto(options.kernel_library),
+                wafer_memory_bytes=options.wafer_memory_bytes or DEFAULT_WAFER_MEMORY_BYTES,
             )
         except ValueError as error:
             raise CompileRefused(str(error)) from error

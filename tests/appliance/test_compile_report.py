@@ -114,7 +114,7 @@ def test_a_refusal_says_what_would_fit(traced: Traced) -> None:
     check_memory(dataclasses.replace(report(traced, wafers).memory, capacity_bytes=tight), wafers, ROWS)
     traced.plan(wafers, wafer_memory_bytes=tight)
     traced.plan(1, wafer_memory_bytes=peak.total_bytes)
-    with pytest.raises(CompileError, match=r"1 wafers? of at least|leave no room for a single row"):
+    with pytest.raises(CompileError, match="leave no room for a single row"):
         traced.plan(1, wafer_memory_bytes=1000)
 
 

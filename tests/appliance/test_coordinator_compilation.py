@@ -1,4 +1,4 @@
-"""The compiler as the coordinator uses it: what the client says of precision is checked, and reaches the plan."""
+"""The compiler as the coordinator uses it: what the client says of a compile is checked, and reaches the plan."""
 
 from pathlib import Path
 
@@ -56,3 +56,13 @@ def test_the_kernel_library_reaches_the_plan_and_its_name(tmp_path: Path) -> Non
     assert generated.wafer.kernel_library == plan_pb2.KERNEL_LIBRARY_INDUCTOR
     with pytest.raises(CompileRefused, match="no kernel library 7"):
         compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions(kernel_library=7))
+
+
+def test_what_wafers_may_hold_reaches_the_plan_and_a_refusal_says_where_to_set_it(tmp_path: Path) -> None:
+    compile_step = cached_compiler(tmp_path)
+    plain, usual, _ = compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions())
+    other, large, _ = compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions(wafer_memory_bytes=9 << 30))
+    assert plain != other
+    assert (usual.wafer.memory_bytes, large.wafer.memory_bytes) == (8 << 30, 9 << 30)
+    with pytest.raises(CompileRefused, match=r"it has \(100 B\).*cstorch\.backends\.csx\.debug\.wafer_memory_gi = 1$"):
+        compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions(wafer_memory_bytes=100))

@@ -58,7 +58,7 @@ class FakeCluster:
     live: State = field(default_factory=dict)
     snapshots: dict[int, State] = field(default_factory=dict)
     compiled: list[dict[str, Any]] = field(default_factory=list)
-    precisions: list[plan_pb2.Precision | None] = field(default_factory=list)  # as asked for, of what was compiled
+    options: list[plan_pb2.CompileOptions] = field(default_factory=list)  # of what was compiled
     prepared: list[node_pb2.PrepareInput] = field(default_factory=list)
     begun: list[coordinator_pb2.Begin] = field(default_factory=list)
     written: list[list[str]] = field(default_factory=list)
@@ -170,7 +170,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
             context.abort(*self._cluster.refuse_compile)
         module = json.loads(request.cirh)
         self._cluster.compiled.append(module)
-        self._cluster.precisions.append(request.options.precision if request.options.HasField("precision") else None)
+        self._cluster.options.append(request.options)
         response = coordinator_pb2.CompileResponse(
             artifact=str(len(self._cluster.compiled) - 1),
             states=[

@@ -84,7 +84,8 @@ def test_the_compile_says_nothing_of_precision_unless_it_is_mixed(cluster: FakeC
     cstorch.amp.set_half_dtype("bfloat16")
     setup = Setup(cluster, tmp_path)
     run(setup.executor(1), setup.step)
-    assert cluster.precisions == [None]
+    (options,) = cluster.options
+    assert not options.HasField("precision")
 
 
 def test_the_compile_says_what_precision_is_wanted(cluster: FakeCluster, tmp_path: Path) -> None:  # noqa: F811
@@ -94,7 +95,16 @@ def test_the_compile_says_what_precision_is_wanted(cluster: FakeCluster, tmp_pat
     setup = Setup(cluster, tmp_path)
     run(setup.executor(1), setup.step)
     wanted = plan_pb2.Precision(half=plan_pb2.HALF_TYPE_CBFLOAT16, optimization_level=2)
-    assert cluster.precisions == [wanted]
+    (options,) = cluster.options
+    assert options.precision == wanted
+
+
+def test_the_compile_says_what_wafers_may_hold_where_the_script_does(cluster: FakeCluster, tmp_path: Path) -> None:  # noqa: F811
+    setup = Setup(cluster, tmp_path)
+    run(setup.executor(1), setup.step)
+    cstorch.backends.csx.debug.wafer_memory_gi = 3
+    run(setup.executor(1), setup.step)
+    assert [options.wafer_memory_bytes for options in cluster.options] == [0, 3 << 30]
 
 
 def test_the_precision_of_a_loop_does_not_change_in_it(cluster: FakeCluster, tmp_path: Path) -> None:  # noqa: F811
@@ -110,4 +120,5 @@ def test_the_precision_of_a_loop_does_not_change_in_it(cluster: FakeCluster, tmp
         setup.step(batch)
 
     run(setup.executor(1), body)
-    assert cluster.precisions == [None]
+    (options,) = cluster.options
+    assert not options.HasField("precision")

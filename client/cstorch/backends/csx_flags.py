@@ -92,6 +92,8 @@ class Debug(Flags):
     retrace_every_iteration: whether the traced function is called in every step. It has to do the same each time, since
         the cluster runs what it did in the first; but print and breakpoints in it are reached each time.
     ini, debug_args: settings of the real system's compiler.
+    wafer_memory_gi: what a wafer may hold, in GiB; by default 8. A step that needs more is refused when it is compiled.
+        (Waferbox only.)
     """
 
     ini = Flag[Any](SimpleNamespace(), _settings, without_effect=_HARDWARE)
@@ -108,6 +110,7 @@ class Debug(Flags):
     op_definition_module = Flag[str | None](None, optional(text), without_effect=_KERNELS)
     skip_connectivity_check = Flag(False, boolean, without_effect="a cluster that does not answer is always told of")
     fabric_type_blacklist = Flag[Any](None, anything, without_effect=_HARDWARE)
+    wafer_memory_gi = Flag[int | None](None, optional(count))
     compile_crd_memory_gi = Flag[int | None](None, optional(count), without_effect=_PROCESSES)
     execute_crd_memory_gi = Flag[int | None](None, optional(count), without_effect=_PROCESSES)
     act_memory_gi = Flag[int | None](None, optional(count), without_effect=_PROCESSES)

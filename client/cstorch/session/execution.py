@@ -350,6 +350,7 @@ def _compile_options() -> plan_pb2.CompileOptions:
     library = backends.csx.performance.kernel_library
     options = plan_pb2.CompileOptions(
         kernel_library=plan_pb2.KernelLibrary.Value(f"KERNEL_LIBRARY_{library.upper()}"),
+        wafer_memory_bytes=(backends.csx.debug.wafer_memory_gi or 0) << 30,
     )
     if amp.mixed_precision():
         options.precision.half = _HALF_TYPES[amp.get_half_dtype_str()]

@@ -685,8 +685,11 @@ class CompileOptions(_message.Message):
 
     PRECISION_FIELD_NUMBER: _builtins.int
     KERNEL_LIBRARY_FIELD_NUMBER: _builtins.int
+    WAFER_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     kernel_library: Global___KernelLibrary.ValueType
     """of the layers; unspecified: aten"""
+    wafer_memory_bytes: _builtins.int
+    """what a wafer may hold; 0: 8 GiB"""
     @_builtins.property
     def precision(self) -> Global___Precision:
         """absent: float32 throughout"""
@@ -696,10 +699,11 @@ class CompileOptions(_message.Message):
         *,
         precision: Global___Precision | None = ...,
         kernel_library: Global___KernelLibrary.ValueType = ...,
+        wafer_memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["precision", b"precision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kernel_library", b"kernel_library", "precision", b"precision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kernel_library", b"kernel_library", "precision", b"precision", "wafer_memory_bytes", b"wafer_memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
