@@ -14,6 +14,7 @@ from interconnect.node_job import JobContext, JobFailure
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 2, "workers": 2}
+ENDLESS = 1000  # steps: nobody takes their outputs, so the execution stays where it is
 Failure = node_pb2.Failure
 
 
@@ -21,7 +22,7 @@ def started(client: Callable[..., Any], **settings: Any) -> Any:
     """A job with an endless execution under way."""
     one = client(num_csx=2, **settings)
     one.compile()
-    one.begin(1_000_000)
+    one.begin(ENDLESS)
     one.start()
     assert one.receive_outputs().step == 1
     return one
@@ -84,7 +85,7 @@ def test_a_lost_link_is_the_reason_if_nobody_died(cluster: Any, client: Callable
     cluster.behaviour.on_step["wafer-0"] = lose
     one = client(num_csx=2)
     one.compile()
-    one.begin(1_000_000)
+    one.begin(ENDLESS)
     one.start()
     begin = time.monotonic()
     failure = one.failure()
@@ -103,7 +104,7 @@ def test_what_a_role_reports_reaches_the_client(cluster: Any, client: Callable[.
     getattr(cluster.behaviour, where)["worker-1"] = fail
     one = client(num_csx=2)
     one.compile()
-    one.begin(1_000_000)
+    one.begin(ENDLESS)
     if where == "on_step":
         one.start()
     failure = one.failure()

@@ -94,6 +94,7 @@ def test_management_shows_nodes_jobs_and_how_they_go() -> None:
     assert not any("job-3" in key for key in found)  # it has ended
 
 
+@pytest.mark.cluster
 def test_without_the_option_nothing_is_imported() -> None:
     code = "import sys, interconnect.node, appliance.__main__; print('prometheus_client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -79,7 +79,7 @@ def _run(module: ModuleOp) -> list[torch.Tensor]:
     return Kernel.build(module)([torch.rand(shape(a), generator=generator) for a in func_of(module).block.args])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(modules())
 def test_text_and_back(module: ModuleOp) -> None:
     verify(module)
@@ -95,7 +95,7 @@ def test_text_and_back(module: ModuleOp) -> None:
         assert a.view(torch.int32).equal(b.view(torch.int32))
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(modules(), st.data())
 def test_two_halves_make_the_whole(module: ModuleOp, data: st.DataObject) -> None:
     """A module cut in two kernels, with every value between them handed over, gives the same bits."""
@@ -148,10 +148,10 @@ def test_damaged_modules_do_not_verify(damage: str, message: str) -> None:
         verify(_damaged(damage))
 
 
-def test_six_thousand_operations_take_less_than_a_second_each() -> None:
+def test_two_thousand_operations_take_less_than_a_second_each() -> None:
     builder = GraphBuilder()
     value = builder.argument(tensor_type((64, 64), F32), state="s")
-    for number in range(2000):
+    for number in range(700):
         loc = Source(module=f"layers.{number // 20}", op="aten::mm", file="train.py", line=number % 50)
         (product,) = builder.op("cirh.MatMul", [value, value], {"transpose_a": False, "transpose_b": True}, loc)
         (scaled,) = builder.op("cirh.Mul", [product, builder.splat(number / 7, (64, 64), F32)], loc=loc)
@@ -166,4 +166,4 @@ def test_six_thousand_operations_take_less_than_a_second_each() -> None:
     ):
         start = time.process_time()
         work()
-        assert time.process_time() - start < 1.5
+        assert time.process_time() - start < 1

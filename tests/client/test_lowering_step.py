@@ -192,7 +192,7 @@ def test_a_transformer_equals_eager():
 
 
 def test_a_deep_step_is_traced_and_lowered_in_seconds():
-    model = Transformer(24)
+    model = Transformer(12)
     move_module(model)
     step, optimizer = transformer_step(model)
     began = time.perf_counter()
@@ -202,6 +202,6 @@ def test_a_deep_step_is_traced_and_lowered_in_seconds():
     ended = time.perf_counter()
     operations = len(body_ops(module))
     print(f"{operations} operations: traced in {recorded - began:.2f} s, lowered in {ended - recorded:.2f} s")
-    assert operations > 4000
-    assert ended - began < 30  # seconds, on a loaded machine; a few on a free one
-    assert len(canonical_text(module)) < 4 << 20
+    assert operations > 2000
+    assert ended - began < 15  # seconds, on a loaded machine; a few on a free one
+    assert len(canonical_text(module)) < 2 << 20

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cstorch.errors import ClusterError, ConfigurationError
-from cstorch.session import transfer
+from cstorch.session import job, transfer
 from cstorch.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
 from interconnect.listener import LinkListener
 from interconnect.server import make_server
@@ -132,7 +132,8 @@ def test_batches_are_small_unless_one_state_is_large() -> None:
     assert len(list(batches([state(1)] * 3000))) == 3
 
 
-def test_nobody_answers() -> None:
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "CONNECT_SECONDS", 0.2)
     connection = ShardConnection(coordinator_pb2.StateShard(shard=2, address="127.0.0.1:1", job="job"), "auto")
     with pytest.raises(ClusterError, match="no MemoryX shard 2 answers"):
         next(connection.read("x", (1,), torch.float32, 0))

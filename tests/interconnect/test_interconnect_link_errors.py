@@ -52,6 +52,7 @@ def raw() -> Iterator[tuple[socket.socket, Link, Hub]]:
     hub.close()
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("lane", LANES)
 def test_a_killed_peer_is_noticed_at_once(listener: LinkListener, lane: str) -> None:
     endpoint = listener.endpoint()

@@ -5,6 +5,7 @@ import threading
 import pytest
 from role_rig import FakeManagement, until
 
+from interconnect import registration as registration_module
 from interconnect.address import bind
 from interconnect.node import Node, NodeSettings, parse_arguments
 from interconnect.registration import Registration
@@ -17,7 +18,8 @@ def hello() -> management_pb2.RegisterRequest:
     return management_pb2.RegisterRequest(role=node_pb2.ROLE_SWARMX, address="127.0.0.1:1")
 
 
-def test_lease_is_kept_alive_and_left() -> None:
+def test_lease_is_kept_alive_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration_module, "FIRST_HEARTBEAT_SECONDS", 0.1)
     management = FakeManagement()
     registration = Registration(management.address, hello, pytest.fail)
     registration.start()

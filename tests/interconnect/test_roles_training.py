@@ -9,6 +9,7 @@ import pytest
 import torch
 from role_rig import INNER, OUTER, AttachedNode, FakeManagement, SmallJob, SmallPlan, StateClient, Topology
 
+from interconnect import node_service
 from interconnect.listener import LinkListener
 from interconnect.node import Node, NodeSettings
 from memoryx.job import MemoryXJob
@@ -243,7 +244,8 @@ def test_cancelling_is_silent(make_job: MakeJob, lane: int) -> None:
         assert event.WhichOneof("kind") == "stopped" or event.failed.kind == node_pb2.Failure.KIND_NODE
 
 
-def test_a_node_works_for_one_job_at_a_time(make_job: MakeJob) -> None:
+def test_a_node_works_for_one_job_at_a_time(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_service, "VACANT_SECONDS", 0.2)
     job = make_job(node_pb2.LANE_SHARED_MEMORY)
     address = job.nodes.wafers[0].address
     with pytest.raises(AssertionError, match="ended the stream"):

@@ -4,10 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROTO = Path(__file__).parents[2] / "proto"
 GENERATED = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 
+@pytest.mark.cluster
 def test_committed_code_is_current(tmp_path: Path) -> None:
     sources = sorted(str(path.relative_to(PROTO)) for path in PROTO.rglob("*.proto"))
     scripts = Path(sys.executable).parent

@@ -167,11 +167,13 @@ def test_usage_errors_have_a_status_of_their_own() -> None:
     assert opt("--pas", "cse").exit_code == 2
 
 
+@pytest.mark.cluster
 def test_other_commands_do_not_load_the_compiler() -> None:
     code = "import sys, waferbox.cli; assert not {'torch', 'appliance'} & sys.modules.keys(), 'loaded'"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
+@pytest.mark.cluster
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "waferbox", "opt"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE

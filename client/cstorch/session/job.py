@@ -31,7 +31,7 @@ def connect(address: str, what: str) -> grpc.Channel:
     """A channel to a server that answers.
 
     Raises:
-        ClusterUnreachableError: nobody answers, or somebody who does not speak gRPC.
+        ClusterUnreachableError: nobody answers within CONNECT_SECONDS, or somebody who does not speak gRPC.
     """
     channel = make_channel(address)
     try:
