@@ -226,3 +226,28 @@ def test_the_checksum_covers_every_dataset(tmp_path: Path) -> None:
     save(tree(), tmp_path / "a.mdl")
     with h5py.File(tmp_path / "a.mdl") as file:
         assert all(layout.CHECKSUM in file[key].attrs for key in file)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [
+        ("truncated", CheckpointError, "truncated or damaged"),
+        ("foreign", CheckpointError, "is no checkpoint: neither.*cstorch.save.*nor.*torch.load"),
+        ("another H5 file", CheckpointError, "not a checkpoint that cstorch.save wrote"),
+        ("missing", FileNotFoundError, "there is no checkpoint"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_explained(tmp_path: Path, kind: str, error: type[Exception], text: str) -> None:
+    path = tmp_path / "checkpoint.mdl"
+    match kind:
+        case "truncated":
+            save({"weight": torch.randn(256, 64)}, path)
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        case "foreign":
+            path.write_text("weights, but as text")
+        case "another H5 file":
+            with h5py.File(path, "w") as file:
+                file["weights"] = [1.0, 2.0]
+    with pytest.raises(error, match=f"(?s){text}") as caught:
+        load(path)
+    assert str(path) in str(caught.value)
