@@ -195,13 +195,13 @@ def test_a_deep_step_is_traced_and_lowered_in_seconds():
     model = Transformer(12)
     move_module(model)
     step, optimizer = transformer_step(model)
-    began = time.perf_counter()
+    began = time.process_time()
     traced = trace(step, torch.randint(32, (3, 8)), states_of(model=model, **optimizer.getters()), model)
-    recorded = time.perf_counter()
+    recorded = time.process_time()
     module = lower(traced)
-    ended = time.perf_counter()
+    ended = time.process_time()
     operations = len(body_ops(module))
     print(f"{operations} operations: traced in {recorded - began:.2f} s, lowered in {ended - recorded:.2f} s")
     assert operations > 2000
-    assert ended - began < 15  # seconds, on a loaded machine; a few on a free one
+    assert ended - began < 15  # of the processor; 2 on a machine that is free
     assert len(canonical_text(module)) < 2 << 20
