@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -112,7 +111,7 @@ def test_a_node_that_dies_is_named_and_the_others_can_be_used(
             assert process.pid == victim.process_id
             process.kill()
             script.wait_for_error("NodeLostError: ", FAILURE_SECONDS)
-        assert script.wait() == 1
+            assert script.wait() == 1
             message = message_of(script)
             assert message.startswith("cstorch.errors.NodeLostError: "), message
             died = rf"{name}\d* \(pid {victim.process_id} at {re.escape(victim.address)}\) died"
