@@ -43,6 +43,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "the job has a session")
         if not context.add_callback(self._job.client_left):
             self._job.client_left()
+        context.send_initial_metadata(())  # the session is open: its end will be noticed
         yield from self._job.news()
         failure = self._job.verdict.failure
         if failure is not None:
