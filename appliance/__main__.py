@@ -14,7 +14,7 @@ from types import FrameType
 
 from grpc_health.v1 import health, health_pb2_grpc
 
-from appliance.management.gateway import Gateway
+from appliance.coordinator.settings import CoordinatorHome
 from appliance.management.service import ManagementService, ManagementSettings
 from appliance.page.server import PageServer
 from appliance.page.source import ManagementSource
@@ -37,11 +37,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=cache_root(),
         metavar="DIR",
         help="compiled artifacts; default: %(default)s",
-    )
-    parser.add_argument(
-        "--gateway",
-        action="store_true",
-        help="clients reach this address only: hand their calls on to coordinators and MemoryX",
     )
     parser.add_argument("--page", metavar="HOST:PORT", help="serve a page to look at there; port 0: any; default: none")
     parser.add_argument(
@@ -66,9 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s")
     cluster_ends_too = options.announce_fd is not None
     over: queue.SimpleQueue[bool] = queue.SimpleQueue()  # whether to end the jobs; a put is safe in a signal handler
-    settings = ManagementSettings(
-        cache_root=options.cache_root.absolute(), gateway=options.gateway, jobs_outlive=not cluster_ends_too
-    )
+    settings = ManagementSettings(cache_root=options.cache_root.absolute(), jobs_outlive=not cluster_ends_too)
     service = ManagementService(settings, lambda: over.put(True))
     server = make_server()
     try:
@@ -79,8 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     management_pb2_grpc.add_ManagementServicer_to_server(service, server)
     observation_pb2_grpc.add_ObservationServicer_to_server(service.observation, server)
-    if options.gateway:
-        Gateway(service.serves_clients).add_to_server(server)
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -102,7 +93,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         service.metrics = f"{address.rpartition(':')[0]}:{metrics.port}"
     server.start()
-    service.start(address, host)
+    service.start(
+        CoordinatorHome(
+            management=address,
+            host=host,
+            cache_root=settings.cache_root,
+            terminated="its cluster went down",
+            outlives=True,
+        )
+    )
     if page is not None:
         page.start(ManagementSource(address))
     with open(os.devnull if options.announce_fd is None else options.announce_fd, "w", encoding="utf-8") as announce:

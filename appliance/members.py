@@ -7,6 +7,7 @@ PACKAGES = {
     node_pb2.ROLE_WORKER: "workers",
     node_pb2.ROLE_MEMORYX: "memoryx",
     node_pb2.ROLE_SWARMX: "swarmx",
+    node_pb2.ROLE_INGRESS: "appliance.ingress",
 }
 _NOUNS = {
     node_pb2.ROLE_WAFER: "wafer",

@@ -26,7 +26,6 @@ def cluster_by_hand(
     places: Sequence[tuple[str, Host]],
     variables: Mapping[str, str],
     log: Path,
-    management_arguments: Sequence[str] = (),
 ) -> Iterator[str]:
     """The address of a management service, once all roles have registered there; none of them is left afterwards.
 
@@ -35,7 +34,6 @@ def cluster_by_hand(
         places: module and host of each role.
         variables: the environment of all.
         log: a file for what they say.
-        management_arguments: further ones.
 
     Raises:
         TimeoutError: somebody did not come; the message has the log.
@@ -52,8 +50,7 @@ def cluster_by_hand(
         reader, writer = os.pipe()
         announcement = stack.enter_context(open(reader, encoding="utf-8"))
         try:
-            own = ["--listen", f"{host.address}:0", "--announce-fd", str(writer)]
-            start(host, "appliance", *own, *management_arguments, fds=[writer])
+            start(host, "appliance", "--listen", f"{host.address}:0", "--announce-fd", str(writer), fds=[writer])
         finally:
             os.close(writer)
         line = announcement.readline() if readable([announcement], START_SECONDS) else ""

@@ -13,6 +13,7 @@ PAGES: Final = ROOT / "docs" / "roles"
 FOLDERS: Final = {
     "client": ("client/cstorch",),
     "coordinator": ("appliance/coordinator",),
+    "ingress": ("appliance/ingress",),
     "management": (
         "appliance/__main__.py",
         "appliance/members.py",

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
@@ -143,9 +144,30 @@ def run_node(
     The process registers with management, keeps its lease alive (and comes back when management does), and serves
     NodeService, health and the links' stream.
     """
+    return serve(lambda: Node(role, settings, make_job, add_services=add_services))
+
+
+class Serving(Protocol):
+    """What a process of the cluster does, from its start to its end."""
+
+    refusal: str  # why management will not have it, once wait has returned
+
+    def start(self) -> None: ...
+
+    def end(self) -> None:
+        """Make wait return. Safe in a signal handler, and from any thread."""
+
+    def wait(self) -> None:
+        """Until end is called, or management refuses."""
+
+    def close(self) -> None: ...
+
+
+def serve(make: Callable[[], Serving]) -> int:
+    """As run_node, with whatever make makes; it may raise OSError."""
     set_up_logging()
     try:
-        node = Node(role, settings, make_job, add_services=add_services)
+        node = make()
     except OSError as error:
         logger.error("%s", error)
         return 1

@@ -1,8 +1,8 @@
 """gRPC servers and channels with the options that all of the project's have, and channels through a gateway.
 
-A cluster of containers publishes one port, that of its management service. Who comes from outside reaches the other
-processes through it: a call to `coordinator:7000 via 127.0.0.1:9000` goes to 127.0.0.1:9000 and bears the address that
-it is for, to which the gateway there (appliance.management.gateway) hands it on.
+A cluster of containers publishes one port, that of its ingress. Who comes from outside reaches the other processes
+through it: a call to `coordinator:7000 via 127.0.0.1:9000` goes to 127.0.0.1:9000 and bears the address that it is for,
+to which the gateway there (appliance.ingress.gateway) hands it on.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -18,16 +18,20 @@ MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 MAX_THREADS: Final = 256
 
 GATEWAY_KEY: Final = "wsc-target"
+# On the calls that an ingress hands on to management, and on the errors that it answers with.
+INGRESS_KEY: Final = "wsc-ingress"
 _VIA: Final = " via "
 
 _OPTIONS: Final = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    # Who is cut off, or hangs, is given up within 8 s.
+    ("grpc.keepalive_time_ms", 3_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # a minute by default, whatever the timeout of keepalive is
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),  # what comes back is found within a second
 ]
 
@@ -53,6 +57,11 @@ def make_channel(address: str) -> grpc.Channel:
 def through(gateway: str, address: str) -> str:
     """The address that is reached through a gateway; an empty gateway is none."""
     return f"{address}{_VIA}{gateway}" if gateway else address
+
+
+def is_from_ingress(error: grpc.Call) -> bool:
+    """Whether a call failed behind the ingress that it went to, and not on the way there."""
+    return any(key == INGRESS_KEY for key, _ in error.trailing_metadata() or ())
 
 
 class _Addressed(

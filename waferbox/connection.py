@@ -8,7 +8,7 @@ import grpc
 import typer
 
 from interconnect.address import split_address
-from interconnect.server import make_channel
+from interconnect.server import is_from_ingress, make_channel
 from waferbox.console import Status, fail
 from waferbox.records import Record, records
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2_grpc
@@ -114,4 +114,6 @@ def _end(address: str, error: grpc.RpcError) -> Never:
         fail(f"{address} did not answer in time")
     if error.code() == grpc.StatusCode.UNIMPLEMENTED:
         fail(f"what answers at {address} is not a management service of this version")
+    if is_from_ingress(error):
+        fail(error.details() or error.code().name)
     fail(f"no management service answers at {address}; is the cluster up, and is this its address?")

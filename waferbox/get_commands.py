@@ -17,6 +17,7 @@ from waferbox.tables import (
     ROLES,
     age_text,
     empty_table,
+    is_free,
     jobs_table,
     nodes_table,
     safe,
@@ -121,7 +122,7 @@ def _summary(cluster: Connection) -> dict[str, Any]:
     listed, jobs = cluster.list_nodes(), cluster.jobs()
     nodes = listed.nodes
     there = Counter(node.role for node in nodes)
-    free = Counter(node.role for node in nodes if not node.job)
+    free = Counter(node.role for node in nodes if is_free(node))
     ended = sum(job.phase in ENDED for job in jobs)
     queued = sum(job.phase == management_pb2.JOB_PHASE_QUEUED for job in jobs)
     return {

@@ -1,7 +1,6 @@
 """What the commands show, as tables."""
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -18,6 +17,7 @@ ROLES: Final = {
     node_pb2.ROLE_MEMORYX: "memoryx",
     node_pb2.ROLE_SWARMX: "swarmx",
     node_pb2.ROLE_WORKER: "worker",
+    node_pb2.ROLE_INGRESS: "ingress",
 }
 _STYLES: Final = {
     management_pb2.JOB_PHASE_RUNNING: "green",
@@ -51,13 +51,18 @@ def sorted_nodes(nodes: Iterable[management_pb2.NodeInfo]) -> list[management_pb
     return sorted(nodes, key=lambda node: (order.index(node.role), int(node.node_id.lstrip("n") or 0)))
 
 
+def is_free(node: management_pb2.NodeInfo) -> bool:
+    """Whether a job may get it: an ingress serves all."""
+    return not node.job and node.role != node_pb2.ROLE_INGRESS
+
+
 def cluster_table(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
-    """One line for each role: what `up` shows."""
+    """One line for each role that is there: what `up` shows."""
     table = empty_table("role", "nodes", "processes", right=["nodes"])
-    counts = Counter(node.role for node in nodes)
     for role, name in ROLES.items():
-        pids = ", ".join(str(node.process_id) for node in sorted_nodes(nodes) if node.role == role)
-        table.add_row(name, str(counts[role]), pids)
+        pids = [str(node.process_id) for node in sorted_nodes(nodes) if node.role == role]
+        if pids:
+            table.add_row(name, str(len(pids)), ", ".join(pids))
     return table
 
 
@@ -70,7 +75,7 @@ def nodes_table(nodes: Sequence[management_pb2.NodeInfo], *, wide: bool = False)
         cells = [
             node.node_id,
             ROLES[node.role],
-            node.job or "[dim]free[/]",
+            "[dim]free[/]" if is_free(node) else node.job,
             node.member,
             f"{node.lease_left_seconds:.1f} s",
         ]

@@ -1,32 +1,16 @@
-"""The process of one job's coordinator. Management starts it, with its settings on a pipe (descriptor 3)."""
+"""The process of one job's coordinator, which management starts, or an ingress."""
 
-import json
 import queue
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 
 from appliance.coordinator.compilation import cached_compiler
-from appliance.coordinator.management_link import CoordinatorSettings
 from appliance.coordinator.serving import Event, serve_job
+from appliance.coordinator.settings import read_settings
 from interconnect.process import FIRST_FD
 from interconnect.terminal_log import set_up_logging
-
-
-def read_settings(fd: int) -> CoordinatorSettings:
-    """The settings that management wrote."""
-    with open(fd, encoding="utf-8") as pipe:
-        settings = json.load(pipe)
-    return CoordinatorSettings(
-        job=settings["job"],
-        token=settings["token"],
-        created=settings["created"],
-        management=settings["management"],
-        listen=settings["listen"],
-        cache=Path(settings["cache"]),
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,8 +11,9 @@ from appliance.coordinator.compilation import Compile, report_of
 from appliance.coordinator.crew import Crew, NodesRefused
 from appliance.coordinator.execution import Execution
 from appliance.coordinator.failures import JobFailed, Verdict
-from appliance.coordinator.management_link import CoordinatorSettings, ManagementLink, ManagementLost
+from appliance.coordinator.management_link import ManagementLink, ManagementLost
 from appliance.coordinator.observation import Observation
+from appliance.coordinator.settings import CoordinatorSettings
 from appliance.coordinator.topology import Member
 from interconnect.listener import LinkListener
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2, plan_pb2
@@ -41,6 +42,7 @@ class Job:
         self.name = settings.job
         self.token = settings.token
         self._cache = settings.cache
+        self._on_terminate = settings.terminated
         self.request = request
         self._management = management
         self._listener = listener
@@ -102,7 +104,7 @@ class Job:
         if lost:
             self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node="management", message=lost))
         self.verdict.report_end(
-            node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=f"{self.name} ended: its cluster went down")
+            node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=f"{self.name} ended: {self._on_terminate}")
         )
 
     def news(self) -> Iterator[coordinator_pb2.SessionResponse]:

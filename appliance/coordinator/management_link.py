@@ -8,12 +8,11 @@ import queue
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import grpc
 
+from appliance.coordinator.settings import CoordinatorSettings
 from interconnect.registration import REFUSALS
 from interconnect.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2
@@ -25,18 +24,6 @@ AWAY_SECONDS = 60.0  # how long a job that waits for nodes waits for management
 REPORT_SECONDS = 10.0  # how long a job that has ended waits for management, to tell it
 
 _Stream: TypeAlias = "grpc.CallIterator[management_pb2.CoordinateResponse]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorSettings:
-    """What management tells a coordinator that it starts."""
-
-    job: str
-    token: str
-    created: float  # seconds since 1970
-    management: str
-    listen: str  # host:port; port 0 for any
-    cache: Path  # folder of the compiled artifacts
 
 
 class ManagementLost(RuntimeError):

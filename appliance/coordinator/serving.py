@@ -6,8 +6,9 @@ import queue
 
 from appliance.coordinator.compilation import Compile
 from appliance.coordinator.job import Job
-from appliance.coordinator.management_link import CoordinatorSettings, ManagementLink, ManagementLost
+from appliance.coordinator.management_link import ManagementLink, ManagementLost
 from appliance.coordinator.service import CoordinatorService
+from appliance.coordinator.settings import CoordinatorSettings
 from appliance.coordinator.topology import COORDINATOR
 from interconnect.address import bind
 from interconnect.job_log import JobLogHandler

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from appliance.job_history import JobHistory
+from appliance.management.coordinator_process import CoordinatorProcess
 from appliance.management.registry import NodeRegistry
-from interconnect.zygote import Child
 from wsc.v1 import management_pb2
 
 MAX_FINISHED = 100
@@ -30,13 +30,15 @@ class Job:
     started: float = 0.0  # 0: it has had no nodes yet
     ended: float = 0.0  # 0: it has not
     coordinator: str = ""  # its address, once it has said hello
-    child: Child | None = None  # the coordinator's process, if it was this management service that started it
+    process: CoordinatorProcess | None = (
+        None  # the coordinator's, if it was this management service that had it started
+    )
     report: management_pb2.JobReport = field(
         default_factory=lambda: management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
     )
     nodes: Sequence[management_pb2.NodeInfo] = ()  # that it was given
     cancelled: bool = False
-    away_since: float | None = None  # monotonic: when the coordinator, not our child, was last heard of
+    away_since: float | None = None  # monotonic: when the coordinator, whose process we do not know, was last heard of
     history: JobHistory = field(default_factory=JobHistory)
     hello: threading.Event = field(default_factory=threading.Event)  # set too when the coordinator dies before it
     over: threading.Event = field(default_factory=threading.Event)

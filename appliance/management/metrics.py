@@ -26,11 +26,11 @@ class ManagementCollector(Collector):
         self._jobs = jobs
 
     def collect(self) -> Iterator[Metric]:
-        nodes = Counter((PACKAGES[node.role], "leased" if node.job else "free") for node in self._nodes())
+        nodes = Counter((node.role, "leased" if node.job else "free") for node in self._nodes())
         nodes_metric = GaugeMetricFamily("waferbox_nodes", "Nodes of the cluster.", labels=["role", "state"])
-        for role in PACKAGES.values():
+        for role, package in PACKAGES.items():
             for state in ("free", "leased"):
-                nodes_metric.add_metric([role, state], nodes[role, state])
+                nodes_metric.add_metric([package.removeprefix("appliance."), state], nodes[role, state])
         yield nodes_metric
 
         jobs = self._jobs()

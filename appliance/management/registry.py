@@ -14,7 +14,7 @@ from typing import Protocol
 
 from appliance.management.allocation import refusal
 from appliance.management.job_queue import JobQueue, Waiting
-from wsc.v1 import management_pb2
+from wsc.v1 import management_pb2, node_pb2
 
 MISSING_NODES_SECONDS = 5.0  # how long a job waits for nodes that the cluster does not have
 RETURN_SECONDS = 10.0  # after a start: how long nodes are kept for jobs that are not back
@@ -101,6 +101,12 @@ class NodeRegistry:
             self._changed.wait_for(lambda: len(self._nodes) >= at_least, wait_seconds)
             now = time.monotonic()
             return [_with_lease(node, now) for node in self._nodes.values()]
+
+    def ingress(self, wait_seconds: float) -> str:
+        """The address of one; empty if there is none, nor comes one meanwhile."""
+        with self._changed:
+            self._changed.wait_for(self._ingresses, wait_seconds)
+            return next(iter(self._ingresses()), "")
 
     def held(self, job: str) -> Sequence[management_pb2.NodeInfo]:
         """The nodes that a job leases."""
@@ -190,6 +196,9 @@ class NodeRegistry:
 
     def _infos(self) -> Sequence[management_pb2.NodeInfo]:
         return [node.info for node in self._nodes.values()]
+
+    def _ingresses(self) -> Sequence[str]:
+        return [node.address for node in self._infos() if node.role == node_pb2.ROLE_INGRESS]
 
     def _admit(self) -> None:
         """Something has changed: who is next?"""

@@ -4,9 +4,7 @@ It keeps nothing on disk but the key of its tokens. When it ends, jobs go on; wh
 address, nodes and coordinators come back and tell it what it must know.
 """
 
-import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,22 +14,26 @@ from typing import Never
 
 import grpc
 
+from appliance.coordinator.settings import CoordinatorHome, cache_directory
 from appliance.management.coordination import Coordination
+from appliance.management.coordinator_process import IngressProcess, ProcessLost
 from appliance.management.job_tokens import JobTokens
 from appliance.management.jobs import ENDED, Job, JobTable
 from appliance.management.observation import ObservationService
 from appliance.management.registry import NodeRegistry
 from appliance.management.requests import complete, is_artifact, problem_of_job, problem_of_labels, problem_of_priority
 from appliance.members import PACKAGES
+from interconnect.server import INGRESS_KEY
 from interconnect.version import __version__
-from interconnect.zygote import SpawnError, spawn
-from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
+from interconnect.zygote import SpawnError
+from wsc.v1 import ingress_pb2, management_pb2, management_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-COORDINATOR_SECONDS = 30.0  # until a coordinator must have said hello
+COORDINATOR_SECONDS = 50.0  # until a coordinator must have said hello
 COORDINATOR_END_SECONDS = 7.0  # until it must have let its nodes go
-COORDINATOR_RETURN_SECONDS = 10.0  # until a coordinator that is not our child must be back
+COORDINATOR_RETURN_SECONDS = 10.0  # until a coordinator must be back whose process we do not know
+INGRESS_RETURN_SECONDS = 3.0  # until an ingress must be back that handed a call on
 MAX_WAIT_SECONDS = 10.0  # of a ListNodes call
 
 
@@ -39,7 +41,6 @@ MAX_WAIT_SECONDS = 10.0  # of a ListNodes call
 class ManagementSettings:
     cache_root: Path  # artifacts of the compiler lie below it; also takes the key of the tokens
     lease_seconds: float = 5.0  # a node that says nothing for so long is lost
-    gateway: bool = False  # clients reach the other processes through this one
     jobs_outlive: bool = True  # a management service that follows this one may take over its jobs
 
 
@@ -55,16 +56,16 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         self._coordinations: dict[str, Coordination] = {}
         self._lock = threading.Lock()
         self.observation = ObservationService(self._jobs, self._coordinations.get)
-        self._address = self._listen_host = ""
         self.metrics = ""  # where this process serves figures for Prometheus, as host:port; empty: nowhere
+        self._home: CoordinatorHome | None = None
         self._closing = threading.Event()
         self._on_shutdown = on_shutdown
         self._watch = threading.Thread(target=self._keep_watch, name="watch", daemon=True)
 
-    def start(self, address: str, listen_host: str) -> None:
-        """Begin. address: the one that coordinators dial; listen_host: where they listen themselves."""
-        self._address = self._registry.address = address
-        self._listen_host = listen_host
+    def start(self, home: CoordinatorHome) -> None:
+        """Begin. home: of the coordinators that no ingress runs, with our address."""
+        self._home = home
+        self._registry.address = home.management
         self._watch.start()
 
     def close(self, *, end_jobs: bool) -> None:
@@ -75,25 +76,19 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         if not end_jobs:
             if jobs:
                 names = ", ".join(job.name for job in jobs)
-                logger.warning("%s: going on; a management service started at %s takes over", names, self._address)
+                address = self._registry.address
+                logger.warning("%s: going on; a management service started at %s takes over", names, address)
             return
         for job in jobs:
-            if job.child is not None:
-                job.child.terminate()
+            if (process := job.process) is not None:
+                process.terminate()
             else:
                 self._cancel(job)
         deadline = time.monotonic() + COORDINATOR_END_SECONDS
         for job in jobs:
             job.over.wait(max(0.0, deadline - time.monotonic()))
-            if job.child is not None:
-                job.child.close(max(0.0, deadline - time.monotonic()))
-
-    def serves_clients(self, address: str) -> bool:
-        """Whether a coordinator of a live job, or a MemoryX node, listens at this address."""
-        if any(job.coordinator == address for job in self._jobs.all_live()):
-            return True
-        nodes = self._registry.nodes()
-        return any(node.address == address and node.role == node_pb2.ROLE_MEMORYX for node in nodes)
+            if (process := job.process) is not None:
+                process.close(max(0.0, deadline - time.monotonic()))
 
     def nodes(self) -> Sequence[management_pb2.NodeInfo]:
         """All that are there."""
@@ -165,46 +160,43 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         complete(request)
         job = self._jobs.create(request, self._tokens.token)
         self._registry.open(job.name)
+        through_ingress = any(key == INGRESS_KEY for key, _ in context.invocation_metadata())
         try:
-            self._start_coordinator(job)
+            self._start_coordinator(job, self._registry.ingress(INGRESS_RETURN_SECONDS if through_ingress else 0.0))
         except SpawnError as error:
             self._end(job, management_pb2.JOB_PHASE_FAILED, str(error))
             context.abort(grpc.StatusCode.INTERNAL, str(error))
         in_time = job.hello.wait(COORDINATOR_SECONDS)
         if not job.coordinator:
             message = job.report.message if in_time else f"it did not answer within {COORDINATOR_SECONDS:g} s"
-            assert job.child is not None
-            job.child.kill()
+            if (process := job.process) is not None:
+                process.kill()
             context.abort(grpc.StatusCode.INTERNAL, f"the coordinator of {job.name} did not start: {message}")
         return management_pb2.CreateJobResponse(
-            job=job.name, coordinator=job.coordinator, token=job.token, gateway=self._settings.gateway
+            job=job.name, coordinator=job.coordinator, token=job.token, gateway=through_ingress
         )
 
-    def _start_coordinator(self, job: Job) -> None:
-        settings = {
-            "job": job.name,
-            "token": job.token,
-            "created": job.created,
-            "management": self._address,
-            "listen": f"{self._listen_host}:0",
-            "cache": str(_cache_directory(self._settings.cache_root, job.request.compile_dir)),
-        }
-        # Over a pipe: other users of the machine can read the arguments of a process.
-        reader, writer = os.pipe()
-        try:
-            with open(writer, "w", encoding="utf-8") as pipe:
-                json.dump(settings, pipe)
-            job.child = spawn("appliance.coordinator", [], [reader], outlives=True)
-        finally:
-            os.close(reader)
-        threading.Thread(
-            target=self._watch_coordinator, args=(job,), name=f"coordinator-{job.name}", daemon=True
-        ).start()
+    def _start_coordinator(self, job: Job, ingress: str) -> None:  # empty: here, and not at an ingress
+        assert self._home is not None
+        request = ingress_pb2.RunCoordinatorRequest(
+            job=job.name, token=job.token, created=job.created, compile_dir=job.request.compile_dir
+        )
+        job.process = IngressProcess(ingress, request) if ingress else self._home.start(request)
+        name = f"coordinator-{job.name}"
+        threading.Thread(target=self._watch_coordinator, args=(job,), name=name, daemon=True).start()
 
     def _watch_coordinator(self, job: Job) -> None:
         """The end of the process is the end of the job, whatever it said before."""
-        assert job.child is not None
-        status = job.child.wait()
+        process = job.process
+        assert process is not None
+        try:
+            self._process_ended(job, process.wait())
+        except ProcessLost as error:
+            self._process_lost(job, str(error))
+        if not self._closing.is_set():
+            process.close()
+
+    def _process_ended(self, job: Job, status: int) -> None:
         with self._lock:
             coordination = self._coordinations.get(job.name)
         if coordination is not None:
@@ -215,8 +207,16 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             self._end(job, management_pb2.JOB_PHASE_CANCELLED, "cancelled")
         else:
             self._end(job, management_pb2.JOB_PHASE_FAILED, f"its coordinator ended with status {status}")
-        if not self._closing.is_set():
-            job.child.close()
+
+    def _process_lost(self, job: Job, reason: str) -> None:
+        """A coordinator that has said hello may still be there."""
+        if not job.hello.is_set():
+            self._end(job, management_pb2.JOB_PHASE_FAILED, reason)
+        with self._lock:
+            job.process = None
+            if job.name in self._coordinations:
+                return
+        self._away(job)
 
     def _end(self, job: Job, phase: "management_pb2.JobPhase.ValueType", message: str) -> None:
         last = job.report
@@ -279,9 +279,13 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             if self._coordinations.get(job.name) is not coordination:
                 return
             del self._coordinations[job.name]
-            if job.child is not None:
+            if job.process is not None:
                 return  # it comes back, or ends, which is watched
-            job.away_since = time.monotonic()
+        self._away(job)
+
+    def _away(self, job: Job) -> None:
+        """The coordinator is not there, and nobody watches its process: it has some time to come back."""
+        job.away_since = time.monotonic()
         if job.report.phase in ENDED:
             self._end(job, job.report.phase, job.report.message)
 
@@ -297,7 +301,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
 
     def _describe(self, job: Job) -> management_pb2.JobInfo:
         info = job.describe(self._registry)
-        folder = _cache_directory(self._settings.cache_root, job.request.compile_dir)
+        folder = cache_directory(self._settings.cache_root, job.request.compile_dir)
         info.artifacts.extend(str(folder / artifact) for artifact in job.report.artifacts if is_artifact(artifact))
         return info
 
@@ -343,8 +347,8 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             coordination = self._coordinations.get(job.name)
         if coordination is not None:
             coordination.cancel()
-        elif job.child is not None:
-            job.child.terminate()
+        elif (process := job.process) is not None:
+            process.terminate()
 
     def _tell_request(self, job: Job) -> None:
         """The coordinator brings it back to the management service that may follow this one."""
@@ -373,7 +377,3 @@ def _refuse_version(context: grpc.ServicerContext, who: str, version: str) -> Ne
 def _check(problem: str, context: grpc.ServicerContext) -> None:
     if problem:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
-
-
-def _cache_directory(root: Path, compile_dir: str) -> Path:
-    return root / compile_dir  # an absolute compile_dir stands for itself

@@ -23,6 +23,7 @@ _ROLES: Final = {
     node_pb2.ROLE_MEMORYX: "MemoryX",
     node_pb2.ROLE_SWARMX: "SwarmX",
     node_pb2.ROLE_WORKER: "Input workers",
+    node_pb2.ROLE_INGRESS: "Ingress",
 }
 _ENDED: Final = (
     management_pb2.JOB_PHASE_SUCCEEDED,
@@ -55,7 +56,10 @@ def cluster_regions(nodes: Sequence[management_pb2.NodeInfo], jobs: Sequence[man
         "waiting": len(waiting),
         "hosts": len({node.host for node in nodes}),
     }
-    groups = [(name, [node for node in nodes if node.role == role]) for role, name in _ROLES.items()]
+    groups = [
+        (name, [node for node in nodes if node.role == role], role != node_pb2.ROLE_INGRESS)
+        for role, name in _ROLES.items()
+    ]
     return {
         "summary": _render("regions/summary.html", **summary),
         "running": _render("regions/running.html", jobs=running),

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from appliance.coordinator.__main__ import read_settings
+from appliance.coordinator import settings as coordinator_settings
 from appliance.coordinator.compilation import CompileRefused
-from appliance.coordinator.management_link import CoordinatorSettings
 from appliance.coordinator.serving import Event, serve_job
-from appliance.management import service as management_service
+from appliance.coordinator.settings import CoordinatorHome, CoordinatorSettings, read_settings
 from appliance.management.service import ManagementService, ManagementSettings
 from interconnect.address import bind
 from interconnect.hub import Hub
@@ -29,7 +28,7 @@ from interconnect.progress import Progress
 from interconnect.role_job import RoleJob, StepProgram
 from interconnect.schedule import StepSchedule
 from interconnect.segment import Segment, Slice
-from interconnect.server import make_channel, make_server
+from interconnect.server import make_channel, make_server, through
 from interconnect.version import __version__
 from wsc.v1 import (
     coordinator_pb2,
@@ -241,6 +240,16 @@ class ThreadChild:
 _numbers = itertools.count(1)
 
 
+def coordinator_home(management: str, cache_root: Path) -> CoordinatorHome:
+    return CoordinatorHome(
+        management=management,
+        host="127.0.0.1",
+        cache_root=cache_root,
+        terminated="its cluster went down",
+        outlives=True,
+    )
+
+
 class ClusterInProcess:
     """Management, and the nodes that a test adds."""
 
@@ -258,7 +267,7 @@ class ClusterInProcess:
         management_pb2_grpc.add_ManagementServicer_to_server(self.service, self.server)
         observation_pb2_grpc.add_ObservationServicer_to_server(self.service.observation, self.server)
         self.server.start()
-        self.service.start(self.address, "127.0.0.1")
+        self.service.start(coordinator_home(self.address, self.settings.cache_root))
         self.channel = make_channel(self.address)
         self.stub = management_pb2_grpc.ManagementStub(self.channel)
         self.observation = observation_pb2_grpc.ObservationStub(self.channel)
@@ -317,12 +326,14 @@ class ClusterInProcess:
 class Client:
     """What a script's session does, by hand."""
 
-    def __init__(self, cluster: ClusterInProcess, **settings: object) -> None:
+    def __init__(self, cluster: ClusterInProcess, ingress: str = "", **settings: object) -> None:
+        """ingress: the address through which the client reaches the cluster; empty: it reaches all of it."""
         wanted: dict[str, Any] = {"version": __version__, "num_csx": 1, "num_workers_per_csx": 1, **settings}
         request = management_pb2.CreateJobRequest(**wanted)
         self.cluster = cluster
-        self.created = cluster.stub.CreateJob(request, timeout=20)
-        self.channel = make_channel(self.created.coordinator)
+        with make_channel(ingress or cluster.address) as channel:
+            self.created = management_pb2_grpc.ManagementStub(channel).CreateJob(request, timeout=20)
+        self.channel = make_channel(through(ingress if self.created.gateway else "", self.created.coordinator))
         self.stub = coordinator_pb2_grpc.CoordinatorStub(self.channel)
         self.session = self.stub.Session(coordinator_pb2.SessionRequest(token=self.created.token))
         self.session.initial_metadata()  # it is open
@@ -392,7 +403,7 @@ class Client:
 @pytest.fixture
 def make_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], ClusterInProcess]]:
     """A cluster with leases of so many seconds."""
-    monkeypatch.setattr(management_service, "spawn", lambda module, argv, fds, outlives: ThreadChild(os.dup(fds[0])))
+    monkeypatch.setattr(coordinator_settings, "spawn", lambda module, argv, fds, outlives: ThreadChild(os.dup(fds[0])))
     made: list[ClusterInProcess] = []
 
     def make(lease_seconds: float) -> ClusterInProcess:

@@ -168,7 +168,7 @@ def test_a_coordinator_must_know_its_token(cluster: Any, client: Callable[..., A
 def test_a_coordinator_that_does_not_start_is_reported(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from appliance.management import service
+    from appliance.coordinator import settings
 
     class Stillborn:
         pid = 1
@@ -180,7 +180,7 @@ def test_a_coordinator_that_does_not_start_is_reported(
         def close(self) -> int:
             return 3
 
-    monkeypatch.setattr(service, "spawn", lambda *arguments, outlives: Stillborn())
+    monkeypatch.setattr(settings, "spawn", lambda *arguments, outlives: Stillborn())
     with pytest.raises(grpc.RpcError) as caught:
         client()
     assert "status 3" in caught.value.details()

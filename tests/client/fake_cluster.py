@@ -21,6 +21,7 @@ from cstorch.session import execution as session_execution
 from cstorch.session.transfer import Outgoing
 from cstorch.tracing import Trace
 from interconnect.elements import torch_dtype
+from interconnect.server import INGRESS_KEY
 from interconnect.version import __version__
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
@@ -73,6 +74,7 @@ class FakeCluster:
     waits: list[management_pb2.QueueStatus] = field(default_factory=list)  # of a job, until it is its turn
     found: coordinator_pb2.CompileResponse | None = None  # what more a compile answers
     gateway: bool = False
+    away: int = 0  # so many calls that ask for a job find an ingress, and no management service behind it
     address: str = ""
 
     def serve(self) -> grpc.Server:
@@ -125,6 +127,10 @@ class Management(management_pb2_grpc.ManagementServicer):
     def CreateJob(
         self, request: management_pb2.CreateJobRequest, context: grpc.ServicerContext
     ) -> management_pb2.CreateJobResponse:
+        if self._cluster.away:
+            self._cluster.away -= 1
+            context.set_trailing_metadata(((INGRESS_KEY, ""),))
+            context.abort(grpc.StatusCode.UNAVAILABLE, "no management service answers the ingress")
         if self._cluster.refuse_job is not None:
             context.abort(*self._cluster.refuse_job)
         assert request.version == __version__

@@ -1,4 +1,6 @@
-"""docker-compose.yml on a real Docker engine: the digits train as on an embedded cluster, a killed wafer is named."""
+"""docker-compose.yml on a real Docker engine: the digits train as on an embedded cluster, a job outlives a restart of
+management, and what else goes is named.
+"""
 
 import os
 import re
@@ -13,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "fc_digits" / "train.py"
+PATIENT = Path(__file__).parent / "patient.py"
 PORT = "19000"
 BUILD_SECONDS = 1200.0
 UP_SECONDS = 180.0
@@ -53,12 +56,12 @@ def environment(management: str | None, cache: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def management() -> Iterator[str]:
-    """A cluster of containers: 2 wafers, 2 workers."""
+    """The way into a cluster of containers: 2 of each role."""
     compose("up", "--detach", "--build", "--scale", "wafer=2", "--scale", "worker=2", seconds=BUILD_SECONDS)
     address = f"127.0.0.1:{PORT}"
     try:
         deadline = time.monotonic() + UP_SECONDS
-        while nodes(address) < 6:
+        while nodes(address) < 8:
             assert time.monotonic() < deadline, compose("logs", "--tail", "50")
             time.sleep(1)
         yield address
@@ -77,9 +80,13 @@ def management() -> Iterator[str]:
 
 def nodes(address: str) -> int:
     """How many nodes are there and free."""
-    command = [sys.executable, "-m", "waferbox", "status", "--management", address]
-    status = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    return len(re.findall(r"\bfree\b", status.stdout))
+    return len(re.findall(r"\bfree\b", waferbox("status", address)))
+
+
+def waferbox(command: str, address: str) -> str:
+    """What a command printed; nothing where the cluster does not answer."""
+    words = [sys.executable, "-m", "waferbox", *command.split(), "--management", address]
+    return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
 
 
 def losses(management: str | None, folder: Path) -> list[str]:
@@ -108,7 +115,44 @@ def test_the_digits_train_to_the_same_losses_as_on_an_embedded_cluster(managemen
     assert in_containers == losses(None, tmp_path / "embedded")
 
 
-def test_a_killed_wafer_is_named_within_ten_seconds(management: str, tmp_path: Path) -> None:
+def test_a_job_goes_on_while_management_is_restarted(management: str, tmp_path: Path) -> None:
+    script = subprocess.Popen(
+        [sys.executable, str(PATIENT), str(tmp_path / "artifacts")],
+        env=environment(management, tmp_path / "cache"),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert script.stdout is not None
+        for line in script.stdout:
+            if line.startswith("step 10:"):
+                break
+        compose("restart", "management")
+        deadline = time.monotonic() + UP_SECONDS
+        while not re.search(r"running +\d+/20", waferbox("get jobs", management)):
+            assert time.monotonic() < deadline, compose("logs", "management", "ingress")
+        output, errors = script.communicate("\n", timeout=SCRIPT_SECONDS)
+    finally:
+        script.kill()
+        script.wait()
+    assert script.returncode == 0, errors
+    assert [line.partition(":")[0] for line in output.splitlines()] == [f"step {step}" for step in range(11, 21)]
+
+
+@pytest.mark.parametrize(
+    ("service", "command", "error"),
+    [
+        ("ingress", "restart", r"JobCancelledError: job-\w+ ended: the ingress at ingress:7000, where .* went down"),
+        ("wafer", "kill", r"NodeLostError: wafer-[01] \(pid \d+ at \S+\) died or was cut off"),
+    ],
+    ids=["ingress", "wafer"],
+)
+def test_what_goes_is_named_within_ten_seconds(
+    management: str, tmp_path: Path, service: str, command: str, error: str
+) -> None:
     arguments = ["--num-steps", "1000000", "--checkpoint-steps", "0", "--model-dir", str(tmp_path / "model")]
     script = subprocess.Popen(
         [sys.executable, str(TRAIN), *arguments, "--data", str(ROOT / "data" / "digits.pt")],
@@ -124,12 +168,12 @@ def test_a_killed_wafer_is_named_within_ten_seconds(management: str, tmp_path: P
             if "Step=50," in line:
                 break
         killed = time.monotonic()
-        compose("kill", "wafer")
+        compose(command, service)
         _, errors = script.communicate(timeout=VERDICT_SECONDS + 5)
         seconds = time.monotonic() - killed
     finally:
         script.kill()
         script.wait()
     assert script.returncode == 1
-    assert re.search(r"NodeLostError: wafer-[01] \(pid \d+ at \S+\) died or was cut off", errors), errors
+    assert re.search(error, errors), errors
     assert seconds < VERDICT_SECONDS

@@ -149,12 +149,12 @@ def running_cluster(folder: Path, cache: Path, *options: str, **roles: int) -> I
 
 @contextlib.contextmanager
 def cluster_by_hand(
-    folder: Path, cache: Path, places: Sequence[tuple[str, Host]], *management_arguments: str, host: Host = HERE
+    folder: Path, cache: Path, places: Sequence[tuple[str, Host]], *, host: Host = HERE
 ) -> Iterator[str]:
     """The management address of a cluster of which each process is started alone, and of which nothing is left."""
     surroundings = Surroundings(folder, cache)
     log = folder / "roles.log"
-    with by_hand.cluster_by_hand(host, places, surroundings.variables(), log, management_arguments) as management:
+    with by_hand.cluster_by_hand(host, places, surroundings.variables(), log) as management:
         yield management
     surroundings.assert_nothing_left()
 

@@ -22,7 +22,7 @@ from interconnect.server import make_channel
 from interconnect.zygote import Child
 from waferbox.cli import app
 from waferbox.launcher import ForkingLauncher
-from wsc.v1 import management_pb2, management_pb2_grpc
+from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 pytestmark = pytest.mark.cluster
 
@@ -63,14 +63,18 @@ def test_two_scripts_run_side_by_side_and_others_wait_for_their_turn(
         running[1].wait()
 
 
+def free_address() -> str:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{unused.getsockname()[1]}"
+
+
 class Management:
     """A management service at a fixed port that can be killed and started again, and one node of each role."""
 
     def __init__(self) -> None:
         self._launcher = ForkingLauncher()
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{unused.getsockname()[1]}"
+        self.address = free_address()
         self._channel = make_channel(self.address)
         self.stub = management_pb2_grpc.ManagementStub(self._channel)
         self.process: Any = None
@@ -80,6 +84,15 @@ class Management:
             for role in ("memoryx", "swarmx", "wafer", "workers")
         ]
         wait_for(lambda: len(self.ask().nodes) == 4)
+        self._ingress: subprocess.Popen[bytes] | None = None
+
+    def start_ingress(self) -> str:
+        """Its address."""
+        address = free_address()
+        command = [sys.executable, "-m", "appliance.ingress", "--management", self.address, "--listen", address]
+        self._ingress = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        wait_for(lambda: len(self.ask().nodes) == 5, 30.0)
+        return address
 
     def start(self) -> None:
         self.process = self._launcher.start("appliance", ["--listen", self.address])
@@ -101,6 +114,9 @@ class Management:
 
     def close(self) -> None:
         self._channel.close()
+        if self._ingress is not None:
+            self._ingress.terminate()
+            assert self._ingress.wait(10.0) == 0
         self.process.close()
         self._launcher.close()
 
@@ -122,10 +138,21 @@ def management(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     wait_for(lambda: not [one for one in surroundings.processes() if one.pid != own])
 
 
+@pytest.mark.parametrize("through_ingress", [False, True])
 def test_a_job_trains_on_while_management_is_killed_and_started_again(
-    management: Management, tmp_path: Path, request: pytest.FixtureRequest
+    management: Management,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    through_ingress: bool,
 ) -> None:
+    address = management.address
+    if through_ingress:
+        address = management.start_ingress()
+        monkeypatch.setenv("WAFERBOX_MANAGEMENT", address)
+        monkeypatch.setenv("WAFERBOX_LANE", "grpc")
     before: list[management_pb2.JobInfo] = []
+    shown: list[str] = []
     options = argparse.Namespace(
         mode="CSX",
         result=tmp_path / "result",
@@ -152,7 +179,7 @@ def test_a_job_trains_on_while_management_is_killed_and_started_again(
         wait_for(lambda: b"has its nodes" in followed.read_bytes(), 20.0)
 
     def is_back() -> bool:
-        nodes = management.ask().nodes
+        nodes = [node for node in management.ask().nodes if node.role != node_pb2.ROLE_INGRESS]
         return len(nodes) == 4 and all(node.job == before[0].job for node in nodes) and len(management.jobs()) == 1
 
     def disturb(step: int) -> None:
@@ -161,12 +188,15 @@ def test_a_job_trains_on_while_management_is_killed_and_started_again(
             4: management.kill,
             7: management.start,
             8: lambda: wait_for(is_back),
+            9: lambda: shown.append(CliRunner().invoke(app, ["get", "jobs", "--management", address]).stdout),
         }
         actions.get(step, lambda: None)()
 
     ours, theirs = parity.run_cstorch(options, disturb), parity.run_plain(options)
     losses, expected = torch.tensor(ours["losses"]), torch.tensor(theirs["losses"])
     assert (losses - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert before[0].job in shown[0]
+    assert "running" in shown[0]
     cstorch.close_backend()
     wait_for(lambda: [job.phase for job in management.jobs()] == [management_pb2.JOB_PHASE_SUCCEEDED])
     (job,) = management.jobs()

@@ -14,6 +14,7 @@ from cstorch.errors import (
     NodeLostError,
     VersionMismatchError,
 )
+from interconnect.server import is_from_ingress
 from wsc.v1 import node_pb2
 
 
@@ -54,6 +55,12 @@ def from_rpc_error(error: grpc.RpcError, doing: str) -> CstorchError:
     return InternalError(f"a call failed with {error.code().name} while {doing}: {details}")
 
 
+def is_management_away(error: grpc.RpcError) -> bool:
+    """Whether an ingress answered, but has no management service to hand the call on to."""
+    assert isinstance(error, grpc.Call)
+    return error.code() == grpc.StatusCode.UNAVAILABLE and is_from_ingress(error)
+
+
 def from_create_job_error(error: grpc.RpcError, management: str, version: str) -> CstorchError:
     """The exception for a job that what listens at the management address refuses."""
     assert isinstance(error, grpc.Call)
@@ -63,6 +70,8 @@ def from_create_job_error(error: grpc.RpcError, management: str, version: str) -
             f"what listens at {management} is no management service, but perhaps another process of the cluster: check "
             "the port, which `waferbox up` printed"
         )
+    if is_management_away(error):
+        return ClusterUnreachableError(details)
     if error.code() == grpc.StatusCode.FAILED_PRECONDITION and "version" in details:
         return VersionMismatchError(details if version in details else f"{details} (this client is version {version})")
     return from_rpc_error(error, "asking for a job")

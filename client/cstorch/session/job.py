@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -13,13 +14,14 @@ import grpc
 from cstorch.cluster_config import LANES, ClusterConfig
 from cstorch.errors import ClusterUnreachableError, CstorchError, NodeLostError
 from cstorch.session import failures
-from interconnect.server import make_channel, through
+from interconnect.server import is_from_ingress, make_channel, through
 from interconnect.version import __version__
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
 logger = logging.getLogger("cstorch.job")
 
 CONNECT_SECONDS = 4.0
+RETRY_SECONDS = 0.2
 CREATE_SECONDS = 60.0  # management starts a coordinator process
 COMPILE_SECONDS = 3600.0
 PREPARE_SECONDS = 600.0  # the workers import what the input_fn needs
@@ -107,10 +109,15 @@ class Job:
             host=socket.gethostname(),
             priority=int(self.config.job_priority.removeprefix("p")),
         )
-        try:
-            return self._management.CreateJob(request, timeout=CREATE_SECONDS)
-        except grpc.RpcError as error:
-            raise failures.from_create_job_error(error, management, __version__) from None
+        give_up = time.monotonic() + CONNECT_SECONDS
+        while True:
+            try:
+                return self._management.CreateJob(request, timeout=CREATE_SECONDS)
+            except grpc.RpcError as error:
+                # As for a management service that is dialled directly: it may be about to start.
+                if not failures.is_management_away(error) or time.monotonic() >= give_up:
+                    raise failures.from_create_job_error(error, management, __version__) from None
+            time.sleep(RETRY_SECONDS)
 
     def _watch(self) -> None:
         """Runs in a thread: ends when the session ends."""
@@ -141,6 +148,11 @@ class Job:
     def _coordinator_lost(self, error: grpc.RpcError) -> CstorchError:
         assert isinstance(error, grpc.Call)
         if error.code() == grpc.StatusCode.UNAVAILABLE:
+            if self.gateway and not is_from_ingress(error):
+                return NodeLostError(
+                    f"the connection to the ingress at {self.gateway} broke ({error.details()}), and {self.name} ends "
+                    "with it: start the script again when the ingress is back"
+                )
             return NodeLostError(f"the coordinator of {self.name} at {self._address} died, or cannot be reached")
         return failures.from_rpc_error(error, "the job was under way")
 

@@ -324,7 +324,7 @@ class CreateJobResponse(_message.Message):
     token: _builtins.str
     """what the client shows the coordinator"""
     gateway: _builtins.bool
-    """coordinator and MemoryX are to be reached through the management service"""
+    """coordinator and MemoryX are to be reached through the ingress that the call came through"""
     def __init__(
         self,
         *,

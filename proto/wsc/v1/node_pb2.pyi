@@ -36,6 +36,7 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     ROLE_WORKER: _Role.ValueType  # 3
     ROLE_WAFER: _Role.ValueType  # 4
     ROLE_COORDINATOR: _Role.ValueType  # 5
+    ROLE_INGRESS: _Role.ValueType  # 6
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper): ...
 
@@ -45,6 +46,7 @@ ROLE_SWARMX: Role.ValueType  # 2
 ROLE_WORKER: Role.ValueType  # 3
 ROLE_WAFER: Role.ValueType  # 4
 ROLE_COORDINATOR: Role.ValueType  # 5
+ROLE_INGRESS: Role.ValueType  # 6
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 class _Lane:

@@ -1,0 +1,43 @@
+"""`python -m appliance.ingress`: the way into a cluster from outside, and the home of its coordinators."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from appliance.ingress.process import Ingress, IngressSettings
+from interconnect.folders import cache_root
+from interconnect.node import serve
+
+
+def parse_arguments(argv: Sequence[str] | None) -> IngressSettings:
+    parser = argparse.ArgumentParser(prog="python -m appliance.ingress", description="The way in from outside.")
+    parser.add_argument("--management", required=True, metavar="HOST:PORT", help="where the management service listens")
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where clients reach the cluster")
+    parser.add_argument(
+        "--cache-root",
+        type=Path,
+        default=cache_root(),
+        metavar="DIR",
+        help="compiled artifacts, best the folder of the management service; default: %(default)s",
+    )
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="N", help="serve figures for Prometheus; 0: at any port; default: at none"
+    )
+    options = parser.parse_args(argv)
+    return IngressSettings(
+        management=options.management,
+        listen=options.listen,
+        cache_root=options.cache_root.absolute(),
+        metrics_port=options.metrics_port,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT, which end the coordinators too."""
+    settings = parse_arguments(argv)
+    return serve(lambda: Ingress(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The process of an ingress: its server, its place at management, its coordinators."""
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from grpc_health.v1 import health, health_pb2_grpc
+
+from appliance.coordinator.settings import CoordinatorHome
+from appliance.ingress.coordinators import Coordinators
+from appliance.ingress.gateway import Gateway
+from appliance.ingress.targets import Targets
+from interconnect.address import bind, split_address
+from interconnect.listener import host_id
+from interconnect.registration import Registration
+from interconnect.server import make_channel, make_server
+from interconnect.version import __version__
+from wsc.v1 import ingress_pb2_grpc, management_pb2, node_pb2
+
+STOP_GRACE_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressSettings:
+    """What an ingress is told when it is started."""
+
+    management: str  # host:port
+    cache_root: Path  # artifacts of the compiler lie below it
+    listen: str = "127.0.0.1:0"
+    metrics_port: int | None = None  # 0: any; None: no endpoint
+
+
+class Ingress:
+    """An interconnect.node.Serving. Raises OSError if it cannot listen."""
+
+    def __init__(self, settings: IngressSettings) -> None:
+        self._server = make_server()
+        self.address = bind(self._server, settings.listen)
+        host = split_address(settings.listen, any_port=True)[0]
+        self._channel = make_channel(settings.management)
+        self._targets = Targets(self._channel)
+        self._coordinators = Coordinators(
+            CoordinatorHome(
+                management=settings.management,
+                host=host,
+                cache_root=settings.cache_root,
+                terminated=f"the ingress at {self.address}, where its coordinator ran, went down, or the cluster did",
+                outlives=False,
+            )
+        )
+        ingress_pb2_grpc.add_IngressServicer_to_server(self._coordinators, self._server)
+        Gateway(settings.management, self._channel, self._targets).add_to_server(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), self._server)
+        self._metrics = None
+        if settings.metrics_port is not None:
+            from appliance.ingress.metrics import IngressCollector
+            from interconnect.metrics import MetricsServer
+
+            self._metrics = MetricsServer(IngressCollector(self._coordinators.count), host, settings.metrics_port)
+        self.refusal = ""
+        self._over = threading.Event()
+        self._registration = Registration(settings.management, self._hello, self._refused)
+
+    def start(self) -> None:
+        self._server.start()
+        self._registration.start()
+
+    def end(self) -> None:
+        self._over.set()
+
+    def wait(self) -> None:
+        self._over.wait()
+
+    def close(self) -> None:
+        """End the coordinators, whose clients hear of it through us, then all else."""
+        self._registration.close()
+        self._coordinators.close()
+        self._server.stop(STOP_GRACE_SECONDS).wait()
+        self._targets.close()
+        self._channel.close()
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def _hello(self) -> management_pb2.RegisterRequest:
+        return management_pb2.RegisterRequest(
+            role=node_pb2.ROLE_INGRESS,
+            address=self.address,
+            host=host_id(),
+            version=__version__,
+            process_id=os.getpid(),
+        )
+
+    def _refused(self, message: str) -> None:
+        self.refusal = message
+        self._over.set()

@@ -1,0 +1,80 @@
+"""The process of a job's coordinator, as management knows it: a child of its own, or one that an ingress runs."""
+
+import logging
+import threading
+from typing import Final, Protocol
+
+import grpc
+
+from interconnect.server import make_channel
+from wsc.v1 import ingress_pb2, ingress_pb2_grpc
+
+END_SECONDS: Final = 2.0  # until an ingress must have passed a signal on
+
+logger = logging.getLogger(__name__)
+
+
+class ProcessLost(RuntimeError):
+    """Nobody can say how the process goes, or how it ended."""
+
+
+class CoordinatorProcess(Protocol):
+    """An interconnect.zygote.Child, or something that behaves like one."""
+
+    def wait(self) -> int:
+        """Its exit status, once it has ended. Raises ProcessLost."""
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def close(self, deadline_seconds: float = ...) -> object:
+        """End it, if it still runs, and forget it."""
+
+
+class IngressProcess:
+    """A coordinator that an ingress runs. Where this object is not closed it goes on when this process ends."""
+
+    def __init__(self, ingress: str, request: ingress_pb2.RunCoordinatorRequest) -> None:
+        """ingress: its address. That the process could not be started is what wait raises."""
+        self._ingress = ingress
+        self._job = request.job
+        self._channel = make_channel(ingress)
+        self._stub = ingress_pb2_grpc.IngressStub(self._channel)
+        self._call = self._stub.RunCoordinator.future(request)
+        self._lock = threading.Lock()  # of the channel, once it may be closed
+
+    def wait(self) -> int:
+        try:
+            return self._call.result().status
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            reason = error.details() if isinstance(error, grpc.Call) else "the call has ended"
+            raise ProcessLost(f"the ingress at {self._ingress} does not run it: {reason}") from error
+
+    def terminate(self) -> None:
+        self._end(kill=False)
+
+    def kill(self) -> None:
+        self._end(kill=True)
+
+    def close(self, deadline_seconds: float = END_SECONDS) -> None:
+        if not self._call.done():
+            self.terminate()
+            try:
+                self._call.result(deadline_seconds)
+            except grpc.FutureTimeoutError:
+                self.kill()
+            except (grpc.RpcError, grpc.FutureCancelledError):
+                pass  # nobody is there to be asked
+        with self._lock:
+            self._channel.close()
+
+    def _end(self, *, kill: bool) -> None:
+        request = ingress_pb2.EndCoordinatorRequest(job=self._job, kill=kill)
+        with self._lock:
+            if self._call.done():
+                return
+            try:
+                self._stub.EndCoordinator(request, timeout=END_SECONDS)
+            except grpc.RpcError as error:
+                logger.warning("the ingress at %s did not end %s: %s", self._ingress, self._job, error)

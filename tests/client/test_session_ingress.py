@@ -1,0 +1,50 @@
+"""A script that goes through an ingress, behind which management is away, or which goes itself."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from fake_cluster import FakeCluster
+
+from cstorch.cluster_config import ClusterConfig
+from cstorch.errors import ClusterUnreachableError, NodeLostError
+from cstorch.session import job as session_job
+from cstorch.session.job import Job
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster(gateway=True)
+
+
+@pytest.fixture
+def server(cluster: FakeCluster) -> Iterator[grpc.Server]:
+    server = cluster.serve()
+    yield server
+    server.stop(None).wait(5)
+
+
+def test_a_job_is_asked_for_again_while_management_is_away(cluster: FakeCluster, server: grpc.Server) -> None:
+    cluster.away = 2
+    job = Job(cluster.address, ClusterConfig(), "")
+    assert job.name == "job-1"
+    job.close()
+
+
+def test_management_that_stays_away_is_an_error_that_says_so(
+    cluster: FakeCluster, server: grpc.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_job, "CONNECT_SECONDS", 1.0)
+    cluster.away = 1_000_000
+    with pytest.raises(ClusterUnreachableError, match="no management service answers the ingress"):
+        Job(cluster.address, ClusterConfig(), "")
+
+
+def test_an_ingress_that_goes_is_named_with_the_job(cluster: FakeCluster, server: grpc.Server) -> None:
+    job = Job(cluster.address, ClusterConfig(), "")
+    server.stop(None).wait(5)
+    failure = job.wait_for_failure()
+    assert isinstance(failure, NodeLostError)
+    assert f"the connection to the ingress at {cluster.address} broke" in str(failure)
+    assert "job-1 ends with it" in str(failure)
+    job.close()
