@@ -210,6 +210,6 @@ def test_a_job_trains_on_while_management_is_killed_and_started_again(
     assert len(lines) > 5
     assert sorted(lines) == sorted(CliRunner().invoke(app, ["logs", job.job]).stdout.splitlines())  # each once
     away, back, ended = followed.with_suffix(".errors").read_text().splitlines()
-    assert away.endswith(f"{management.address} is away; waiting for it, 60 s at most")
+    assert away.endswith(f"{address} is away; waiting for it, 60 s at most")
     assert "it is back, after " in back
     assert ended == f"{job.job} has ended (succeeded)"
