@@ -3,7 +3,7 @@
 Only the standard library and the torch found there are needed: this file is also run by its path, under an interpreter
 that has no Waferbox. It speaks with its worker over a SEQPACKET socket, one JSON object a message:
 
-    worker -> child   prepare {python_paths, working_directory, num_workers, worker, ...}   + fd: the pickled builder
+    worker -> child   prepare {python_paths, last_python_paths, worker, num_workers, ...}  + fd: the pickled builder
     worker -> child   load {members, global_rows, local_rows, slot_bytes, num_slots, state_steps}  + fd: the ring
     worker -> child   fill {slot, state_steps}   put this worker's next batch into a slot
     child -> worker   filled {slot}         | failed {message, traceback}, after which nothing follows
@@ -259,9 +259,8 @@ def build(prepare: dict[str, Any], builder: bytes) -> tuple[Any, str]:
 
     Returns the loader, at the position that the client has loaded, and what the input_fn is called.
     """
-    for path in reversed(prepare["python_paths"]):
-        if path not in sys.path:
-            sys.path.insert(0, path)
+    first, last = prepare["python_paths"], prepare["last_python_paths"]
+    sys.path[:] = [*first, *(path for path in sys.path if path not in (*first, *last)), *last]
     if os.path.isdir(prepare["working_directory"]):  # it may not exist on another host
         os.chdir(prepare["working_directory"])
     rank = prepare["wafer"] * prepare["num_workers"] + prepare["worker"]

@@ -70,6 +70,7 @@ class InputProcess:
                 {
                     "kind": "prepare",
                     "python_paths": list(request.python_paths),
+                    "last_python_paths": list(request.last_python_paths),
                     "working_directory": request.working_directory,
                     "worker": request.worker,
                     "num_workers": max(1, request.num_workers),

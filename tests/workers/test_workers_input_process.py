@@ -100,6 +100,27 @@ def test_a_function_of_the_script_itself(prepare: Prepare) -> None:
         assert harness.batch() == [7] * ROWS
 
 
+def test_folders_of_the_script_come_in_the_scripts_order(
+    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the child's interpreter has some of them already, elsewhere."""
+    for number, folder in enumerate(("first", "elsewhere", "last")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "only_here.py").write_text(f"NUMBER = {number}\n")
+    first, elsewhere, last = (str(tmp_path / folder) for folder in ("first", "elsewhere", "last"))
+
+    def local_input_fn(rows: int) -> Any:
+        import only_here
+
+        number = only_here.NUMBER + 10 * sys.path.index(last) // (len(sys.path) - 1)
+        return [(torch.full((rows, 3), float(number)), torch.full((rows,), number))]
+
+    local_input_fn.__module__ = "__main__"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([last, elsewhere, first, os.environ.get("PYTHONPATH", "")]))
+    with running(prepare(local_input_fn, ROWS, python_paths=[first], last_python_paths=[last])) as harness:
+        assert harness.batch() == [10] * ROWS
+
+
 def test_a_shuffled_torch_loader_gives_what_it_would_here(prepare: Prepare) -> None:
     torch.manual_seed(3)
     with running(prepare(input_functions.random_rows, ROWS)) as harness:

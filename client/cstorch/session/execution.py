@@ -1,10 +1,8 @@
 """An execution on the cluster: the first step is traced, compiled and started; results come back in step order."""
 
 import logging
-import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,13 +20,14 @@ from cstorch.lowering import lower
 from cstorch.session.arguments import Arguments
 from cstorch.session.habits import check_habits
 from cstorch.session.initialisation import Staged
+from cstorch.session.input import loader_name, prepared_input
 from cstorch.session.job import Job
 from cstorch.session.outputs import Outputs, unknown_tensor, unpack, weight_in_closure
 from cstorch.session.session import outcome
 from cstorch.session.stream import ExecutionStream
 from cstorch.tracing import LazyTensor, Trace, is_tracing, trace_step, user_line
 from cstorch.utils.data.restartable import read_state
-from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
+from wsc.v1 import coordinator_pb2, plan_pb2
 
 if TYPE_CHECKING:
     from cstorch.backend import CsxBackend
@@ -109,7 +108,7 @@ class CsxExecution(Execution):
             self._backend.session.open_in_background()
         if self._backend.is_e2e_execution:
             builder = loader.builder()  # with the state of the random generators before the first batch
-            prepared = _prepared_input(builder, self._backend, self.executor.artifact_dir)
+            prepared = prepared_input(builder, self._backend.cluster_config, self.executor.artifact_dir)
             self._input = self._backend.session.prepare_input(prepared)
             self._staged = Staged(state.named_getters(), self._backend.session.stage)
         self._batch = loader.first_batch()
@@ -356,27 +355,3 @@ def _compile_options() -> plan_pb2.CompileOptions:
         options.precision.half = _HALF_TYPES[amp.get_half_dtype_str()]
         options.precision.optimization_level = backends.csx.precision.optimization_level
     return options
-
-
-def loader_name(artifact_dir: Path) -> str:
-    """What the input of an execution is called within its job."""
-    return f"loader_{artifact_dir.name}"
-
-
-def _prepared_input(builder: bytes, backend: "CsxBackend", artifact_dir: Path) -> node_pb2.PrepareInput:
-    installed = (sys.prefix, sys.base_prefix)
-    own = [
-        str(Path(entry).resolve()) for entry in sys.path if not entry.startswith(installed)
-    ]  # "": the current folder
-    return node_pb2.PrepareInput(
-        loader=loader_name(artifact_dir),
-        builder=builder,
-        interpreter=sys.executable,
-        python_paths=[*_absolute(backend.cluster_config.python_paths), *own],
-        working_directory=str(Path.cwd()),
-        mount_dirs=_absolute(backend.cluster_config.mount_dirs),
-    )
-
-
-def _absolute(folders: Sequence[str]) -> list[str]:
-    return [str(Path(folder).absolute()) for folder in folders]

@@ -227,6 +227,7 @@ class PrepareInput(_message.Message):
     NUM_CSX_FIELD_NUMBER: _builtins.int
     WORKING_DIRECTORY_FIELD_NUMBER: _builtins.int
     MOUNT_DIRS_FIELD_NUMBER: _builtins.int
+    LAST_PYTHON_PATHS_FIELD_NUMBER: _builtins.int
     loader: _builtins.str
     builder: _builtins.bytes
     interpreter: _builtins.str
@@ -238,10 +239,16 @@ class PrepareInput(_message.Message):
     num_csx: _builtins.int
     working_directory: _builtins.str
     @_builtins.property
-    def python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """come before those of the interpreter"""
+
     @_builtins.property
     def mount_dirs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """folders that must exist where the worker runs"""
+
+    @_builtins.property
+    def last_python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """come after those of the interpreter"""
 
     def __init__(
         self,
@@ -256,10 +263,11 @@ class PrepareInput(_message.Message):
         num_csx: _builtins.int = ...,
         working_directory: _builtins.str = ...,
         mount_dirs: _abc.Iterable[_builtins.str] | None = ...,
+        last_python_paths: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["builder", b"builder", "interpreter", b"interpreter", "loader", b"loader", "mount_dirs", b"mount_dirs", "num_csx", b"num_csx", "num_workers", b"num_workers", "python_paths", b"python_paths", "wafer", b"wafer", "worker", b"worker", "working_directory", b"working_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["builder", b"builder", "interpreter", b"interpreter", "last_python_paths", b"last_python_paths", "loader", b"loader", "mount_dirs", b"mount_dirs", "num_csx", b"num_csx", "num_workers", b"num_workers", "python_paths", b"python_paths", "wafer", b"wafer", "worker", b"worker", "working_directory", b"working_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

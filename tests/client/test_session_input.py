@@ -1,0 +1,26 @@
+"""The Python that workers get from the script's."""
+
+import site
+import sys
+import sysconfig
+from pathlib import Path
+
+from cstorch.session.input import _own_paths
+
+
+def test_own_folders_keep_their_places_before_and_after_the_interpreter() -> None:
+    library, packages = sysconfig.get_path("stdlib"), site.getsitepackages()[0]
+    paths = ["", "/usr/src/app", library, f"{library}/lib-dynload", packages, "/opt/appended", f"{packages}/egg"]
+    assert _own_paths(paths) == ([str(Path.cwd()), "/usr/src/app"], ["/opt/appended"])
+    assert _own_paths(["/usr/src/app"]) == (["/usr/src/app"], [])
+
+
+def test_an_environment_within_the_project_does_not_hide_the_project() -> None:
+    project = str(Path(sys.prefix).parent)
+    assert _own_paths([project, sysconfig.get_path("purelib")]) == ([project], [])
+
+
+def test_the_interpreter_has_nothing_of_its_own_among_them() -> None:
+    version = "{}{}".format(*sys.version_info)
+    library = sysconfig.get_path("stdlib")
+    assert _own_paths([f"{sys.base_prefix}/{sys.platlibdir}/python{version}.zip", library]) == ([], [])
