@@ -13,9 +13,8 @@ RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))
 COPY . .
 RUN pip install --no-deps .
 
-FROM python:3.11-slim AS node
+FROM python:3.11-slim AS bare
 RUN useradd --uid 1000 --create-home waferbox && install -d -o waferbox /var/lib/waferbox
-COPY --from=build /opt/waferbox /opt/waferbox
 ENV PATH=/opt/waferbox/bin:$PATH WAFERBOX_CACHE=/var/lib/waferbox OMP_WAIT_POLICY=PASSIVE PYTHONUNBUFFERED=1
 USER waferbox
 WORKDIR /home/waferbox
@@ -25,7 +24,14 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-m", "interconnect.health_check", "127.0.0.1:7000"]
 ENTRYPOINT ["python", "-m"]
 
-FROM node AS memoryx
+FROM bare AS bare-compiler
 USER root
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 USER waferbox
+
+# What changes with the code comes last.
+FROM bare AS node
+COPY --from=build /opt/waferbox /opt/waferbox
+
+FROM bare-compiler AS memoryx
+COPY --from=build /opt/waferbox /opt/waferbox
