@@ -21,6 +21,7 @@ from appliance.page.source import ManagementSource
 from interconnect.address import bind, split_address
 from interconnect.folders import cache_root
 from interconnect.server import make_server
+from interconnect.terminal_log import set_up_logging
 from wsc.v1 import management_pb2_grpc, observation_pb2_grpc
 
 STOP_SECONDS = 1.0
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     A Shutdown ends the jobs; the signals leave them to a successor, unless the cluster ends too.
     """
     options = parse_arguments(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s")
+    set_up_logging()
     cluster_ends_too = options.announce_fd is not None
     over: queue.SimpleQueue[bool] = queue.SimpleQueue()  # whether to end the jobs; a put is safe in a signal handler
     settings = ManagementSettings(cache_root=options.cache_root.absolute(), jobs_outlive=not cluster_ends_too)
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError as error:
             logger.error("no figures can be served at port %d: %s", options.metrics_port, error)
             return 1
-        service.metrics = f"{address.rpartition(':')[0]}:{metrics.port}"
+        service.metrics = metrics.address
     server.start()
     service.start(
         CoordinatorHome(

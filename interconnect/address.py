@@ -27,4 +27,9 @@ def bind(server: grpc.Server, listen: str) -> str:
         raise OSError(f"cannot listen at {listen}: {error}") from error
     if not bound or (port and bound != port):
         raise OSError(f"cannot listen at {listen}")
-    return f"{socket.gethostname() if host in _EVERYWHERE else host}:{bound}"
+    return reached_at(host, bound)
+
+
+def reached_at(host: str, port: int) -> str:
+    """The address at which others reach who listens there."""
+    return f"{socket.gethostname() if host in _EVERYWHERE else host}:{port}"

@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from interconnect.address import reached_at
 from wsc.v1 import observation_pb2
 
 
@@ -14,12 +15,12 @@ class MetricsServer:
     """Owns the server and its thread."""
 
     def __init__(self, collector: Collector, host: str, port: int) -> None:
-        """port 0: any. Raises OSError where the port is taken."""
+        """host: as split_address has it; port 0: any. Raises OSError where the port is taken."""
         registry = CollectorRegistry()
         registry.register(collector)
         ProcessCollector(registry=registry)
         self._server, self._thread = start_http_server(port, host.strip("[]"), registry)
-        self.port = int(self._server.server_port)
+        self.address = reached_at(host, int(self._server.server_port))
 
     def close(self) -> None:
         self._server.shutdown()

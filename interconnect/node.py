@@ -79,14 +79,13 @@ class Node:
         health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), self._server)
         if add_services is not None:
             add_services(self._server, self.listener)
-        self._metrics, self._metrics_address = None, ""
+        self._metrics = None
         if settings.metrics_port is not None:
             from interconnect.metrics import MetricsServer, RoleCollector
 
             name = node_pb2.Role.Name(role).removeprefix("ROLE_").lower()
             host = split_address(settings.listen, any_port=True)[0]
             self._metrics = MetricsServer(RoleCollector(name, self._service.report), host, settings.metrics_port)
-            self._metrics_address = f"{self.address.rpartition(':')[0]}:{self._metrics.port}"
         self.refusal = ""  # why management will not have this node
         self._over = threading.Event()
         self._role = role
@@ -124,7 +123,7 @@ class Node:
             process_id=os.getpid(),
             job=tenant.job,
             member=tenant.node,
-            metrics=self._metrics_address,
+            metrics="" if self._metrics is None else self._metrics.address,
         )
 
     def _refused(self, message: str) -> None:

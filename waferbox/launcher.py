@@ -58,8 +58,8 @@ class ForkingLauncher:
     def __init__(self) -> None:
         # The terminal is the script's: it hears of what is wrong, and the job's log has the rest. libgomp spins when it
         # waits, unless told before torch is imported: ruinous where roles outnumber cores.
-        environment = {LEVEL_VARIABLE: "warning", **os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-        self._zygote = Zygote(PRELOAD, environment)
+        os.environ.setdefault(LEVEL_VARIABLE, "warning")
+        self._zygote = Zygote(PRELOAD, {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
         os.environ[SOCKET_VARIABLE] = self._zygote.name
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:

@@ -90,6 +90,7 @@ class Ingress:
             host=host_id(),
             version=__version__,
             process_id=os.getpid(),
+            metrics="" if self._metrics is None else self._metrics.address,
         )
 
     def _refused(self, message: str) -> None:

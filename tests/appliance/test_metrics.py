@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.management.jobs import Job
 from appliance.management.metrics import ManagementCollector
+from interconnect.address import split_address
 from interconnect.metrics import MetricsServer, RoleCollector
 from wsc.v1 import management_pb2, node_pb2
 from wsc.v1.observation_pb2 import JobEvent, NodeReport, Scalar
@@ -27,7 +28,7 @@ REPORT = NodeReport(
 
 def scrape(server: MetricsServer) -> dict[tuple[str, ...], float]:
     """Values by name and labels, these in the order of their names."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=10) as response:
         families = text_string_to_metric_families(response.read().decode())
         return {
             (s.name, *(value for _, value in sorted(s.labels.items()))): s.value
@@ -53,11 +54,11 @@ def test_a_role_shows_its_execution_while_it_runs() -> None:
         assert found["waferbox_bytes_total", "received", "wafer"] == 4096
         assert found["waferbox_queued", "received", "wafer"] == 2
         with pytest.raises(OSError, match="in use"):
-            MetricsServer(RoleCollector("wafer", lambda: None), "127.0.0.1", server.port)
+            MetricsServer(RoleCollector("wafer", lambda: None), *split_address(server.address))
     finally:
         server.close()
     with socket.socket() as again:
-        assert again.connect_ex(("127.0.0.1", server.port)) != 0
+        assert again.connect_ex(split_address(server.address)) != 0
 
 
 def test_management_shows_nodes_jobs_and_how_they_go() -> None:

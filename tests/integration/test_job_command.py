@@ -11,6 +11,8 @@ from waferbox.cli import app
 
 pytestmark = pytest.mark.cluster
 
+NUM_STEPS = 999_999  # which no other job of the cluster has
+
 
 def test_a_job_is_seen_and_ended(cluster: RunningCluster, start_script: StartScript, tmp_path: Path) -> None:
     def call(*arguments: str) -> str:
@@ -18,10 +20,10 @@ def test_a_job_is_seen_and_ended(cluster: RunningCluster, start_script: StartScr
         assert result.exit_code == 0, result.output
         return result.stdout
 
-    arguments = ("runs", "--artifacts", tmp_path / "artifacts", "--num-steps", 1_000_000)
+    arguments = ("runs", "--artifacts", tmp_path / "artifacts", "--num-steps", NUM_STEPS)
     script = start_script(SCRIPTS / "faults.py", *arguments, management=cluster.management)
     script.wait_for_output("step 50\n")
-    (row,) = (row for row in json.loads(call("get", "jobs", "-o", "json"))["jobs"] if row["num_steps"] == 1_000_000)
+    (row,) = (row for row in json.loads(call("get", "jobs", "-o", "json"))["jobs"] if row["num_steps"] == NUM_STEPS)
     name, members = row["job"], [node["member"] for node in row["nodes"]]
     assert (row["phase"], row["num_csx"], row["step"] > 0) == ("JOB_PHASE_RUNNING", 1, True)
     assert sorted(members) == ["memoryx-0", "swarmx-0", "wafer-0", "worker-0"]

@@ -21,7 +21,7 @@ def test_a_job_can_be_watched_and_traced(start_script: StartScript, tmp_path: Pa
         script = start_script(
             SCRIPTS / "watched.py", "--artifacts", "artifacts", "--num-steps", NUM_STEPS, management=cluster.management
         )
-        script.wait_for_output(" 0x", 90.0)  # the first loss
+        script.wait_for_output(" 0x")  # the first loss
         job = cluster.jobs()[0].job
         stub = observation_pb2_grpc.ObservationStub(channel)
         watched = stub.WatchJob(observation_pb2.WatchJobRequest(job=job, follow=True), timeout=90.0)
