@@ -138,7 +138,7 @@ def test_a_node_serves_its_figures_where_it_is_told_to() -> None:
     node = Node(node_pb2.ROLE_SWARMX, settings, SwarmXJob)
     try:
         assert node._metrics is not None
-        address = f"http://127.0.0.1:{node._metrics.port}/metrics"
+        address = f"http://{node._metrics.address}/metrics"
         with urllib.request.urlopen(address, timeout=10) as response:
             assert b'waferbox_running{role="swarmx"} 0.0' in response.read()
     finally:
