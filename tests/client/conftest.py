@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 from fake_cluster import FakeCluster, StartCluster, Step
+from halved_weight import halve
 
 from cstorch import backends, state
 from cstorch.backend import close_backend
@@ -33,3 +34,9 @@ def start_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartCluster]:
             return cluster
 
         yield start
+
+
+@pytest.fixture
+def cluster(start_cluster: StartCluster) -> FakeCluster:
+    """One whose step is that of halved_weight.py, where a test asks for no other."""
+    return start_cluster(halve)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from fake_cluster import FakeCluster
-from test_session_executions import Setup, cluster  # noqa: F401  a fixture
+from halved_weight import Setup
 
 import cstorch
 from cstorch.utils.progress import Progress
@@ -33,7 +33,7 @@ LINES = [
 
 
 def test_the_lines_and_their_order(
-    cluster: FakeCluster,  # noqa: F811
+    cluster: FakeCluster,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fake_cluster import FakeCluster
-from test_session_executions import Setup, cluster, run  # noqa: F401  a fixture
+from halved_weight import Setup, run
 
 import cstorch
 from cstorch.backends.flag import Flag, Flags
@@ -114,7 +114,7 @@ def test_what_has_no_effect_says_so_once(caplog: pytest.LogCaptureFixture, monke
     assert caplog.messages == ["The flag csx.cluster.trial has no effect here: it is a test"]
 
 
-def test_no_flag_changes_inside_a_loop(cluster: FakeCluster, tmp_path: Path) -> None:  # noqa: F811
+def test_no_flag_changes_inside_a_loop(cluster: FakeCluster, tmp_path: Path) -> None:
     setup = Setup(cluster, tmp_path)
 
     def body(batch: torch.Tensor) -> None:
@@ -128,7 +128,7 @@ def test_no_flag_changes_inside_a_loop(cluster: FakeCluster, tmp_path: Path) -> 
     assert (csx.debug.drop_data, csx.performance.micro_batch_size) == (False, "auto")
 
 
-def test_retracing_calls_the_function_in_every_step(cluster: FakeCluster, tmp_path: Path) -> None:  # noqa: F811
+def test_retracing_calls_the_function_in_every_step(cluster: FakeCluster, tmp_path: Path) -> None:
     csx.debug.retrace_every_iteration = True
     setup = Setup(cluster, tmp_path)
     seen: list[float] = []
@@ -137,7 +137,7 @@ def test_retracing_calls_the_function_in_every_step(cluster: FakeCluster, tmp_pa
     assert (setup.traces, len(cluster.compiled), seen) == (3, 1, [1.0, 2.0, 3.0])
 
 
-def test_retracing_another_program_is_refused(cluster: FakeCluster, tmp_path: Path) -> None:  # noqa: F811
+def test_retracing_another_program_is_refused(cluster: FakeCluster, tmp_path: Path) -> None:
     csx.debug.retrace_every_iteration = True
     setup = Setup(cluster, tmp_path)
     executor = setup.executor(3)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from fake_cluster import FakeCluster
-from test_session_executions import Setup, cluster, run  # noqa: F401  (cluster is a fixture)
+from halved_weight import Setup, run
 
 import cstorch
 from cstorch.errors import ConfigurationError, UsageError
@@ -80,7 +80,7 @@ def test_the_kernel_library_is_one_of_two() -> None:
     assert cstorch.backends.csx.performance.kernel_library == "aten"
 
 
-def test_the_compile_says_nothing_of_precision_unless_it_is_mixed(cluster: FakeCluster, tmp_path: Path) -> None:  # noqa: F811
+def test_the_compile_says_nothing_of_precision_unless_it_is_mixed(cluster: FakeCluster, tmp_path: Path) -> None:
     cstorch.amp.set_half_dtype("bfloat16")
     setup = Setup(cluster, tmp_path)
     run(setup.executor(1), setup.step)
@@ -88,7 +88,7 @@ def test_the_compile_says_nothing_of_precision_unless_it_is_mixed(cluster: FakeC
     assert not options.HasField("precision")
 
 
-def test_the_compile_says_what_precision_is_wanted(cluster: FakeCluster, tmp_path: Path) -> None:  # noqa: F811
+def test_the_compile_says_what_precision_is_wanted(cluster: FakeCluster, tmp_path: Path) -> None:
     cstorch.amp.set_half_dtype("cbfloat16")
     assert cstorch.amp.enable_mixed_precision() is True
     cstorch.backends.csx.precision.optimization_level = 2
@@ -99,7 +99,7 @@ def test_the_compile_says_what_precision_is_wanted(cluster: FakeCluster, tmp_pat
     assert options.precision == wanted
 
 
-def test_the_compile_says_what_wafers_may_hold_where_the_script_does(cluster: FakeCluster, tmp_path: Path) -> None:  # noqa: F811
+def test_the_compile_says_what_wafers_may_hold_where_the_script_does(cluster: FakeCluster, tmp_path: Path) -> None:
     setup = Setup(cluster, tmp_path)
     run(setup.executor(1), setup.step)
     cstorch.backends.csx.debug.wafer_memory_gi = 3
@@ -107,7 +107,7 @@ def test_the_compile_says_what_wafers_may_hold_where_the_script_does(cluster: Fa
     assert [options.wafer_memory_bytes for options in cluster.options] == [0, 3 << 30]
 
 
-def test_the_precision_of_a_loop_does_not_change_in_it(cluster: FakeCluster, tmp_path: Path) -> None:  # noqa: F811
+def test_the_precision_of_a_loop_does_not_change_in_it(cluster: FakeCluster, tmp_path: Path) -> None:
     setup = Setup(cluster, tmp_path)
 
     def body(batch: torch.Tensor) -> None:

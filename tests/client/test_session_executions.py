@@ -2,14 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 import torch
-from fake_cluster import FakeCluster, StartCluster, State
+from fake_cluster import FakeCluster
+from halved_weight import NAMES, Setup, input_fn, run
 from torch import nn
 
 import cstorch
@@ -21,63 +20,11 @@ from cstorch.errors import (
     InputError,
     NodeLostError,
     StateError,
-    UsageError,
     VersionMismatchError,
 )
 from cstorch.session import job
 from cstorch.utils.data import DataExecutor, DataLoader, Schedule
 from wsc.v1 import coordinator_pb2, node_pb2
-
-NAMES = ["state.model.weight", "state.model.bias"]
-
-
-@pytest.fixture
-def cluster(start_cluster: StartCluster) -> FakeCluster:
-    return start_cluster(halve)
-
-
-def halve(state: State, step: int) -> dict[str, torch.Tensor]:
-    weight = next(name for name in state if name.endswith("weight"))
-    state[weight].mul_(0.5)
-    return {"output_loss": torch.tensor(float(step)), "output_values_0": torch.tensor(float(step))}
-
-
-def input_fn() -> list[torch.Tensor]:
-    return [torch.ones(4, 2)]
-
-
-class Setup:
-    """A linear model whose weight is halved in every step."""
-
-    def __init__(self, cluster: FakeCluster, tmp_path: Path, **settings: Any) -> None:
-        config = ClusterConfig(mgmt_address=cluster.address, num_csx=settings.pop("num_csx", 1))
-        self.backend = cstorch.backend("CSX", artifact_dir=tmp_path, cluster_config=config, **settings)
-        self.model = nn.Linear(2, 1)
-        with torch.no_grad():
-            self.model.weight.fill_(1.0)
-        self.compiled = cstorch.compile(self.model)
-        self.traces = 0
-
-        @cstorch.trace
-        def step(batch: torch.Tensor) -> torch.Tensor:
-            self.traces += 1
-            loss = self.compiled(batch).mean()
-            with torch.no_grad():
-                self.model.weight.mul_(0.5)
-            return loss
-
-        self.step = step
-
-    def executor(self, num_steps: int = 3, **settings: Any) -> DataExecutor:
-        return DataExecutor(DataLoader(input_fn), num_steps=num_steps, **settings)
-
-    def weight(self) -> float:
-        return float(self.model.weight.detach().cpu().flatten()[0])
-
-
-def run(executor: DataExecutor, body: Callable[[Any], object]) -> None:
-    for batch in executor:
-        body(batch)
 
 
 def test_closures_see_the_values_of_their_step_in_order(cluster: FakeCluster, tmp_path: Path) -> None:
@@ -417,65 +364,6 @@ def test_a_hit_and_the_report_are_told(
     run(setup.executor(1), lambda batch: setup.step(batch))
     assert "Compile artifact 0: found in the cache and verified in 0.2 s" in caplog.messages
     assert f"Compile report: /cache/0/report.html{' (on the cluster)' if gateway else ''}" in caplog.messages
-
-
-class TestMisuse:
-    """What the API refuses, and how the message begins."""
-
-    def run(self, setup: Setup, body: Callable[[Any], object]) -> None:
-        run(setup.executor(2), body)
-
-    def test_weight_to_a_step_closure(self, cluster: FakeCluster, tmp_path: Path) -> None:
-        setup = Setup(cluster, tmp_path)
-        report = cstorch.step_closure(lambda weight: None)
-        with pytest.raises(UsageError, match="Attempting to get weight tensor 'weight' in a step closure"):
-            self.run(setup, lambda batch: (setup.step(batch), report(setup.model.weight)))
-
-    def test_tensor_that_is_no_output(self, cluster: FakeCluster, tmp_path: Path) -> None:
-        setup = Setup(cluster, tmp_path)
-        other = cstorch.zeros([2])
-        report = cstorch.step_closure(lambda value: None)
-        with pytest.raises(UsageError, match="not an output of the step"):
-            self.run(setup, lambda batch: (setup.step(batch), report(other)))
-
-    def test_no_traced_function(self, cluster: FakeCluster, tmp_path: Path) -> None:
-        setup = Setup(cluster, tmp_path)
-        with pytest.raises(UsageError, match=r"no @cstorch.trace function was called"):
-            self.run(setup, lambda batch: None)
-
-    def test_traced_function_called_twice(self, cluster: FakeCluster, tmp_path: Path) -> None:
-        setup = Setup(cluster, tmp_path)
-        with pytest.raises(UsageError, match=r"test_session_executions\.py:\d+.*called twice for one batch"):
-            self.run(setup, lambda batch: (setup.step(batch), setup.step(batch)))
-
-    def test_two_traced_functions(self, cluster: FakeCluster, tmp_path: Path) -> None:
-        setup = Setup(cluster, tmp_path)
-        steps = iter([setup.step, cstorch.trace(lambda batch: setup.compiled(batch).sum())])
-        with pytest.raises(UsageError, match=r"test_session_executions\.py:\d+ a second @.*another DataExecutor"):
-            self.run(setup, lambda batch: next(steps)(batch))
-
-    def test_another_structure(self, cluster: FakeCluster, tmp_path: Path) -> None:
-        setup = Setup(cluster, tmp_path)
-        inputs = iter([lambda batch: batch, lambda batch: [batch, batch]])
-        with pytest.raises(UsageError, match=r"test_session_executions\.py:\d+ .*structure.*another DataExecutor"):
-            self.run(setup, lambda batch: setup.step(next(inputs)(batch)))
-
-    def test_traced_function_outside_a_loop(self, cluster: FakeCluster, tmp_path: Path) -> None:
-        setup = Setup(cluster, tmp_path)
-        with pytest.raises(UsageError, match=r"inside `for batch in executor:`"):
-            setup.step(torch.ones(4, 2))
-
-    def test_two_models(self, cluster: FakeCluster, tmp_path: Path) -> None:
-        setup = Setup(cluster, tmp_path)
-        other = cstorch.compile(nn.Linear(2, 1))
-        step = cstorch.trace(lambda batch: setup.compiled(batch).sum() + other(batch).sum())
-        with pytest.raises(UsageError, match="two compiled models"):
-            self.run(setup, step)
-
-    def test_tensor_that_is_not_of_the_batch(self, cluster: FakeCluster, tmp_path: Path) -> None:
-        setup = Setup(cluster, tmp_path)
-        with pytest.raises(UsageError, match="not part of the executor's batch"):
-            self.run(setup, lambda batch: setup.step(batch * 2))
 
 
 def test_a_checkpoint_is_that_of_its_step_while_the_cluster_goes_on(cluster: FakeCluster, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from role_rig import GRADIENT, WEIGHTS, FakeManagement
+from role_rig import FakeManagement
+from small_plan import GRADIENT, WEIGHTS
 from test_roles_training import MakeJob, make_job, write_states  # noqa: F401 - make_job is a fixture
 
 from interconnect import outbox as outbox_module

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from role_rig import INNER, OUTER, AttachedNode, FakeManagement, SmallJob, SmallPlan, StateClient, Topology
+from role_rig import AttachedNode, FakeManagement, SmallJob, StateClient, Topology
+from small_plan import INNER, OUTER, SmallPlan
 
 from interconnect.version import __version__
 from wsc.v1 import management_pb2, node_pb2

@@ -7,7 +7,8 @@ from functools import partial
 import grpc
 import pytest
 import torch
-from role_rig import INNER, OUTER, AttachedNode, FakeManagement, SmallJob, SmallPlan, StateClient, Topology
+from role_rig import AttachedNode, FakeManagement, SmallJob, StateClient, Topology
+from small_plan import INNER, OUTER, SmallPlan
 
 from interconnect import node_service
 from interconnect.listener import LinkListener
