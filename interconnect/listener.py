@@ -18,6 +18,7 @@ from typing import Final
 
 import grpc
 
+from interconnect.ending import Ending
 from interconnect.frame import HEADER_BYTES, Frame, FrameError, FrameKind, parse
 from interconnect.grpc_lane import METHOD, GrpcLink
 from interconnect.link import Link, LinkLost
@@ -139,8 +140,7 @@ class LinkListener:
             unclaimed = [connection for _, connection in self._unclaimed.values()]
             self._unclaimed.clear()
             self._changed.notify_all()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
+        _shut(self._socket)  # wakes the accepting thread
         self._socket.close()
         self._thread.join()
         for connection in unclaimed:
@@ -224,16 +224,20 @@ def dial(
     own_name: str,
     lane: "node_pb2.Lane.ValueType",
     deadline_seconds: float,
+    ending: Ending | None = None,
 ) -> Link:
     """Opens the link that the peer called `name` expects.
 
     Args:
         own_name: what the peer may call this process where it refuses the link.
         lane: a lane, or LANE_UNSPECIFIED for shared memory where it is possible, else gRPC.
+        ending: of the job that wants the link.
 
     Raises:
-        LinkLost: the peer cannot be reached, does not expect the link, or the wanted lane is not possible.
+        LinkLost: the peer cannot be reached, does not expect the link, or the wanted lane is not possible; or the
+            job ends.
     """
+    ending = ending or Ending()
     deadline = time.monotonic() + deadline_seconds
     if lane != node_pb2.LANE_GRPC and endpoint.socket and endpoint.host == host_id():
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -245,10 +249,16 @@ def dial(
             if lane == node_pb2.LANE_SHARED_MEMORY:
                 raise LinkLost(name, f"it cannot be reached ({error})") from error
         else:
-            return _introduce(connection, token, name)
+            with ending.ends(lambda: _shut(connection)):
+                return _introduce(connection, token, name)
     elif lane == node_pb2.LANE_SHARED_MEMORY:
         raise LinkLost(name, "it is on another host, where shared memory cannot be used; choose the gRPC lane")
-    return _dial_grpc(endpoint, token, name, own_name, deadline - time.monotonic())
+    return _dial_grpc(endpoint, token, name, own_name, deadline - time.monotonic(), ending)
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _introduce(connection: socket.socket, token: str, name: str) -> Link:
@@ -266,7 +276,9 @@ def _introduce(connection: socket.socket, token: str, name: str) -> Link:
     return SocketLink(name, connection)
 
 
-def _dial_grpc(endpoint: node_pb2.LinkEndpoint, token: str, name: str, own_name: str, deadline_seconds: float) -> Link:
+def _dial_grpc(
+    endpoint: node_pb2.LinkEndpoint, token: str, name: str, own_name: str, deadline_seconds: float, ending: Ending
+) -> Link:
     channel = make_channel(endpoint.address)
 
     def abandon() -> None:
@@ -277,7 +289,9 @@ def _dial_grpc(endpoint: node_pb2.LinkEndpoint, token: str, name: str, own_name:
     call = stream(link.outgoing(), metadata=((_TOKEN_KEY, token), (_NAME_KEY, own_name)), wait_for_ready=True)
     greeting = _Greeting(iter(call))
     link.read_from(greeting.messages())
-    if not greeting.wait(deadline_seconds):
+    with ending.ends(greeting.give_up):
+        welcome = greeting.wait(deadline_seconds)
+    if not welcome:
         call.cancel()  # type: ignore[no-untyped-call]
         link.close()
         reason = f"it did not answer within {deadline_seconds:.0f} s" if greeting.error is None else greeting.error
@@ -306,6 +320,10 @@ class _Greeting:
             self._decided.set()
         if self._welcome:
             yield from self._messages
+
+    def give_up(self) -> None:
+        """Have wait return."""
+        self._decided.set()
 
     def wait(self, deadline_seconds: float) -> bool:
         """Whether the other side has greeted."""

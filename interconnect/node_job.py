@@ -6,9 +6,11 @@ called from one thread, one after the other, in the order of the coordinator's m
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from interconnect.ending import Ending
 from interconnect.link import Link
 from interconnect.listener import LinkListener, dial
 from wsc.v1 import node_pb2, observation_pb2
@@ -42,6 +44,7 @@ class JobContext:
     lane: "node_pb2.Lane.ValueType"
     listener: LinkListener
     emit: Callable[[node_pb2.AttachResponse], None]  # to the coordinator; from any thread, never blocks
+    ending: Ending = field(default_factory=Ending)  # begins when the coordinator has said its last
 
     def fail(self, kind: "node_pb2.Failure.Kind.ValueType", message: str, traceback: str = "", peer: str = "") -> None:
         """Tell the coordinator that the job cannot go on. From any thread."""
@@ -49,7 +52,7 @@ class JobContext:
         self.emit(node_pb2.AttachResponse(failed=failure))
 
     def open_links(self, specs: Iterable[node_pb2.LinkSpec]) -> dict[LinkKey, Link]:
-        """Open all links of a Load. LinkLost, naming the peer, when one does not come in time."""
+        """Open all links of a Load. LinkLost, naming the peer, when one does not come in time, or the job ends."""
         specs = list(specs)
         deadline = time.monotonic() + LINK_DEADLINE_SECONDS
         opened: dict[LinkKey, Link] = {}
@@ -64,9 +67,13 @@ class JobContext:
                         own_name=self.node,
                         lane=self.lane,
                         deadline_seconds=deadline - time.monotonic(),
+                        ending=self.ending,
                     )
-            for spec, pending in awaited:
-                opened[spec.purpose, spec.index] = pending.wait(deadline - time.monotonic())
+            with ExitStack() as waits:
+                for _, pending in awaited:
+                    waits.enter_context(self.ending.ends(pending.close))
+                for spec, pending in awaited:
+                    opened[spec.purpose, spec.index] = pending.wait(deadline - time.monotonic())
         except BaseException:
             for link in opened.values():
                 link.close()

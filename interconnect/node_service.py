@@ -1,11 +1,13 @@
 """NodeService: a job attaches to the node, gives it commands, and has it until the stream ends."""
 
 import logging
+import queue
 import threading
 from collections.abc import Callable, Iterator
 
 import grpc
 
+from interconnect.ending import Ending
 from interconnect.execution import report_failure
 from interconnect.job_log import JobLogHandler
 from interconnect.listener import LinkListener
@@ -18,6 +20,7 @@ logger = logging.getLogger(__name__)
 # How long a job waits for the one before to be dropped: closing joins threads and, at worst, waits for a link.
 VACANT_SECONDS = 5.0
 CLOSE_SECONDS = 10.0
+MAX_COMMANDS = 16  # read ahead
 
 
 class NodeService(node_pb2_grpc.NodeServiceServicer):
@@ -72,27 +75,54 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 emit=outbox.put,
             )
             with JobLogHandler(job_context.node, outbox.log):
-                self._work(job_context, requests, outbox)
+                self._work(job_context, _Commands(requests, job_context.ending), outbox)
         except grpc.RpcError:
-            pass  # the coordinator is gone, or has cancelled: the way a job ends
+            pass  # the coordinator is gone before it has said what for
         finally:
             self._tenant = node_pb2.AttachJob()
             self._vacant.release()
             outbox.close()
 
-    def _work(self, context: JobContext, requests: Iterator[node_pb2.AttachRequest], outbox: Outbox) -> None:
+    def _work(self, context: JobContext, commands: "_Commands", outbox: Outbox) -> None:
         job = self._job = self._make_job(context)
         try:
             outbox.open(context.node, job.report)
             outbox.put(node_pb2.AttachResponse(attached=node_pb2.Attached(endpoint=self._listener.endpoint())))
-            for request in requests:
+            for command in commands:
                 try:
-                    _dispatch(job, request, outbox)
+                    _dispatch(job, command, outbox)
                 except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator hears of it
-                    report_failure(context, error)
+                    if not context.ending.begun:
+                        report_failure(context, error)
         finally:
             self._job = None
             job.close()
+
+
+class _Commands:
+    """What the coordinator says, to be iterated over; a thread reads ahead, to see the end of it soon."""
+
+    def __init__(self, requests: Iterator[node_pb2.AttachRequest], ending: Ending) -> None:
+        self._requests = requests
+        self._ending = ending
+        self._read: queue.Queue[node_pb2.AttachRequest | None] = queue.Queue(MAX_COMMANDS)
+
+    def __iter__(self) -> Iterator[node_pb2.AttachRequest]:
+        """Once."""
+        reader = threading.Thread(target=self._read_ahead, name="commands", daemon=True)
+        reader.start()
+        yield from iter(self._read.get, None)
+        reader.join()
+
+    def _read_ahead(self) -> None:
+        try:
+            for request in self._requests:
+                self._read.put(request)
+        except grpc.RpcError:
+            pass  # the coordinator is gone, or has cancelled: the way a job ends
+        finally:
+            self._ending.begin()
+            self._read.put(None)
 
 
 def _dispatch(job: NodeJob, request: node_pb2.AttachRequest, outbox: Outbox) -> None:

@@ -101,8 +101,16 @@ class AttachedNode:
             return True
         raise AssertionError(f"{self.name}: {event}")
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """Say goodbye, as a coordinator does whose job is over."""
         self._requests.put(None)
+
+    def says_no_more(self) -> bool:
+        """Whether the node ends the stream without another event."""
+        return self._events.get(timeout=DEADLINE) is None
+
+    def close(self) -> None:
+        self.end()
         self._call.cancel()
         self._thread.join()
         self._channel.close()
