@@ -1,5 +1,6 @@
 """What the nodes of each role are called: as members of a job, in messages, and as commands."""
 
+from interconnect.role_names import role_name
 from wsc.v1 import node_pb2
 
 PACKAGES = {
@@ -15,11 +16,6 @@ _NOUNS = {
     node_pb2.ROLE_MEMORYX: "MemoryX node",
     node_pb2.ROLE_SWARMX: "SwarmX node",
 }
-
-
-def role_name(role: "node_pb2.Role.ValueType") -> str:
-    """Such as "wafer"."""
-    return node_pb2.Role.Name(role).removeprefix("ROLE_").lower()
 
 
 def member_name(role: "node_pb2.Role.ValueType", index: int) -> str:

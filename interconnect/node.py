@@ -18,6 +18,7 @@ from interconnect.listener import LinkListener, host_id
 from interconnect.node_job import JobContext, NodeJob
 from interconnect.node_service import NodeService
 from interconnect.registration import Registration
+from interconnect.role_names import role_name
 from interconnect.server import make_server
 from interconnect.terminal_log import set_up_logging
 from interconnect.version import __version__
@@ -38,15 +39,20 @@ class NodeSettings:
     metrics_port: int | None = None  # 0: any; None: no endpoint
 
 
-def parse_arguments(program: str, argv: Sequence[str] | None) -> NodeSettings:
-    """`python -m <program> --management host:port [--listen 127.0.0.1:0] [--threads 1] [--metrics-port N]`."""
-    parser = argparse.ArgumentParser(prog=f"python -m {program}")
+def add_arguments(parser: argparse.ArgumentParser, listen: str) -> None:
+    """The options of whatever registers with management. listen: what --listen says."""
     parser.add_argument("--management", required=True, metavar="HOST:PORT", help="where the management service listens")
-    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where this process listens")
-    parser.add_argument("--threads", type=int, default=1, help="threads that compute")
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help=listen)
     parser.add_argument(
         "--metrics-port", type=int, metavar="N", help="serve figures for Prometheus; 0: at any port; default: at none"
     )
+
+
+def parse_arguments(program: str, argv: Sequence[str] | None) -> NodeSettings:
+    """`python -m <program> --management host:port [--listen 127.0.0.1:0] [--threads 1] [--metrics-port N]`."""
+    parser = argparse.ArgumentParser(prog=f"python -m {program}")
+    add_arguments(parser, "where this process listens")
+    parser.add_argument("--threads", type=int, default=1, help="threads that compute")
     arguments = parser.parse_args(argv)
     if arguments.threads < 1:
         parser.error("--threads must be at least 1")
@@ -83,9 +89,10 @@ class Node:
         if settings.metrics_port is not None:
             from interconnect.metrics import MetricsServer, RoleCollector
 
-            name = node_pb2.Role.Name(role).removeprefix("ROLE_").lower()
             host = split_address(settings.listen, any_port=True)[0]
-            self._metrics = MetricsServer(RoleCollector(name, self._service.report), host, settings.metrics_port)
+            self._metrics = MetricsServer(
+                RoleCollector(role_name(role), self._service.report), host, settings.metrics_port
+            )
         self.refusal = ""  # why management will not have this node
         self._over = threading.Event()
         self._role = role

@@ -7,22 +7,18 @@ from pathlib import Path
 
 from appliance.ingress.process import Ingress, IngressSettings
 from interconnect.folders import cache_root
-from interconnect.node import serve
+from interconnect.node import add_arguments, serve
 
 
 def parse_arguments(argv: Sequence[str] | None) -> IngressSettings:
     parser = argparse.ArgumentParser(prog="python -m appliance.ingress", description="The way in from outside.")
-    parser.add_argument("--management", required=True, metavar="HOST:PORT", help="where the management service listens")
-    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where clients reach the cluster")
+    add_arguments(parser, "where clients reach the cluster")
     parser.add_argument(
         "--cache-root",
         type=Path,
         default=cache_root(),
         metavar="DIR",
         help="compiled artifacts, best the folder of the management service; default: %(default)s",
-    )
-    parser.add_argument(
-        "--metrics-port", type=int, metavar="N", help="serve figures for Prometheus; 0: at any port; default: at none"
     )
     options = parser.parse_args(argv)
     return IngressSettings(

@@ -2,15 +2,12 @@
 
 import logging
 import threading
-from typing import Final
 
 import grpc
 
-from appliance.coordinator.settings import CoordinatorHome
+from appliance.coordinator.settings import END_SECONDS, CoordinatorHome
 from interconnect.zygote import Child, SpawnError
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc
-
-END_SECONDS: Final = 7.0  # until a coordinator must have let its nodes go
 
 logger = logging.getLogger(__name__)
 

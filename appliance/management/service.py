@@ -14,7 +14,7 @@ from typing import Never
 
 import grpc
 
-from appliance.coordinator.settings import CoordinatorHome, cache_directory
+from appliance.coordinator.settings import END_SECONDS, CoordinatorHome, cache_directory
 from appliance.management.coordination import Coordination
 from appliance.management.coordinator_process import IngressProcess, ProcessLost
 from appliance.management.job_tokens import JobTokens
@@ -31,7 +31,6 @@ from wsc.v1 import ingress_pb2, management_pb2, management_pb2_grpc
 logger = logging.getLogger(__name__)
 
 COORDINATOR_SECONDS = 50.0  # until a coordinator must have said hello
-COORDINATOR_END_SECONDS = 7.0  # until it must have let its nodes go
 COORDINATOR_RETURN_SECONDS = 10.0  # until a coordinator must be back whose process we do not know
 INGRESS_RETURN_SECONDS = 3.0  # until an ingress must be back that handed a call on
 MAX_WAIT_SECONDS = 10.0  # of a ListNodes call
@@ -84,7 +83,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
                 process.terminate()
             else:
                 self._cancel(job)
-        deadline = time.monotonic() + COORDINATOR_END_SECONDS
+        deadline = time.monotonic() + END_SECONDS
         for job in jobs:
             job.over.wait(max(0.0, deadline - time.monotonic()))
             if (process := job.process) is not None:

@@ -36,10 +36,11 @@ def _own_paths(paths: Sequence[str]) -> tuple[list[str], list[str]]:
     version = "{}{}".format(*sys.version_info)
     installed.add(f"{sys.base_prefix}/{sys.platlibdir}/python{version}.zip")  # in every sys.path, though seldom there
     roots = [Path(folder).resolve() for folder in installed]
-    own = [not any(Path(entry).resolve().is_relative_to(root) for root in roots) for entry in paths]
+    resolved = [Path(entry).resolve() for entry in paths]  # "": the current folder
+    own = [not any(path.is_relative_to(root) for root in roots) for path in resolved]
     first = own.index(False) if False in own else len(own)
-    resolved = [str(Path(entry).resolve()) for entry in paths]  # "": the current folder
-    return resolved[:first], [path for path, is_own in zip(resolved[first:], own[first:], strict=True) if is_own]
+    after = [str(path) for path, is_own in zip(resolved[first:], own[first:], strict=True) if is_own]
+    return [str(path) for path in resolved[:first]], after
 
 
 def _absolute(folders: Sequence[str]) -> list[str]:
