@@ -18,10 +18,10 @@ from appliance.coordinator.settings import CoordinatorHome
 from appliance.management.service import ManagementService, ManagementSettings
 from appliance.page.server import PageServer
 from appliance.page.source import ManagementSource
-from interconnect.address import bind, split_address
-from interconnect.folders import cache_root
-from interconnect.server import make_server
-from interconnect.terminal_log import set_up_logging
+from interconnect.rpc.address import bind, split_address
+from interconnect.rpc.server import make_server
+from nodes.folders import cache_root
+from nodes.telemetry.terminal_log import set_up_logging
 from wsc.v1 import management_pb2_grpc, observation_pb2_grpc
 
 STOP_SECONDS = 1.0
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     metrics = None
     if options.metrics_port is not None:
         from appliance.management.metrics import ManagementCollector
-        from interconnect.metrics import MetricsServer
+        from nodes.telemetry.metrics import MetricsServer
 
         try:
             metrics = MetricsServer(ManagementCollector(service.nodes, service.jobs), host, options.metrics_port)

@@ -9,7 +9,7 @@ from appliance.compiler.stages import Stages
 from benchmarks.gpt2_training import BATCH, GPT2, SEQUENCE, VOCABULARY, loss_of
 from benchmarks.show import show
 from benchmarks.traced import trace_training
-from cirh.parser import parse_module
+from cirh.text.parser import parse_module
 
 
 def measure() -> dict[str, float]:

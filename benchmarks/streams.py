@@ -21,13 +21,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import grpc
 import torch
 
-from interconnect.allocator import keep_large_blocks
-from interconnect.hub import Hub
-from interconnect.link import Link
-from interconnect.listener import LinkListener, dial
-from interconnect.schedule import WEIGHTS_CREDIT_LOT, WEIGHTS_WINDOW
-from interconnect.segment import Segment, Slice
-from interconnect.server import make_channel, make_server
+from interconnect.links.hub import Hub
+from interconnect.links.link import Link
+from interconnect.links.listener import LinkListener, dial
+from interconnect.links.shared_memory import Segment, Slice
+from interconnect.rpc.allocator import keep_large_blocks
+from interconnect.rpc.server import make_channel, make_server
+from nodes.steps.schedule import WEIGHTS_CREDIT_LOT, WEIGHTS_WINDOW
 from wsc.v1 import node_pb2
 
 LANES = {"shared memory": node_pb2.LANE_SHARED_MEMORY, "gRPC": node_pb2.LANE_GRPC}

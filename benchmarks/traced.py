@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import cstorch
-from cirh.printer import print_module
+from cirh.text.printer import print_module
 from cstorch.lowering import lower
 from cstorch.state import Registry, named_getters
 from cstorch.tracing import move_module, trace_step

@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from appliance.compiler.pipeline import Target, compile_module
 from benchmarks.show import show_pairs
 from benchmarks.traced import trace_training
-from cirh.parser import parse_module
-from cirh.types import TensorInfo
-from interconnect.folders import cache_root
+from cirh.dialect.types import TensorInfo
+from cirh.text.parser import parse_module
 from lair.kernel import GeneratedKernel, generate
+from nodes.folders import cache_root
 
 COPIES, ROWS, COLUMNS = 20, 3072, 768  # 47 million parameters: more than caches hold
 SHAPE = (ROWS, COLUMNS)

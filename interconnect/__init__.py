@@ -1,0 +1,1 @@
+"""How processes of a cluster reach each other."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from lair.program import Argument, LoopKernel, Result, Statement
+from lair.loop_program import Argument, LoopKernel, Result, Statement
 
 # Half precision is computed with in float, and rounded after each operation, as torch does it.
 _TYPES: Mapping[torch.dtype, str] = {

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from cirh.kernel import span
-from cirh.operations import func_of, return_of
-from cirh.types import TensorInfo, info
+from cirh.dialect.operations import func_of, return_of
+from cirh.dialect.types import TensorInfo, info
+from cirh.execution.kernel import span
 from lair.library import Function, build
+from lair.loop_program import LoopKernel
 from lair.lower import NotLowered, lower
-from lair.program import LoopKernel
 
 
 class GeneratedKernel:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lair.cpp import source_of
-from lair.program import LoopKernel
+from lair.loop_program import LoopKernel
 
 COMPILE_SECONDS = 60.0
 # More than a compiler writes on its way to a library, for any source and for each character of it.

@@ -6,11 +6,11 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
-from cirh.attributes import SplatAttr, attrs
-from cirh.operations import Const, body_ops, func_of, return_of
-from cirh.table import spec
-from cirh.types import dtype, shape
-from lair.program import Argument, LoopKernel, Result, Statement
+from cirh.dialect.attributes import SplatAttr, attrs
+from cirh.dialect.operations import Const, body_ops, func_of, return_of
+from cirh.dialect.types import dtype, shape
+from cirh.table.lookup import spec
+from lair.loop_program import Argument, LoopKernel, Result, Statement
 
 # Worth a loop: a compiler makes vector instructions of them. The others are calls of the C library for each element,
 # which are slower than torch's own.

@@ -1,0 +1,1 @@
+"""MemoryX: a weight server."""

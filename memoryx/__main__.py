@@ -14,10 +14,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
-    from interconnect.listener import LinkListener
-    from interconnect.node import parse_arguments, run_node
-    from memoryx.job import MemoryXJob
+    from interconnect.links.listener import LinkListener
+    from memoryx.memoryx_job import MemoryXJob
     from memoryx.state_service import StateService
+    from nodes.lifecycle.node import parse_arguments, run_node
 
     settings = parse_arguments("memoryx", argv)
     torch.set_num_threads(settings.threads)

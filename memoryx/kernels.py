@@ -9,16 +9,16 @@ from tempfile import TemporaryDirectory
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from cirh.elementwise import ElementwiseKernel
-from cirh.kernel import Kernel
-from cirh.parser import parse_module
-from cirh.types import TensorInfo
-from cirh.verify import verify
-from interconnect.advice import advise
-from interconnect.folders import why_not_kept
-from interconnect.segment import Segment
+from cirh.dialect.types import TensorInfo
+from cirh.execution.elementwise import ElementwiseKernel
+from cirh.execution.kernel import Kernel
+from cirh.modules.verify import verify
+from cirh.text.parser import parse_module
+from interconnect.links.shared_memory import Segment
 from lair.kernel import GeneratedKernel, generate
 from lair.library import NotBuilt, NotWritable
+from nodes.folders import why_not_kept
+from nodes.telemetry.advice import advise
 
 Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 Buffers = Sequence[torch.Tensor | None]  # one for each result

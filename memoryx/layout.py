@@ -7,7 +7,7 @@ belongs to several groups lies in the first; the later ones are either found to 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from interconnect.elements import aligned, tensor_bytes
+from interconnect.links.elements import aligned, tensor_bytes
 from wsc.v1 import plan_pb2
 
 

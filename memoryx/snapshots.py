@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from interconnect.hub import Stopped
+from interconnect.links.hub import Stopped
 from memoryx.store import Snapshot, StateStore
 
 

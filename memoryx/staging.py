@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from cirh import initialisation
-from cirh.types import element_from_proto
+from cirh.dialect.types import element_from_proto
+from cirh.execution import initialisation
 from wsc.v1 import initialisation_pb2, node_pb2
 
 # Programs run beside the script's tracing and the compiler.

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import grpc
 import torch
 
-from cirh import initialisation
-from cirh.errors import CirhError
-from interconnect.hub import Hub, Stopped
-from interconnect.link import Link, LinkLost
-from interconnect.listener import LinkListener, PendingLink
-from interconnect.segment import Segment, Slice
+from cirh.dialect.errors import CirhError
+from cirh.execution import initialisation
+from interconnect.links.hub import Hub, Stopped
+from interconnect.links.link import Link, LinkLost
+from interconnect.links.listener import LinkListener, PendingLink
+from interconnect.links.shared_memory import Segment, Slice
 from memoryx.layout import Place
 from memoryx.snapshots import Snapshots
 from memoryx.staging import Staging, run_all

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from interconnect.elements import torch_dtype
-from interconnect.segment import Segment
+from interconnect.links.elements import torch_dtype
+from interconnect.links.shared_memory import Segment
 from memoryx.layout import Layout, Place, fit, lay_out
 from wsc.v1 import plan_pb2
 

@@ -1,0 +1,1 @@
+"""SwarmX: broadcasts weights to the wafers and reduces their gradients."""

@@ -12,8 +12,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
-    from interconnect.node import parse_arguments, run_node
-    from swarmx.job import SwarmXJob
+    from nodes.lifecycle.node import parse_arguments, run_node
+    from swarmx.swarmx_job import SwarmXJob
 
     settings = parse_arguments("swarmx", argv)
     torch.set_num_threads(settings.threads)

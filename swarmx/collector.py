@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from interconnect.link import Message
-from interconnect.schedule import part_bytes
-from interconnect.segment import Segment, Slice
+from interconnect.links.link import Message
+from interconnect.links.shared_memory import Segment, Slice
+from nodes.steps.schedule import part_bytes
 from wsc.v1 import plan_pb2
 
 

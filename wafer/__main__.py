@@ -11,9 +11,9 @@ from wsc.v1 import node_pb2
 def main(argv: Sequence[str] | None = None) -> int:
     # An OpenMP thread must never spin beside other processes; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from interconnect.allocator import keep_freed_memory
-    from interconnect.node import parse_arguments, run_node
-    from wafer.job import WaferJob
+    from interconnect.rpc.allocator import keep_freed_memory
+    from nodes.lifecycle.node import parse_arguments, run_node
+    from wafer.wafer_job import WaferJob
 
     keep_freed_memory()
     settings = parse_arguments("wafer", argv)

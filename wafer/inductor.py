@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import torch
 
-from cirh.kernel import Kernel
-from interconnect.folders import cache_root
+from cirh.execution.kernel import Kernel
+from nodes.folders import cache_root
 
 CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
 ROOM_BYTES: Final = 4 << 20  # with less, a compiler that fails is taken to have failed for it
@@ -22,7 +22,7 @@ def inductor_cache() -> Path:
 
 
 class InductorKernel:
-    """Called as cirh.kernel.Kernel is, and gives the same up to rounding."""
+    """Called as cirh.execution.kernel.Kernel is, and gives the same up to rounding."""
 
     def __init__(self, kernel: Kernel) -> None:
         """Compiled here, or found in the cache where it was compiled before. Raises OSError: that has no room."""

@@ -6,14 +6,14 @@ from typing import TypeAlias
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from cirh.graph import body_ops
-from cirh.kernel import Kernel
-from cirh.operations import Const
-from cirh.parser import parse_module
-from cirh.table import spec
-from cirh.verify import verify
-from interconnect.advice import advise
-from interconnect.folders import why_not_kept
+from cirh.dialect.operations import Const
+from cirh.execution.kernel import Kernel
+from cirh.modules.graph import body_ops
+from cirh.modules.verify import verify
+from cirh.table.lookup import spec
+from cirh.text.parser import parse_module
+from nodes.folders import why_not_kept
+from nodes.telemetry.advice import advise
 from wafer.inductor import ROOM_BYTES, InductorKernel, inductor_cache
 from wsc.v1 import plan_pb2
 

@@ -4,13 +4,13 @@ from typing import Annotated, Final
 
 import typer
 
-from interconnect.version import __version__
-from waferbox import cluster_commands, compiler_commands, job_commands
-from waferbox.console import say
-from waferbox.get_commands import describe, get, status
-from waferbox.logs import logs
-from waferbox.top import top
-from waferbox.trace import trace
+from interconnect.rpc.version import __version__
+from waferbox.commands import cluster_commands, compiler_commands, job_commands
+from waferbox.commands.get_commands import describe, get, status
+from waferbox.commands.logs import logs
+from waferbox.commands.top import top
+from waferbox.commands.trace import trace
+from waferbox.output.console import say
 
 CLUSTERS: Final = "Clusters"
 JOBS: Final = "Jobs"

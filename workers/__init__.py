@@ -1,0 +1,1 @@
+"""An input worker: runs the input_fn for one wafer."""

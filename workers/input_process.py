@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from interconnect.hub import Stopped
-from interconnect.node_job import JobFailure
-from interconnect.process import FIRST_FD
-from interconnect.zygote import SpawnError, spawn
+from interconnect.links.hub import Stopped
+from nodes.launch.process import FIRST_FD
+from nodes.launch.spawn import SpawnError, spawn
+from nodes.lifecycle.node_job import JobFailure
 from workers import child
 from workers.output import OutputReader
 from wsc.v1 import node_pb2
@@ -25,7 +25,7 @@ END_DEADLINE_SECONDS = 3.0
 
 
 class _Process(Protocol):
-    """What is needed of interconnect.zygote.Child, and of a foreign Python."""
+    """What is needed of nodes.launch.spawn.Child, and of a foreign Python."""
 
     @property
     def pid(self) -> int: ...

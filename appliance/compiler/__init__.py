@@ -1,0 +1,1 @@
+"""The compiler: CIRH text in, a plan for every role out."""

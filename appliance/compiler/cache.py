@@ -10,16 +10,16 @@ from typing import Final
 import torch
 from google.protobuf.message import DecodeError
 
-from appliance.compiler.machine_model import machine_model
+from appliance.compiler.core.target import Target
+from appliance.compiler.cost.machine_model import machine_model
 from appliance.compiler.pipeline import compile_module
 from appliance.compiler.plan import PLAN_FORMAT
 from appliance.compiler.plan_check.check import PlanError, check_plan
-from appliance.compiler.report_builder import make_report
-from appliance.compiler.report_page import report_page
-from appliance.compiler.target import Target
-from interconnect.advice import advise
-from interconnect.folders import cache_root, why_not_kept, write_whole
-from interconnect.version import __version__
+from appliance.compiler.report.builder import make_report
+from appliance.compiler.report.page import report_page
+from interconnect.rpc.version import __version__
+from nodes.folders import cache_root, why_not_kept, write_whole
+from nodes.telemetry.advice import advise
 from wsc.v1 import plan_pb2
 
 _MAGIC: Final = b"WSCPLAN1"

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
-from appliance.compiler.errors import CompileError
+from appliance.compiler.core.errors import CompileError
+from appliance.compiler.core.target import Target
 from appliance.compiler.pipeline import PASSES
 from appliance.compiler.stages import STAGES, Stages
-from appliance.compiler.target import Target
-from cirh.errors import CirhError
-from cirh.parser import parse_module
-from cirh.printer import print_module
-from cirh.verify import verify
+from cirh.dialect.errors import CirhError
+from cirh.modules.verify import verify
+from cirh.text.parser import parse_module
+from cirh.text.printer import print_module
 
 
 class OptError(ValueError):

@@ -10,7 +10,8 @@ from typing import Final
 
 from xdsl.dialects.builtin import ModuleOp
 
-from appliance.compiler.errors import CompileError
+from appliance.compiler.core.errors import CompileError
+from appliance.compiler.core.target import Half, KernelLibrary, Precision, Target
 from appliance.compiler.passes.canonicalise import canonicalise
 from appliance.compiler.passes.cse import join_common_subexpressions
 from appliance.compiler.passes.dce import eliminate_dead_code
@@ -21,10 +22,9 @@ from appliance.compiler.passes.fuse_cross_entropy import fuse_cross_entropy
 from appliance.compiler.passes.fuse_layer_norm import fuse_layer_norm
 from appliance.compiler.passes.pass_through import copy_what_passes_through
 from appliance.compiler.stages import STAGES, Stages
-from appliance.compiler.target import Half, KernelLibrary, Precision, Target
-from cirh.parser import parse_module
-from cirh.printer import print_module
-from cirh.verify import verify
+from cirh.modules.verify import verify
+from cirh.text.parser import parse_module
+from cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
 
 __all__ = ["PASSES", "CompileError", "Half", "KernelLibrary", "Pass", "Precision", "Target", "compile_module"]

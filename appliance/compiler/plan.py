@@ -2,16 +2,16 @@
 
 from xdsl.ir import SSAValue
 
-from appliance.compiler.cut import Cut
-from appliance.compiler.exchanges import find_exchanges, find_output
-from appliance.compiler.groups import Bundle, Numbers
-from appliance.compiler.memory_plan import check_memory, plan_memory
-from appliance.compiler.memoryx_schedule import ShardScheduler
-from appliance.compiler.report_builder import profile_kernels
-from appliance.compiler.shards import divide
-from appliance.compiler.target import HALF_TYPES, Target
-from appliance.compiler.wafer_schedule import WaferSchedule, schedule_wafer
-from cirh import types
+from appliance.compiler.core.target import HALF_TYPES, Target
+from appliance.compiler.memoryx.exchanges import find_exchanges, find_output
+from appliance.compiler.memoryx.schedule import ShardScheduler
+from appliance.compiler.partition.cut import Cut
+from appliance.compiler.partition.groups import Bundle, Numbers
+from appliance.compiler.partition.shards import divide
+from appliance.compiler.report.builder import profile_kernels
+from appliance.compiler.wafer.memory_plan import check_memory, plan_memory
+from appliance.compiler.wafer.schedule import WaferSchedule, schedule_wafer
+from cirh.dialect import types
 from wsc.v1 import plan_pb2
 
 # Of the messages in plan.proto, and of what roles may rely on. A cached plan of another format is compiled again.

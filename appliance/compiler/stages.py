@@ -8,9 +8,14 @@ from typing import Final, NamedTuple
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from appliance.compiler.cut import Cut, make_cut
-from appliance.compiler.errors import CompileError
-from appliance.compiler.notes import (
+from appliance.compiler.core.errors import CompileError
+from appliance.compiler.core.target import Target
+from appliance.compiler.partition.cut import Cut, make_cut
+from appliance.compiler.partition.precision import insert_casts
+from appliance.compiler.passes.canonicalise import canonicalise
+from appliance.compiler.passes.dce import eliminate_dead_code
+from appliance.compiler.plan import make_plan
+from appliance.compiler.report.notes import (
     PLACEMENT,
     SEGMENT,
     SITE,
@@ -22,13 +27,8 @@ from appliance.compiler.notes import (
     segment_notes,
     site_notes,
 )
-from appliance.compiler.passes.canonicalise import canonicalise
-from appliance.compiler.passes.dce import eliminate_dead_code
-from appliance.compiler.plan import make_plan
-from appliance.compiler.precision import insert_casts
 from appliance.compiler.sharding.propagate import Sharding, propagate
-from appliance.compiler.target import Target
-from cirh.errors import CirhError
+from cirh.dialect.errors import CirhError
 from wsc.v1 import plan_pb2
 
 

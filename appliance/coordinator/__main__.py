@@ -9,8 +9,8 @@ from types import FrameType
 from appliance.coordinator.compilation import cached_compiler
 from appliance.coordinator.serving import Event, serve_job
 from appliance.coordinator.settings import read_settings
-from interconnect.process import FIRST_FD
-from interconnect.terminal_log import set_up_logging
+from nodes.launch.process import FIRST_FD
+from nodes.telemetry.terminal_log import set_up_logging
 
 
 def main(argv: Sequence[str] | None = None) -> int:

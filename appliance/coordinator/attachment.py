@@ -7,7 +7,7 @@ from collections.abc import Callable
 import grpc
 
 from appliance.coordinator.topology import Member
-from interconnect.server import make_channel
+from interconnect.rpc.server import make_channel
 from wsc.v1 import node_pb2, node_pb2_grpc
 
 

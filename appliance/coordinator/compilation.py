@@ -29,9 +29,9 @@ class Compile(Protocol):
 def cached_compiler(folder: Path) -> Compile:
     """The real one, with its artifacts in a folder."""
     from appliance.compiler.cache import ArtifactCache
+    from appliance.compiler.core.target import DEFAULT_WAFER_MEMORY_BYTES
     from appliance.compiler.pipeline import CompileError, KernelLibrary, Precision, Target
-    from appliance.compiler.target import DEFAULT_WAFER_MEMORY_BYTES
-    from cirh.errors import CirhError
+    from cirh.dialect.errors import CirhError
 
     cache = ArtifactCache(folder)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from appliance.coordinator.attachment import Attachment
 from appliance.coordinator.management_link import ManagementLink
 from appliance.coordinator.topology import COORDINATOR, Member, Topology
-from interconnect.listener import LinkListener
+from interconnect.links.listener import LinkListener
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
 logger = logging.getLogger(__name__)

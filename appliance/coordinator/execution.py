@@ -12,9 +12,9 @@ from appliance.coordinator.failures import JobFailed, Verdict
 from appliance.coordinator.results import LOT_SECONDS, Results
 from appliance.coordinator.scalars import OnScalars
 from appliance.coordinator.topology import COORDINATOR, Member
-from interconnect.link import Link, LinkLost
-from interconnect.listener import LinkListener
-from interconnect.schedule import StepSchedule
+from interconnect.links.link import Link, LinkLost
+from interconnect.links.listener import LinkListener
+from nodes.steps.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
 LINK_SECONDS = 20.0

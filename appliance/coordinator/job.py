@@ -15,7 +15,7 @@ from appliance.coordinator.management_link import ManagementLink, ManagementLost
 from appliance.coordinator.observation import Observation
 from appliance.coordinator.settings import CoordinatorSettings
 from appliance.coordinator.topology import Member
-from interconnect.listener import LinkListener
+from interconnect.links.listener import LinkListener
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2, plan_pb2
 
 logger = logging.getLogger(__name__)

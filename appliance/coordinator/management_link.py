@@ -13,8 +13,8 @@ from typing import Protocol, TypeAlias
 import grpc
 
 from appliance.coordinator.settings import CoordinatorSettings
-from interconnect.registration import REFUSALS
-from interconnect.server import make_channel
+from interconnect.rpc.server import make_channel
+from nodes.lifecycle.registration import REFUSALS
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2
 
 HELLO_SECONDS = 20.0

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from appliance.coordinator.topology import COORDINATOR, Member
 from appliance.coordinator.tracing import Tracing
 from appliance.job_history import KINDS, JobHistory, lots
-from interconnect.advice import is_advice
-from interconnect.node_report import process_report
-from interconnect.outbox import ERROR
+from nodes.telemetry.advice import is_advice
+from nodes.telemetry.node_report import process_report
+from nodes.telemetry.outbox import ERROR
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
 MAX_WAITING = 1000  # events; what they crowd out is missed by its number, or comes with the history

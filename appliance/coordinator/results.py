@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 import numpy
 
 from appliance.coordinator.scalars import OnScalars, ScalarSampler
-from interconnect.elements import tensor_bytes
-from interconnect.hub import Hub, Stopped
-from interconnect.link import Link, LinkLost
-from interconnect.schedule import StepSchedule
+from interconnect.links.elements import tensor_bytes
+from interconnect.links.hub import Hub, Stopped
+from interconnect.links.link import Link, LinkLost
+from nodes.steps.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, plan_pb2
 
 # Outputs go to the client in lots, but none waits longer than this for others (dataplane.md recommendation 6).

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from interconnect.elements import torch_dtype
+from interconnect.links.elements import torch_dtype
 from wsc.v1 import plan_pb2
 
 INTERVAL_SECONDS = 0.25

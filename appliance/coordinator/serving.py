@@ -10,10 +10,10 @@ from appliance.coordinator.management_link import ManagementLink, ManagementLost
 from appliance.coordinator.service import CoordinatorService
 from appliance.coordinator.settings import CoordinatorSettings
 from appliance.coordinator.topology import COORDINATOR
-from interconnect.address import bind
-from interconnect.job_log import JobLogHandler
-from interconnect.listener import LinkListener
-from interconnect.server import make_server
+from interconnect.links.listener import LinkListener
+from interconnect.rpc.address import bind
+from interconnect.rpc.server import make_server
+from nodes.telemetry.job_log import JobLogHandler
 from wsc.v1 import coordinator_pb2_grpc
 
 TICK_SECONDS = 1.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from interconnect.zygote import Child, spawn
+from nodes.launch.spawn import Child, spawn
 from wsc.v1 import ingress_pb2
 
 END_SECONDS: Final = 7.0  # after which a coordinator that was told to end must have let its nodes go

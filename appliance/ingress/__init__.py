@@ -1,0 +1,1 @@
+"""The ingress: the one way in from outside, and where coordinators run."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from appliance.ingress.process import Ingress, IngressSettings
-from interconnect.folders import cache_root
-from interconnect.node import add_arguments, serve
+from nodes.folders import cache_root
+from nodes.lifecycle.node import add_arguments, serve
 
 
 def parse_arguments(argv: Sequence[str] | None) -> IngressSettings:

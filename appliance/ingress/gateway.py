@@ -6,8 +6,8 @@ from typing import Final, TypeAlias
 import grpc
 
 from appliance.ingress.targets import Targets
-from interconnect.grpc_lane import METHOD
-from interconnect.server import GATEWAY_KEY, INGRESS_KEY
+from interconnect.links.grpc_lane import METHOD
+from interconnect.rpc.server import GATEWAY_KEY, INGRESS_KEY
 
 # What may be called without a target, on the management service, and with one, on coordinators and MemoryX nodes.
 _MANAGEMENT_METHODS: Final = ("/wsc.v1.Management/", "/wsc.v1.Observation/")

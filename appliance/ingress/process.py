@@ -12,11 +12,11 @@ from appliance.coordinator.settings import CoordinatorHome
 from appliance.ingress.coordinators import Coordinators
 from appliance.ingress.gateway import Gateway
 from appliance.ingress.targets import Targets
-from interconnect.address import bind, split_address
-from interconnect.listener import host_id
-from interconnect.registration import Registration
-from interconnect.server import make_channel, make_server
-from interconnect.version import __version__
+from interconnect.links.listener import host_id
+from interconnect.rpc.address import bind, split_address
+from interconnect.rpc.server import make_channel, make_server
+from interconnect.rpc.version import __version__
+from nodes.lifecycle.registration import Registration
 from wsc.v1 import ingress_pb2_grpc, management_pb2, node_pb2
 
 STOP_GRACE_SECONDS: Final = 0.5
@@ -33,7 +33,7 @@ class IngressSettings:
 
 
 class Ingress:
-    """An interconnect.node.Serving. Raises OSError if it cannot listen."""
+    """An nodes.lifecycle.node.Serving. Raises OSError if it cannot listen."""
 
     def __init__(self, settings: IngressSettings) -> None:
         self._server = make_server()
@@ -56,7 +56,7 @@ class Ingress:
         self._metrics = None
         if settings.metrics_port is not None:
             from appliance.ingress.metrics import IngressCollector
-            from interconnect.metrics import MetricsServer
+            from nodes.telemetry.metrics import MetricsServer
 
             self._metrics = MetricsServer(IngressCollector(self._coordinators.count), host, settings.metrics_port)
         self.refusal = ""

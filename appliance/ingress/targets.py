@@ -13,7 +13,7 @@ from typing import Final
 
 import grpc
 
-from interconnect.server import make_channel
+from interconnect.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 ANSWER_SECONDS: Final = 2.0

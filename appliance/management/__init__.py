@@ -1,0 +1,1 @@
+"""The management service: jobs, the queue, and leases on nodes."""

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 import grpc
 
-from interconnect.server import make_channel
+from interconnect.rpc.server import make_channel
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc
 
 END_SECONDS: Final = 2.0  # until an ingress must have passed a signal on
@@ -19,7 +19,7 @@ class ProcessLost(RuntimeError):
 
 
 class CoordinatorProcess(Protocol):
-    """An interconnect.zygote.Child, or something that behaves like one."""
+    """An nodes.launch.spawn.Child, or something that behaves like one."""
 
     def wait(self) -> int:
         """Its exit status, once it has ended. Raises ProcessLost."""

@@ -11,7 +11,7 @@ import os
 import secrets
 from pathlib import Path
 
-from interconnect.folders import why_not_kept
+from nodes.folders import why_not_kept
 
 KEY_FILE = "management.key"
 _KEY_BYTES = 32

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from appliance.management.jobs import Job
 from appliance.members import PACKAGES
-from interconnect.metrics import report_metrics
+from nodes.telemetry.metrics import report_metrics
 from wsc.v1 import management_pb2
 
 JOB = "cluster_job"  # `job` is taken: Prometheus calls so what it asks

@@ -23,9 +23,9 @@ from appliance.management.observation import ObservationService
 from appliance.management.registry import NodeRegistry
 from appliance.management.requests import complete, is_artifact, problem_of_job, problem_of_labels, problem_of_priority
 from appliance.members import PACKAGES
-from interconnect.server import INGRESS_KEY
-from interconnect.version import __version__
-from interconnect.zygote import SpawnError
+from interconnect.rpc.server import INGRESS_KEY
+from interconnect.rpc.version import __version__
+from nodes.launch.spawn import SpawnError
 from wsc.v1 import ingress_pb2, management_pb2, management_pb2_grpc
 
 logger = logging.getLogger(__name__)

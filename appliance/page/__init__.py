@@ -1,0 +1,1 @@
+"""The page: what a cluster does, in a browser."""

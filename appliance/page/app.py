@@ -17,12 +17,13 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from appliance import drawing
 from appliance.page import compile_report, rendering, streams
 from appliance.page.source import PageSource, SourceAway
 from wsc.v1 import management_pb2
 
 _STATIC: Final = Path(__file__).with_name("static")
-_COMPILER_STYLE: Final = Path(rendering.__file__).parents[1] / "compiler" / "report_page.css"
+_COMPILER_STYLE: Final = Path(drawing.__file__).with_name("report.css")
 
 # All that a page loads is ours, and no script or style stands in it: what a job says cannot become one.
 _POLICY: Final = (
@@ -83,7 +84,7 @@ def make_app(source: PageSource, closing: asyncio.Event, hosts: Sequence[str] = 
             Route("/jobs/{name}", job),
             Route("/jobs/{name}/events", job_events),
             Route("/jobs/{name}/reports/{place:int}", job_report),
-            Route("/static/report_page.css", report_style),
+            Route("/static/report.css", report_style),
             Mount("/static", StaticFiles(directory=_STATIC)),
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(_Guard)],

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from appliance.compiler.floor_drawing import draw_floor_plan
-from appliance.compiler.floor_plan import FloorPlan, Region
+from appliance.drawing.floor_drawing import draw_floor_plan
+from appliance.drawing.floor_plan import FloorPlan, Region
 
 DATA: Final = "report.json"
 PAGE: Final = "report.html"
@@ -40,7 +40,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileReport:
-    """The part of appliance.compiler.report.Report that is shown."""
+    """The part of appliance.compiler.report.report.Report that is shown."""
 
     num_csx: int
     batch_rows: int

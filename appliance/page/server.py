@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from appliance.page.source import PageSource
-from interconnect.address import split_address
+from interconnect.rpc.address import split_address
 
 MAX_CONNECTIONS: Final = 128
 END_SECONDS: Final = 3.0

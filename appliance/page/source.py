@@ -5,7 +5,7 @@ from typing import Protocol, Self
 
 import grpc
 
-from interconnect.role_names import role_name
+from nodes.lifecycle.role_names import role_name
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2, observation_pb2_grpc
 
 CALL_SECONDS = 5.0

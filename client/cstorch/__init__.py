@@ -15,7 +15,7 @@ from cstorch.random import get_rng_state, set_rng_state
 from cstorch.storage import load, save
 from cstorch.tensors import full, full_like, make_constant, ones, ones_like, tensor, zeros, zeros_like
 from cstorch.trace import trace
-from interconnect.version import __version__
+from interconnect.rpc.version import __version__
 
 __all__ = [
     "__version__",

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from appliance.compiler.pipeline import Target, compile_module
 from appliance.compiler.plan_check.check import check_plan
-from cirh.printer import print_module
+from cirh.text.printer import print_module
 from cstorch.lowering import lower
 from cstorch.metrics import metric as metric_module
 from cstorch.tracing import DEVICE, LazyTensor, move_module, trace_step

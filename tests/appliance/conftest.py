@@ -19,17 +19,17 @@ from appliance.coordinator.compilation import CompileRefused
 from appliance.coordinator.serving import Event, serve_job
 from appliance.coordinator.settings import CoordinatorHome, CoordinatorSettings, read_settings
 from appliance.management.service import ManagementService, ManagementSettings
-from interconnect.address import bind
-from interconnect.hub import Hub
-from interconnect.link import Link
-from interconnect.node import Node, NodeSettings
-from interconnect.node_job import JobContext, LinkKey
-from interconnect.progress import Progress
-from interconnect.role_job import RoleJob, StepProgram
-from interconnect.schedule import StepSchedule
-from interconnect.segment import Segment, Slice
-from interconnect.server import make_channel, make_server, through
-from interconnect.version import __version__
+from interconnect.links.hub import Hub
+from interconnect.links.link import Link
+from interconnect.links.shared_memory import Segment, Slice
+from interconnect.rpc.address import bind
+from interconnect.rpc.server import make_channel, make_server, through
+from interconnect.rpc.version import __version__
+from nodes.lifecycle.node import Node, NodeSettings
+from nodes.lifecycle.node_job import JobContext, LinkKey
+from nodes.lifecycle.role_job import RoleJob, StepProgram
+from nodes.steps.schedule import StepSchedule
+from nodes.telemetry.progress import Progress
 from wsc.v1 import (
     coordinator_pb2,
     coordinator_pb2_grpc,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cirh.random_numbers import Numbers, bernoulli, draw, integers, normal, uniform
+from cirh.calls.random_numbers import Numbers, bernoulli, draw, integers, normal, uniform
 from cstorch.tracing import random_counter
 
 aten = torch.ops.aten

@@ -16,14 +16,14 @@ import torch
 from reported_steps import trained_blocks
 
 from appliance.compiler.cache import REPORT_DATA, ArtifactCache, load_plan
-from appliance.compiler.machine_model import machine_model
-from appliance.compiler.target import Target
+from appliance.compiler.core.target import Target
+from appliance.compiler.cost.machine_model import machine_model
 from appliance.management.job_tokens import KEY_FILE, JobTokens
-from cirh.builder import GraphBuilder
-from cirh.printer import print_module
-from cirh.types import tensor_type
+from cirh.dialect.types import tensor_type
+from cirh.modules.builder import GraphBuilder
+from cirh.text.printer import print_module
 from cstorch.storage import load, save
-from interconnect.segment import Segment
+from interconnect.links.shared_memory import Segment
 from memoryx.kernels import make_kernels
 
 TARGET = Target(num_csx=1, num_shards=1)

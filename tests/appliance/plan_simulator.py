@@ -19,13 +19,13 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 
 from appliance.coordinator.results import OutputReader
-from cirh.kernel import Kernel
-from cirh.parser import parse_module
-from interconnect.elements import tensor_bytes, torch_dtype
-from interconnect.frame import INLINE_BYTES
-from interconnect.schedule import WEIGHTS_CREDIT_LOT, WEIGHTS_WINDOW, is_for_coordinator_only
-from interconnect.segment import Segment
+from cirh.execution.kernel import Kernel
+from cirh.text.parser import parse_module
+from interconnect.links.elements import tensor_bytes, torch_dtype
+from interconnect.links.frame import INLINE_BYTES
+from interconnect.links.shared_memory import Segment
 from memoryx.kernels import StateKernel
+from nodes.steps.schedule import WEIGHTS_CREDIT_LOT, WEIGHTS_WINDOW, is_for_coordinator_only
 from wsc.v1 import plan_pb2
 
 

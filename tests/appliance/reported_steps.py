@@ -6,7 +6,7 @@ import torch
 from compiled_steps import Traced
 from torch import nn
 
-from appliance.compiler.machine_model import MachineModel
+from appliance.compiler.cost.machine_model import MachineModel
 
 MACHINE = MachineModel(
     source="stated for tests",

@@ -9,10 +9,10 @@ import torch
 from image_examples import image_examples
 from xdsl.dialects.builtin import ModuleOp
 
-from cirh.attributes import AttrValue
-from cirh.builder import GraphBuilder
-from cirh.locations import Source
-from cirh.types import tensor_type
+from cirh.dialect.attributes import AttrValue
+from cirh.dialect.locations import Source
+from cirh.dialect.types import tensor_type
+from cirh.modules.builder import GraphBuilder
 
 SAMPLES = sorted((Path(__file__).parent / "samples").glob("*.mlir"))
 F32, F64, I64, BOOL = torch.float32, torch.float64, torch.int64, torch.bool

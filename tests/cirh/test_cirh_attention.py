@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from cirh import attention
-from cirh.attention import choose
-from cirh.errors import CirhError
-from cirh.spec import Call, Site
-from cirh.types import TensorInfo
+from cirh.calls import attention
+from cirh.calls.attention import choose
+from cirh.dialect.errors import CirhError
+from cirh.dialect.spec import Call, Site
+from cirh.dialect.types import TensorInfo
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 

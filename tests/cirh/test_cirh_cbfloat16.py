@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cirh.cbfloat16 import LARGEST, round_to_cbfloat16, round_to_cbfloat16_out
+from cirh.calls.cbfloat16 import LARGEST, round_to_cbfloat16, round_to_cbfloat16_out
 
 BIAS, MANTISSA = 31, 9
 

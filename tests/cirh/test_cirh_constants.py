@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cirh.attributes import DenseAttr, SplatAttr, attribute, constant_of_bytes, dense, plain, splat
-from cirh.builder import GraphBuilder
-from cirh.errors import CirhError
-from cirh.locations import Source, location, source_of_location
-from cirh.parser import parse_module
-from cirh.printer import float_text, print_module
-from cirh.types import from_proto, info, nbytes, tensor_type, to_proto, type_text
+from cirh.dialect.attributes import DenseAttr, SplatAttr, attribute, constant_of_bytes, dense, plain, splat
+from cirh.dialect.errors import CirhError
+from cirh.dialect.locations import Source, location, source_of_location
+from cirh.dialect.types import from_proto, info, nbytes, tensor_type, to_proto, type_text
+from cirh.modules.builder import GraphBuilder
+from cirh.text.parser import parse_module
+from cirh.text.printer import float_text, print_module
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DTYPES = [*FLOATS, torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64]

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xdsl.dialects.builtin import ModuleOp
 
-import cirh.elementwise as elementwise
-from cirh.builder import GraphBuilder
-from cirh.elementwise import ElementwiseKernel
-from cirh.kernel import Kernel
-from cirh.types import tensor_type
+import cirh.execution.elementwise as elementwise
+from cirh.dialect.types import tensor_type
+from cirh.execution.elementwise import ElementwiseKernel
+from cirh.execution.kernel import Kernel
+from cirh.modules.builder import GraphBuilder
 
 
 def tensors(shape: tuple[int, ...], dtype: torch.dtype = F32) -> list[torch.Tensor]:

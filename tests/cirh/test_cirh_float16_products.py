@@ -6,7 +6,7 @@ import pytest
 import torch
 from cirh_examples import Example
 
-from cirh.kernel import Kernel
+from cirh.execution.kernel import Kernel
 
 HALF = torch.float16
 MATRICES = {"transpose_a": False, "transpose_b": True}

@@ -12,12 +12,12 @@ from cirh_examples import Example, examples, mlp_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cirh.attributes import attrs
-from cirh.errors import CirhError
-from cirh.graph import body_ops
-from cirh.parser import parse_module
-from cirh.printer import print_module
-from cirh.verify import verify
+from cirh.dialect.attributes import attrs
+from cirh.dialect.errors import CirhError
+from cirh.modules.graph import body_ops
+from cirh.modules.verify import verify
+from cirh.text.parser import parse_module
+from cirh.text.printer import print_module
 
 BODY = "module {{ func @graph(%a: tensor<4xf32>) -> (tensor<4xf32>) {{ {} return %a : tensor<4xf32> }} }}"
 

@@ -5,12 +5,12 @@ import torch
 from cirh_examples import F32, mlp_step, mlp_tensors
 from torch.nn import functional as F
 
-from cirh.builder import GraphBuilder
-from cirh.errors import CirhError
-from cirh.kernel import Kernel
-from cirh.locations import Source
-from cirh.printer import print_module
-from cirh.types import tensor_type
+from cirh.dialect.errors import CirhError
+from cirh.dialect.locations import Source
+from cirh.dialect.types import tensor_type
+from cirh.execution.kernel import Kernel
+from cirh.modules.builder import GraphBuilder
+from cirh.text.printer import print_module
 
 
 def test_a_training_step_is_that_of_pytorch() -> None:

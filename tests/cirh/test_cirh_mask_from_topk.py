@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from cirh.builder import GraphBuilder
-from cirh.errors import CirhError
-from cirh.mask_from_topk import mask_from_topk
-from cirh.types import tensor_type
+from cirh.calls.mask_from_topk import mask_from_topk
+from cirh.dialect.errors import CirhError
+from cirh.dialect.types import tensor_type
+from cirh.modules.builder import GraphBuilder
 
 
 @pytest.mark.parametrize("dimension", [0, 1, -1])

@@ -3,7 +3,7 @@
 import torch
 from cirh_examples import examples
 
-from cirh.kernel import Kernel
+from cirh.execution.kernel import Kernel
 
 
 def fixed(like: torch.Tensor) -> torch.Tensor:

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
-from cirh.builder import GraphBuilder
-from cirh.errors import CirhError
-from cirh.graph import body_ops, canonical_text, extract
-from cirh.kernel import Kernel
-from cirh.locations import Source
-from cirh.operations import Const, func_of, return_of
-from cirh.parser import parse_module
-from cirh.printer import print_module
-from cirh.types import shape, tensor_type
-from cirh.verify import verify
+from cirh.dialect.errors import CirhError
+from cirh.dialect.locations import Source
+from cirh.dialect.operations import Const, func_of, return_of
+from cirh.dialect.types import shape, tensor_type
+from cirh.execution.kernel import Kernel
+from cirh.modules.builder import GraphBuilder
+from cirh.modules.graph import body_ops, canonical_text, extract
+from cirh.modules.verify import verify
+from cirh.text.parser import parse_module
+from cirh.text.printer import print_module
 
 
 @st.composite

@@ -8,12 +8,12 @@ from cirh_examples import SAMPLES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cirh.builder import GraphBuilder
-from cirh.errors import CirhError
-from cirh.kernel import Kernel
-from cirh.parser import parse_module
-from cirh.random_numbers import Numbers, Part, bernoulli, draw, integers, normal, uniform
-from cirh.types import tensor_type
+from cirh.calls.random_numbers import Numbers, Part, bernoulli, draw, integers, normal, uniform
+from cirh.dialect.errors import CirhError
+from cirh.dialect.types import tensor_type
+from cirh.execution.kernel import Kernel
+from cirh.modules.builder import GraphBuilder
+from cirh.text.parser import parse_module
 
 F32, F64, F16, BF16, I64 = torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64
 KINDS = {

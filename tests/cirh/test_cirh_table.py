@@ -4,14 +4,17 @@ import pytest
 import torch
 from cirh_examples import Example, examples
 
-from cirh import rules, table, table_aten, table_cirh
-from cirh.builder import GraphBuilder
-from cirh.errors import CirhError
-from cirh.graph import body_ops
-from cirh.kernel import Kernel
-from cirh.operations import Const, return_of
-from cirh.spec import Typed
-from cirh.types import TensorInfo, element_dtype, info, tensor_type
+from cirh.dialect.errors import CirhError
+from cirh.dialect.operations import Const, return_of
+from cirh.dialect.spec import Typed
+from cirh.dialect.types import TensorInfo, element_dtype, info, tensor_type
+from cirh.execution.kernel import Kernel
+from cirh.modules.builder import GraphBuilder
+from cirh.modules.graph import body_ops
+from cirh.table import aten as table_aten
+from cirh.table import lookup as table
+from cirh.table import rows as table_cirh
+from cirh.table import rules
 
 EXAMPLES = list(examples())
 # Known in text only: verification refuses them.

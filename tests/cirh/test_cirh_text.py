@@ -8,15 +8,15 @@ import torch
 from cirh_examples import SAMPLES, examples, mlp_step
 from xdsl.dialects.builtin import ModuleOp
 
-from cirh.attributes import SplatAttr, attrs
-from cirh.errors import CirhError
-from cirh.graph import body_ops, canonical_text, extract, signature
-from cirh.locations import source_of
-from cirh.operations import Const, return_of
-from cirh.parser import parse_module
-from cirh.printer import print_module
-from cirh.types import shape
-from cirh.verify import verify
+from cirh.dialect.attributes import SplatAttr, attrs
+from cirh.dialect.errors import CirhError
+from cirh.dialect.locations import source_of
+from cirh.dialect.operations import Const, return_of
+from cirh.dialect.types import shape
+from cirh.modules.graph import body_ops, canonical_text, extract, signature
+from cirh.modules.verify import verify
+from cirh.text.parser import parse_module
+from cirh.text.printer import print_module
 
 TEXT_ONLY = {"conv": "known in text only"}
 
@@ -156,7 +156,7 @@ def test_strings_with_quotes_and_newlines_come_back() -> None:
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool, torch.uint8]
 )
 def test_dense_constants_come_back(dtype: torch.dtype) -> None:
-    from cirh.builder import GraphBuilder
+    from cirh.modules.builder import GraphBuilder
 
     builder = GraphBuilder()
     numbers = torch.randn(7, 3, generator=torch.Generator().manual_seed(0)) * 50

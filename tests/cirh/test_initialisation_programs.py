@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from cirh import initialisation
-from cirh.errors import CirhError
+from cirh.dialect.errors import CirhError
+from cirh.execution import initialisation
 from wsc.v1 import initialisation_pb2, plan_pb2
 
 FLOAT32 = plan_pb2.ELEMENT_TYPE_FLOAT32

@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 import grpc
 import torch
 
-from cirh import initialisation
+from cirh.execution import initialisation
 from cstorch.session import cluster_state
 from cstorch.session import execution as session_execution
 from cstorch.session.transfer import Outgoing
 from cstorch.tracing import Trace
-from interconnect.elements import torch_dtype
-from interconnect.server import INGRESS_KEY
-from interconnect.version import __version__
+from interconnect.links.elements import torch_dtype
+from interconnect.rpc.server import INGRESS_KEY
+from interconnect.rpc.version import __version__
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
 ELEMENT_TYPES = {

@@ -1,4 +1,4 @@
-"""What `python -m waferbox.embedded` looks like from outside; FAKE_EMBEDDED says how it behaves."""
+"""What `python -m waferbox.cluster.embedded` looks like from outside; FAKE_EMBEDDED says how it behaves."""
 
 import os
 import sys

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from traced_steps import Runner, run_module, trace
 
 import cstorch
-from cirh.printer import print_module
+from cirh.text.printer import print_module
 from cstorch.cluster_config import ClusterConfig
 from cstorch.errors import CompileError, TraceError
 from cstorch.lowering import lower

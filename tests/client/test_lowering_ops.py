@@ -5,11 +5,11 @@ import torch
 from torch.nn import functional as F
 from traced_steps import Runner, run_module, trace
 
-from cirh.attributes import attrs
-from cirh.operations import func_of
-from cirh.parser import parse_module
-from cirh.printer import print_module
-from cirh.verify import verify
+from cirh.dialect.attributes import attrs
+from cirh.dialect.operations import func_of
+from cirh.modules.verify import verify
+from cirh.text.parser import parse_module
+from cirh.text.printer import print_module
 from cstorch.errors import CompileError
 from cstorch.lowering import lower
 from cstorch.tracing import device_scope

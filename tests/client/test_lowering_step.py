@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 from traced_steps import Runner, run_module, states_of, trace
 
-from cirh.graph import canonical_text, signature
-from cirh.operations import body_ops
-from cirh.parser import parse_module
-from cirh.printer import print_module
-from cirh.verify import verify
+from cirh.dialect.operations import body_ops
+from cirh.modules.graph import canonical_text, signature
+from cirh.modules.verify import verify
+from cirh.text.parser import parse_module
+from cirh.text.printer import print_module
 from cstorch.lowering import lower
 from cstorch.tracing import device_scope, move_module
 
@@ -102,7 +102,7 @@ def test_the_text_is_the_same_every_time():
 SCRIPT = """
 import hashlib, torch
 from torch import nn
-from cirh.printer import print_module
+from cirh.text.printer import print_module
 from cstorch.lowering import lower
 from cstorch.tracing import move_module, trace_step
 model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))

@@ -12,8 +12,8 @@ from cstorch.cluster_config import ClusterConfig
 from cstorch.errors import ClusterUnreachableError
 from cstorch.session import job as session_job
 from cstorch.session.job import Job
-from interconnect.address import bind
-from interconnect.server import make_server
+from interconnect.rpc.address import bind
+from interconnect.rpc.server import make_server
 
 
 @contextmanager

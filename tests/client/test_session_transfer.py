@@ -8,8 +8,8 @@ import torch
 from cstorch.errors import ClusterError, ConfigurationError
 from cstorch.session import job, transfer
 from cstorch.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
-from interconnect.listener import LinkListener
-from interconnect.server import make_server
+from interconnect.links.listener import LinkListener
+from interconnect.rpc.server import make_server
 from memoryx.snapshots import Snapshots
 from memoryx.state_service import StateService
 from memoryx.store import StateStore

@@ -5,7 +5,7 @@ import operator
 import torch
 from torch import fx, nn
 
-from cirh.kernel import Kernel
+from cirh.execution.kernel import Kernel
 from cstorch.tracing import LazyTensor, Trace, trace_step
 
 

@@ -20,8 +20,8 @@ import psutil
 
 from benchmarks import by_hand
 from benchmarks.network import HERE, Host
-from interconnect.descriptors import readable
-from interconnect.server import make_channel
+from interconnect.rpc.server import make_channel
+from nodes.launch.descriptors import readable
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -69,7 +69,7 @@ class Surroundings:
 
 
 class RunningCluster:
-    """`python -m waferbox.embedded`, which ends when its standard input is closed."""
+    """`python -m waferbox.cluster.embedded`, which ends when its standard input is closed."""
 
     def __init__(self, surroundings: Surroundings, *more: str, **roles: int) -> None:
         self.surroundings = surroundings
@@ -77,7 +77,7 @@ class RunningCluster:
         self.log = surroundings.folder / "cluster.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "waferbox.embedded", *options],
+                [sys.executable, "-m", "waferbox.cluster.embedded", *options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

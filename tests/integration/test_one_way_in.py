@@ -8,7 +8,7 @@ import pytest
 from cluster_rig import StartScript, cluster_by_hand, wait_for
 
 from benchmarks.network import HERE
-from interconnect.server import make_channel
+from interconnect.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 TRAIN = Path(__file__).parents[2] / "examples" / "fc_digits" / "train.py"

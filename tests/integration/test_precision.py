@@ -14,11 +14,11 @@ from xdsl.dialects.builtin import ModuleOp
 
 import cerebras.pytorch as cstorch
 from appliance.compiler.pipeline import Half, Precision, Target, compile_module
-from cirh.graph import func_of, signature
-from cirh.parser import parse_module
-from cirh.printer import print_module
-from cirh.types import info
-from interconnect.segment import Segment
+from cirh.dialect.types import info
+from cirh.modules.graph import func_of, signature
+from cirh.text.parser import parse_module
+from cirh.text.printer import print_module
+from interconnect.links.shared_memory import Segment
 from memoryx.kernels import StateKernel, make_kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "appliance"))

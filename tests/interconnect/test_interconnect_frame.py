@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interconnect.frame import HEADER_BYTES, Frame, FrameError, FrameKind, parse
+from interconnect.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind, parse
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 import pytest
 from link_pairs import DEADLINE_SECONDS, LANES, connect, filled, listening
 
-from interconnect.frame import Frame, FrameKind
-from interconnect.hub import Hub
-from interconnect.link import UNEXPECTED_BYTES, Link, LinkLost
-from interconnect.listener import LinkListener
-from interconnect.segment import Segment, Slice
-from interconnect.socket_lane import SocketLink
+from interconnect.links.frame import Frame, FrameKind
+from interconnect.links.hub import Hub
+from interconnect.links.link import UNEXPECTED_BYTES, Link, LinkLost
+from interconnect.links.listener import LinkListener
+from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.socket_lane import SocketLink
 
 PEER = """
 import json, sys, time
-from interconnect.hub import Hub
-from interconnect.listener import dial
-from interconnect.segment import Segment, Slice
+from interconnect.links.hub import Hub
+from interconnect.links.listener import dial
+from interconnect.links.shared_memory import Segment, Slice
 from wsc.v1 import node_pb2
 setting = json.loads(sys.argv[1])
 link = dial(node_pb2.LinkEndpoint(**setting["endpoint"]), "token", name="test", own_name="peer",

@@ -8,11 +8,11 @@ import pytest
 import torch
 from link_pairs import LANES, End, connect, filled, listening
 
-from interconnect.frame import INLINE_BYTES
-from interconnect.hub import Hub, Stopped
-from interconnect.link import LinkLost
-from interconnect.listener import LinkListener
-from interconnect.segment import Segment, Slice
+from interconnect.links.frame import INLINE_BYTES
+from interconnect.links.hub import Hub, Stopped
+from interconnect.links.link import LinkLost
+from interconnect.links.listener import LinkListener
+from interconnect.links.shared_memory import Segment, Slice
 
 MIB = 1024 * 1024
 Pair = tuple[End, End]

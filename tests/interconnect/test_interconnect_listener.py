@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 from link_pairs import LANES, listening
 
-from interconnect.frame import Frame, FrameKind
-from interconnect.link import LinkLost
-from interconnect.listener import LinkListener, dial, host_id
+from interconnect.links.frame import Frame, FrameKind
+from interconnect.links.link import LinkLost
+from interconnect.links.listener import LinkListener, dial, host_id
 from wsc.v1 import node_pb2
 
 

@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from interconnect.segment import Segment
+from interconnect.links.shared_memory import Segment
 
 
 def test_two_mappings_share_the_bytes() -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from cirh.builder import GraphBuilder
-from cirh.kernel import Kernel
-from cirh.types import tensor_type
+from cirh.dialect.types import tensor_type
+from cirh.execution.kernel import Kernel
+from cirh.modules.builder import GraphBuilder
 from lair.kernel import GeneratedKernel, generate
 from lair.library import NotBuilt, build
 from lair.lower import NotLowered, lower

@@ -8,10 +8,10 @@ import pytest
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from cirh.builder import GraphBuilder
-from cirh.printer import print_module
-from cirh.types import tensor_type
-from interconnect.segment import Segment
+from cirh.dialect.types import tensor_type
+from cirh.modules.builder import GraphBuilder
+from cirh.text.printer import print_module
+from interconnect.links.shared_memory import Segment
 from memoryx.kernels import StateKernel, make_kernels
 
 Make: TypeAlias = Callable[[ModuleOp, Segment], StateKernel]

@@ -8,16 +8,16 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from cirh.builder import GraphBuilder
-from cirh.printer import print_module
-from cirh.types import tensor_type
-from interconnect.hub import Hub
-from interconnect.schedule import WEIGHTS_WINDOW, StepSchedule
-from interconnect.segment import Segment, Slice
-from interconnect.socket_lane import SocketLink
-from memoryx.program import MemoryXProgram
+from cirh.dialect.types import tensor_type
+from cirh.modules.builder import GraphBuilder
+from cirh.text.printer import print_module
+from interconnect.links.hub import Hub
+from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.socket_lane import SocketLink
+from memoryx.memoryx_program import MemoryXProgram
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore
+from nodes.steps.schedule import WEIGHTS_WINDOW, StepSchedule
 from wsc.v1 import node_pb2, plan_pb2
 
 SIZE = 12_000

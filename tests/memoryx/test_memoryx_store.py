@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from interconnect.hub import Stopped
+from interconnect.links.hub import Stopped
 from memoryx.layout import fit, lay_out
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cirh.errors import CirhError
+from cirh.dialect.errors import CirhError
 from memoryx import staging
 from memoryx.staging import Staging
 from wsc.v1 import initialisation_pb2, node_pb2, plan_pb2

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 from appliance.management.jobs import Job
 from appliance.management.metrics import ManagementCollector
-from interconnect.metrics import RoleCollector
+from nodes.telemetry.metrics import RoleCollector
 from wsc.v1 import management_pb2
 from wsc.v1.observation_pb2 import JobEvent, NodeReport, Scalar
 

@@ -24,6 +24,7 @@ FOLDERS = (
     "client",
     "examples",
     "interconnect",
+    "nodes",
     "lair",
     "memoryx",
     "proto",

@@ -18,6 +18,7 @@ FOLDERS = {
     "interconnect": "interconnect",
     "lair": "lair",
     "memoryx": "memoryx",
+    "nodes": "nodes",
     "swarmx": "swarmx",
     "wafer": "wafer",
     "waferbox": "waferbox",
@@ -25,20 +26,21 @@ FOLDERS = {
 }
 
 MAY_IMPORT = {
-    "appliance": {"cirh", "interconnect", "lair", "wsc"},
+    "appliance": {"cirh", "interconnect", "lair", "nodes", "wsc"},
     "cerebras": {"cstorch"},
     "cerebras_appliance": {"cstorch"},
     "cerebras_pytorch": {"cerebras_appliance", "cstorch"},
     "cerebras_torch": {"cstorch"},
     "cirh": {"wsc"},
-    "cstorch": {"cirh", "interconnect", "wsc"},
+    "cstorch": {"cirh", "interconnect", "nodes", "wsc"},
     "interconnect": {"wsc"},
     "lair": {"cirh"},
-    "memoryx": {"cirh", "interconnect", "lair", "wsc"},
-    "swarmx": {"interconnect", "wsc"},
-    "wafer": {"cirh", "interconnect", "wsc"},
-    "waferbox": {"appliance", "cirh", "interconnect", "wsc"},
-    "workers": {"interconnect", "wsc"},
+    "memoryx": {"cirh", "interconnect", "lair", "nodes", "wsc"},
+    "nodes": {"interconnect", "wsc"},
+    "swarmx": {"interconnect", "nodes", "wsc"},
+    "wafer": {"cirh", "interconnect", "nodes", "wsc"},
+    "waferbox": {"appliance", "cirh", "interconnect", "nodes", "wsc"},
+    "workers": {"interconnect", "nodes", "wsc"},
 }
 
 

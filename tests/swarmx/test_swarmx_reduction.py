@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from interconnect.schedule import part_bytes
-from interconnect.segment import Segment, Slice
+from interconnect.links.shared_memory import Segment, Slice
+from nodes.steps.schedule import part_bytes
 from swarmx.collector import Collector, joined_bytes
 from swarmx.reduction import BLOCK_ELEMENTS, Join
 from wsc.v1 import plan_pb2

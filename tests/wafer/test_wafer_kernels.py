@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from cirh.builder import GraphBuilder
-from cirh.errors import CirhError
-from cirh.kernel import Kernel
-from cirh.printer import print_module
-from cirh.types import tensor_type
+from cirh.dialect.errors import CirhError
+from cirh.dialect.types import tensor_type
+from cirh.execution.kernel import Kernel
+from cirh.modules.builder import GraphBuilder
+from cirh.text.printer import print_module
 from wafer.inductor import CACHE_VARIABLE, InductorKernel
 from wafer.kernels import make_kernels
 from wsc.v1 import plan_pb2

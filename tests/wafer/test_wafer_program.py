@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cirh.builder import GraphBuilder
-from cirh.printer import print_module
-from cirh.types import tensor_type
-from interconnect.hub import Hub
-from interconnect.schedule import CREDIT_GROUPS, WEIGHTS_CREDIT_LOT, StepSchedule
-from interconnect.segment import Segment, Slice
-from interconnect.socket_lane import SocketLink
-from wafer.program import WaferProgram
+from cirh.dialect.types import tensor_type
+from cirh.modules.builder import GraphBuilder
+from cirh.text.printer import print_module
+from interconnect.links.hub import Hub
+from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.socket_lane import SocketLink
+from nodes.steps.schedule import CREDIT_GROUPS, WEIGHTS_CREDIT_LOT, StepSchedule
+from wafer.wafer_program import WaferProgram
 from wsc.v1 import node_pb2, plan_pb2
 
 SIZE = 10_000  # too large to travel inline

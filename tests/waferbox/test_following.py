@@ -13,8 +13,8 @@ from rich.console import Console
 from terminal import on_terminal
 from typer.testing import CliRunner, Result
 
-from waferbox import following, top
 from waferbox.cli import app
+from waferbox.commands import following, top
 from wsc.v1 import management_pb2, observation_pb2
 
 JOB = "job-1a2b3c4d"

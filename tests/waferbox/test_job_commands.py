@@ -17,11 +17,12 @@ from rich.console import Console
 from terminal import on_terminal
 from typer.testing import CliRunner, Result
 
-from waferbox import job_figures, top
 from waferbox.cli import app
-from waferbox.formats import as_data
-from waferbox.job_figures import JobFigures
-from waferbox.tables import jobs_table
+from waferbox.commands import top
+from waferbox.output import job_figures
+from waferbox.output.formats import as_data
+from waferbox.output.job_figures import JobFigures
+from waferbox.output.tables import jobs_table
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
 RUNNING, QUEUED, FAILED = "job-1a2b3c4d", "job-1affffff", "job-00000000"

@@ -8,11 +8,11 @@ import torch
 from typer.testing import CliRunner, Result
 
 from appliance.compiler.cache import REPORT_DATA, REPORT_PAGE, ArtifactCache
-from appliance.compiler.target import Target
-from cirh.builder import GraphBuilder
-from cirh.printer import print_module
-from cirh.types import tensor_type
-from interconnect.folders import CACHE_VARIABLE
+from appliance.compiler.core.target import Target
+from cirh.dialect.types import tensor_type
+from cirh.modules.builder import GraphBuilder
+from cirh.text.printer import print_module
+from nodes.folders import CACHE_VARIABLE
 from waferbox.cli import app
 
 

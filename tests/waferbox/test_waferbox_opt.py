@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 
 from appliance.compiler.pipeline import PASSES
 from appliance.compiler.stages import STAGES
-from cirh.parser import parse_module
-from cirh.verify import verify
+from cirh.modules.verify import verify
+from cirh.text.parser import parse_module
 from waferbox.cli import app
 
 TEXT = """// A linear layer.
@@ -189,8 +189,8 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
 
 
 def test_text_that_is_too_long_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    from waferbox import opt as module
+    from waferbox.commands import opt as module
 
     monkeypatch.setattr(module, "MAXIMUM_TEXT", 100)
-    monkeypatch.setattr("cirh.scanner.MAXIMUM_TEXT", 100)
+    monkeypatch.setattr("cirh.text.scanner.MAXIMUM_TEXT", 100)
     assert "101 characters; at most 100 are read" in message(opt())

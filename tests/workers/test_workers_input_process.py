@@ -18,9 +18,9 @@ import psutil
 import pytest
 import torch
 
-from interconnect.hub import Stopped
-from interconnect.node_job import JobFailure
-from interconnect.zygote import SOCKET_VARIABLE, Zygote
+from interconnect.links.hub import Stopped
+from nodes.launch.spawn import SOCKET_VARIABLE, Zygote
+from nodes.lifecycle.node_job import JobFailure
 from workers import child
 from workers.input_process import InputProcess, _read_state
 from wsc.v1 import node_pb2

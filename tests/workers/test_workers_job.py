@@ -10,13 +10,13 @@ import input_functions
 import pytest
 import torch
 
-from interconnect.hub import Hub
-from interconnect.link import Link
-from interconnect.listener import LinkListener
-from interconnect.node_job import JobContext, JobFailure
-from interconnect.server import make_server
-from workers.job import WorkerJob
-from workers.program import NUM_SLOTS
+from interconnect.links.hub import Hub
+from interconnect.links.link import Link
+from interconnect.links.listener import LinkListener
+from interconnect.rpc.server import make_server
+from nodes.lifecycle.node_job import JobContext, JobFailure
+from workers.worker_job import WorkerJob
+from workers.worker_program import NUM_SLOTS
 from wsc.v1 import node_pb2, plan_pb2
 
 pytestmark = pytest.mark.cluster

@@ -49,7 +49,7 @@ class Files:
 def run(
     loader: Counting, worker: int, num_workers: int, wanted: set[int], num_steps: int
 ) -> tuple[list[int], dict[int, Any]]:
-    """The batches that the worker takes, and the states that it sends, asked as workers/program.py asks."""
+    """The batches that the worker takes, and the states that it sends, asked as workers/worker_program.py asks."""
     prepare = {"wafer": 0, "worker": worker, "num_workers": num_workers, "num_csx": 1}
     member = {"dtype": "float32", "shape": [ROWS], "offset": 0}
     files = Files()

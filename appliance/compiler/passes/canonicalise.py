@@ -6,11 +6,11 @@ Without it equal updates do not look equal (compiler.md section 8), and every ke
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
-from appliance.compiler.rewriter import Rewriter
-from cirh import types
-from cirh.attributes import attrs
-from cirh.graph import body_ops
-from cirh.operations import Const
+from appliance.compiler.core.rewriter import Rewriter
+from cirh.dialect import types
+from cirh.dialect.attributes import attrs
+from cirh.dialect.operations import Const
+from cirh.modules.graph import body_ops
 
 
 def canonicalise(module: ModuleOp) -> bool:

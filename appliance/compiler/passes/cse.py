@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from appliance.compiler.layers import layer_of
-from appliance.compiler.rewriter import erase
-from cirh.attributes import is_annotation
-from cirh.graph import body_ops
-from cirh.locations import source_of
-from cirh.operations import Const, Return
-from cirh.table import spec
+from appliance.compiler.core.rewriter import erase
+from appliance.compiler.partition.layers import layer_of
+from cirh.dialect.attributes import is_annotation
+from cirh.dialect.locations import source_of
+from cirh.dialect.operations import Const, Return
+from cirh.modules.graph import body_ops
+from cirh.table.lookup import spec
 
 Key = tuple[object, ...]
 

@@ -2,8 +2,8 @@
 
 from xdsl.dialects.builtin import ModuleOp
 
-from appliance.compiler.rewriter import erase
-from cirh.graph import body_ops
+from appliance.compiler.core.rewriter import erase
+from cirh.modules.graph import body_ops
 
 
 def eliminate_dead_code(module: ModuleOp) -> bool:

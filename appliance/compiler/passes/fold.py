@@ -12,12 +12,12 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
-from appliance.compiler.rewriter import Rewriter
-from cirh import types
-from cirh.attributes import ConstantAttr, SplatAttr, constant_of_bytes, dense
-from cirh.graph import body_ops
-from cirh.operations import Const
-from cirh.table import build, runtime_operands
+from appliance.compiler.core.rewriter import Rewriter
+from cirh.dialect import types
+from cirh.dialect.attributes import ConstantAttr, SplatAttr, constant_of_bytes, dense
+from cirh.dialect.operations import Const
+from cirh.modules.graph import body_ops
+from cirh.table.lookup import build, runtime_operands
 
 # Elements of a constant that is not of one value, at most.
 LARGEST: Final = 64

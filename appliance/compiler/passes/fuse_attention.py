@@ -13,13 +13,13 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
+from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.passes.canonicalise import permutation_of
 from appliance.compiler.passes.known_values import KnownValues
 from appliance.compiler.passes.matching import are_private, commuted, fuse_each, made_by, number, same_float
-from appliance.compiler.rewriter import Rewriter
-from cirh import types
-from cirh.attributes import AttrValue, attrs, dense
-from cirh.table import SEGMENTS
+from cirh.dialect import types
+from cirh.dialect.attributes import AttrValue, attrs, dense
+from cirh.table.lookup import SEGMENTS
 
 _SWAP_LAST = [0, 1, 3, 2]
 

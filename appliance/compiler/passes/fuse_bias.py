@@ -9,10 +9,10 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
+from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.passes.matching import are_private, broadcast_source, commuted, fuse_each, made_by, same_float
-from appliance.compiler.rewriter import Rewriter
-from cirh import types
-from cirh.attributes import attrs, dense
+from cirh.dialect import types
+from cirh.dialect.attributes import attrs, dense
 
 
 def fuse_bias(module: ModuleOp) -> bool:

@@ -11,11 +11,11 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
+from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.passes.matching import are_private, fuse_each, made_by
-from appliance.compiler.rewriter import Rewriter
-from appliance.compiler.sharding.rules_network import MEAN, TOTAL
-from cirh import types
-from cirh.attributes import attrs
+from appliance.compiler.sharding.rules.network import MEAN, TOTAL
+from cirh.dialect import types
+from cirh.dialect.attributes import attrs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
+from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.passes.matching import (
     are_private,
     broadcast_source,
@@ -19,10 +20,9 @@ from appliance.compiler.passes.matching import (
     number,
     same_float,
 )
-from appliance.compiler.rewriter import Rewriter
-from cirh import types
-from cirh.attributes import AttrValue, attrs
-from cirh.table import SEGMENTS
+from cirh.dialect import types
+from cirh.dialect.attributes import AttrValue, attrs
+from cirh.table.lookup import SEGMENTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

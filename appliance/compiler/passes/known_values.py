@@ -6,11 +6,11 @@ from typing import Final
 import torch
 from xdsl.ir import Block, Operation, SSAValue
 
-from cirh import types
-from cirh.graph import extract
-from cirh.kernel import Kernel
-from cirh.operations import Const
-from cirh.table import TORCH_ERRORS, spec
+from cirh.dialect import types
+from cirh.dialect.operations import Const
+from cirh.execution.kernel import Kernel
+from cirh.modules.graph import extract
+from cirh.table.lookup import TORCH_ERRORS, spec
 
 _MOST_OPERATIONS: Final = 32
 # Of all results that are computed for one module: sixteen masks of two thousand tokens.

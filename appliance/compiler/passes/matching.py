@@ -6,10 +6,10 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.passes.dce import eliminate_dead_code
-from cirh import types
-from cirh.attributes import SplatAttr, attrs
-from cirh.graph import body_ops
-from cirh.operations import Const
+from cirh.dialect import types
+from cirh.dialect.attributes import SplatAttr, attrs
+from cirh.dialect.operations import Const
+from cirh.modules.graph import body_ops
 
 
 def fuse_each(module: ModuleOp, roots: Collection[str], fuse: Callable[[Operation], bool]) -> bool:

@@ -7,9 +7,9 @@ copied from. States that are outputs need none: they are sent from where they li
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, SSAValue
 
-from appliance.compiler.rewriter import Rewriter
-from cirh.graph import func_of, signature
-from cirh.operations import Const, return_of
+from appliance.compiler.core.rewriter import Rewriter
+from cirh.dialect.operations import Const, return_of
+from cirh.modules.graph import func_of, signature
 
 
 def copy_what_passes_through(module: ModuleOp) -> bool:

@@ -10,13 +10,13 @@ from typing import Final
 
 import torch
 
+from appliance.compiler.core.target import KernelLibrary
 from appliance.compiler.plan_check.errors import PlanError, require
 from appliance.compiler.plan_check.groups import Groups
 from appliance.compiler.plan_check.roles import Role, Signatures
-from appliance.compiler.target import KernelLibrary
-from cirh.errors import CirhError
-from cirh.types import TensorInfo, from_proto
-from interconnect.elements import tensor_bytes
+from cirh.dialect.errors import CirhError
+from cirh.dialect.types import TensorInfo, from_proto
+from interconnect.links.elements import tensor_bytes
 from wsc.v1 import plan_pb2
 
 __all__ = ["PlanError", "check_plan"]

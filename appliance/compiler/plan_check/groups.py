@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from appliance.compiler.plan_check.errors import require
 from appliance.compiler.plan_check.roles import Role
-from interconnect.elements import aligned, tensor_bytes
+from interconnect.links.elements import aligned, tensor_bytes
 from wsc.v1 import plan_pb2
 
 

@@ -1,0 +1,1 @@
+"""Sharding propagation: which part of each value every wafer has."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from xdsl.ir import Operation, SSAValue
 
-from appliance.compiler.rewriter import Rewriter
-from appliance.compiler.sharding.rules_network import NONE
-from appliance.compiler.sharding.rules_norm import CHANNELS
+from appliance.compiler.core.rewriter import Rewriter
+from appliance.compiler.sharding.rules.network import NONE
+from appliance.compiler.sharding.rules.norm import CHANNELS
 from appliance.compiler.sharding.sums import divided, spread, sum_over
-from cirh import types
-from cirh.attributes import AttrValue, attrs
-from cirh.table import site_of, spec
+from cirh.dialect import types
+from cirh.dialect.attributes import AttrValue, attrs
+from cirh.table.lookup import site_of, spec
 
 
 @dataclass(frozen=True, slots=True)

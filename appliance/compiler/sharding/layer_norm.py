@@ -4,13 +4,13 @@ import math
 
 from xdsl.ir import Operation, SSAValue
 
-from appliance.compiler.errors import refuse
-from appliance.compiler.rewriter import Rewriter
-from appliance.compiler.sharding.rule import ONE_WAFER
+from appliance.compiler.core.errors import refuse
+from appliance.compiler.core.rewriter import Rewriter
+from appliance.compiler.sharding.rules.rule import ONE_WAFER
 from appliance.compiler.sharding.sums import divided, spread, sum_over
-from cirh import types
-from cirh.attributes import attrs
-from cirh.table import site_of
+from cirh.dialect import types
+from cirh.dialect.attributes import attrs
+from cirh.table.lookup import site_of
 
 
 def layer_norm(op: Operation, rewriter: Rewriter) -> list[SSAValue]:

@@ -12,16 +12,16 @@ from typing import Final
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
 
-from appliance.compiler.errors import CompileError
-from appliance.compiler.rewriter import Rewriter
-from appliance.compiler.sharding.placement import Placement, R
-from appliance.compiler.sharding.rule import Decompose, Outcome, Query
-from appliance.compiler.sharding.rules_shape import reshaped_dim
-from cirh import types
-from cirh.attributes import SplatAttr, attribute, attrs
-from cirh.graph import add_wafers, func_of, signature
-from cirh.operations import Const
-from cirh.table import SEGMENTS, site_of, spec
+from appliance.compiler.core.errors import CompileError
+from appliance.compiler.core.rewriter import Rewriter
+from appliance.compiler.sharding.rules.placement import Placement, R
+from appliance.compiler.sharding.rules.rule import Decompose, Outcome, Query
+from appliance.compiler.sharding.rules.shape import reshaped_dim
+from cirh.dialect import types
+from cirh.dialect.attributes import SplatAttr, attribute, attrs
+from cirh.dialect.operations import Const
+from cirh.modules.graph import add_wafers, func_of, signature
+from cirh.table.lookup import SEGMENTS, site_of, spec
 
 # How many operations may be made anew for one part.
 _DEEPEST: Final = 32

@@ -12,29 +12,17 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from appliance.compiler.errors import CompileError, refuse
+from appliance.compiler.core.errors import CompileError, refuse
 from appliance.compiler.passes.dce import eliminate_dead_code
-
-# The rules register themselves.
-from appliance.compiler.sharding import (
-    rules_attention,  # noqa: F401
-    rules_image,  # noqa: F401
-    rules_index,  # noqa: F401
-    rules_network,  # noqa: F401
-    rules_norm,  # noqa: F401
-    rules_random,  # noqa: F401
-    rules_reduction,  # noqa: F401
-    rules_shape,  # noqa: F401
-)
 from appliance.compiler.sharding.decompose import decompose
 from appliance.compiler.sharding.parts import Parts
-from appliance.compiler.sharding.placement import SUM, Placement, R, sharded
-from appliance.compiler.sharding.rule import ONE_WAFER, RULES, Decompose, Outcome, Query
-from appliance.compiler.sharding.rules_pointwise import pointwise
-from cirh import types
-from cirh.graph import Signature, body_ops, func_of, signature
-from cirh.operations import Const, return_of
-from cirh.table import spec
+from appliance.compiler.sharding.rules.placement import SUM, Placement, R, sharded
+from appliance.compiler.sharding.rules.pointwise import pointwise
+from appliance.compiler.sharding.rules.rule import ONE_WAFER, RULES, Decompose, Outcome, Query
+from cirh.dialect import types
+from cirh.dialect.operations import Const, return_of
+from cirh.modules.graph import Signature, body_ops, func_of, signature
+from cirh.table.lookup import spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from xdsl.ir import SSAValue
 
-from appliance.compiler.rewriter import Rewriter
-from cirh import types
-from cirh.attributes import AttrValue
+from appliance.compiler.core.rewriter import Rewriter
+from cirh.dialect import types
+from cirh.dialect.attributes import AttrValue
 
 
 def sum_over(rewriter: Rewriter, value: SSAValue, dims: list[int], keepdim: bool = False) -> SSAValue:

@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from interconnect.folders import cache_root
+from nodes.folders import cache_root
 
 WORKER_CACHE_ROOT = os.fspath(cache_root() / "worker")
 

@@ -5,8 +5,8 @@ import math
 from torch import fx
 from xdsl.ir import SSAValue
 
-from cirh import types
-from cirh.attributes import AttrValue
+from cirh.dialect import types
+from cirh.dialect.attributes import AttrValue
 from cstorch.lowering.context import Lowering, Result, arguments_of, dtype_of
 
 

@@ -7,11 +7,11 @@ import torch
 from torch import fx
 from xdsl.ir import SSAValue
 
-from cirh import types
-from cirh.attributes import AttrValue, ConstantAttr, SplatAttr
-from cirh.builder import GraphBuilder
-from cirh.locations import Source
-from cirh.operations import Const
+from cirh.dialect import types
+from cirh.dialect.attributes import AttrValue, ConstantAttr, SplatAttr
+from cirh.dialect.locations import Source
+from cirh.dialect.operations import Const
+from cirh.modules.builder import GraphBuilder
 from cstorch.errors import CompileError
 
 Number: TypeAlias = bool | int | float

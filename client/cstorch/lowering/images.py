@@ -3,8 +3,8 @@
 from torch import fx
 from xdsl.ir import SSAValue
 
-from cirh import types
-from cirh.table import spec
+from cirh.dialect import types
+from cirh.table.lookup import spec
 from cstorch.lowering.context import Lowering, Result, arguments_of, shape_of
 from cstorch.lowering.verbatim import verbatim
 

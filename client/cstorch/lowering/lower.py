@@ -8,11 +8,11 @@ from torch._ops import OpOverload
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
-from cirh import types
-from cirh.errors import CirhError
-from cirh.locations import Source
-from cirh.spec import OpSpec
-from cirh.table import spec
+from cirh.dialect import types
+from cirh.dialect.errors import CirhError
+from cirh.dialect.locations import Source
+from cirh.dialect.spec import OpSpec
+from cirh.table.lookup import spec
 from cstorch.errors import CompileError
 from cstorch.lowering.context import Lowering, Result
 from cstorch.lowering.table import rule_for

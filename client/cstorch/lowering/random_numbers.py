@@ -10,8 +10,8 @@ import torch
 from torch import fx
 from xdsl.ir import SSAValue
 
-from cirh import types
-from cirh.attributes import AttrValue
+from cirh.dialect import types
+from cirh.dialect.attributes import AttrValue
 from cstorch.lowering.context import Lowering, arguments_of, dtype_of, shape_of
 
 _STEPS: Final = 1 << 40  # that a counter may go through

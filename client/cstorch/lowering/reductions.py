@@ -6,8 +6,8 @@ import torch
 from torch import fx
 from xdsl.ir import SSAValue
 
-from cirh import types
-from cirh.attributes import AttrValue
+from cirh.dialect import types
+from cirh.dialect.attributes import AttrValue
 from cstorch.lowering.context import Lowering, Rule, arguments_of, axes_of, dtype_of, shape_of
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 from xdsl.ir import SSAValue
 
-from cirh import types
+from cirh.dialect import types
 from cstorch.lowering.context import Lowering, Result, arguments_of, dtype_of, shape_of
 
 LARGEST_INDEX = 1 << 20

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from cirh import types
-from cirh.attributes import AttrValue
-from cirh.spec import Count, Kind, OpSpec
+from cirh.dialect import types
+from cirh.dialect.attributes import AttrValue
+from cirh.dialect.spec import Count, Kind, OpSpec
 from cstorch.lowering.context import Lowering, Result, arguments_of, shape_of
 
 # Attributes that number dimensions of the first operand, or of a result that has more (select_backward, stack).

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from cstorch.cluster_config import ClusterConfig, check_address
 from cstorch.errors import ClusterError
-from interconnect.descriptors import readable
+from nodes.launch.descriptors import readable
 
 logger = logging.getLogger("cstorch.cluster")
 
-MODULE = "waferbox.embedded"
+MODULE = "waferbox.cluster.embedded"
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 _LINE_BYTES = 4096

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from xdsl.dialects.builtin import ModuleOp
 
-from cirh.printer import print_module
-from cirh.verify import verify
+from cirh.modules.verify import verify
+from cirh.text.printer import print_module
 from cstorch import amp, backends, state
 from cstorch.batch import check_batch
 from cstorch.errors import ClusterError, UsageError

@@ -14,7 +14,7 @@ from cstorch.errors import (
     NodeLostError,
     VersionMismatchError,
 )
-from interconnect.server import is_from_ingress
+from interconnect.rpc.server import is_from_ingress
 from wsc.v1 import node_pb2
 
 

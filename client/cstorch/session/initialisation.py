@@ -10,7 +10,7 @@ from cstorch.session import failures
 from cstorch.session.job import Job, connect
 from cstorch.state import Getter
 from cstorch.tracing import Cell, LazyTensor, cell_of
-from interconnect.server import through
+from interconnect.rpc.server import through
 from wsc.v1 import coordinator_pb2, initialisation_pb2, node_pb2, node_pb2_grpc
 
 SECONDS = 600.0

@@ -14,8 +14,8 @@ import grpc
 from cstorch.cluster_config import LANES, ClusterConfig
 from cstorch.errors import ClusterUnreachableError, CstorchError, NodeLostError
 from cstorch.session import failures
-from interconnect.server import is_from_ingress, make_channel, through
-from interconnect.version import __version__
+from interconnect.rpc.server import is_from_ingress, make_channel, through
+from interconnect.rpc.version import __version__
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
 logger = logging.getLogger("cstorch.job")

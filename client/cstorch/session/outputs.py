@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from cstorch.errors import InternalError, UsageError
 from cstorch.execution import Closure
 from cstorch.tracing import LazyTensor, Trace
-from interconnect.elements import tensor_bytes, torch_dtype
+from interconnect.links.elements import tensor_bytes, torch_dtype
 from wsc.v1 import coordinator_pb2, plan_pb2
 
 

@@ -11,12 +11,12 @@ from cstorch.cluster_config import LANES
 from cstorch.errors import NodeLostError
 from cstorch.session import failures
 from cstorch.session.job import connect
-from interconnect.elements import aligned
-from interconnect.hub import Hub, Stopped
-from interconnect.link import Link, LinkLost
-from interconnect.listener import dial
-from interconnect.segment import Segment, Slice
-from interconnect.server import through
+from interconnect.links.elements import aligned
+from interconnect.links.hub import Hub, Stopped
+from interconnect.links.link import Link, LinkLost
+from interconnect.links.listener import dial
+from interconnect.links.shared_memory import Segment, Slice
+from interconnect.rpc.server import through
 from wsc.v1 import coordinator_pb2, node_pb2, node_pb2_grpc
 
 CALL_SECONDS = 10.0

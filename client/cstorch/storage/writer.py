@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from cstorch.storage import layout
 from cstorch.storage.deferred import Filled, content_of
 from cstorch.tracing import LazyTensor
-from interconnect.version import __version__
+from interconnect.rpc.version import __version__
 
 # In the text of a tree.
 _LEAF: Final[dict[str, Any]] = {"type": None, "context": None, "children_spec": []}

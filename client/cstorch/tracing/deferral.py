@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from cirh.initialisation import OPERATORS, RANDOM
+from cirh.execution.initialisation import OPERATORS, RANDOM
 from cstorch.tracing import generator
 from cstorch.tracing.cell import RAM_BYTES, Cell
 from cstorch.tracing.initialisation import Call, Initialisation, Operand

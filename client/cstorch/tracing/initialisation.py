@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from cirh import initialisation, types
+from cirh.dialect import types
+from cirh.execution import initialisation
 from wsc.v1 import initialisation_pb2
 
 _numbers = itertools.count()

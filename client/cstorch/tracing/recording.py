@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from cirh.locations import Source
+from cirh.dialect.locations import Source
 from cstorch.tracing.cell import Cell
 from cstorch.tracing.tensor import LazyTensor
 

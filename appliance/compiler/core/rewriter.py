@@ -1,0 +1,66 @@
+"""Changing a module in place: new operations before an old one, and the old one's values taken over."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from xdsl.ir import Operation, SSAValue
+
+from cirh.dialect.attributes import AttrValue, ConstantAttr, attribute, splat
+from cirh.dialect.operations import Const, operation_class
+from cirh.dialect.types import AnyTensorType, tensor_type
+from cirh.table.lookup import make_site, result_types
+
+
+def erase(op: Operation) -> None:
+    """Takes out an operation whose results nothing reads."""
+    op.detach()  # type: ignore[no-untyped-call]
+    op.erase()
+
+
+class Rewriter:
+    """Builds operations in front of `op`, which they come from: they have its source location."""
+
+    def __init__(self, op: Operation) -> None:
+        self._op = op
+        self.made: list[Operation] = []
+
+    def emit(
+        self,
+        name: str,
+        operands: Sequence[SSAValue],
+        attributes: Mapping[str, AttrValue] | None = None,
+        *,
+        types: Sequence[AnyTensorType] | None = None,
+    ) -> tuple[SSAValue, ...]:
+        """A new operation's results."""
+        plain = attributes or {}
+        created = operation_class(name).create(
+            operands=operands,
+            result_types=result_types(make_site(name, operands, plain, types)),
+            attributes={key: attribute(value) for key, value in plain.items()},
+            location=self._op.location,
+        )
+        self._insert(created)
+        return tuple(created.results)
+
+    def splat(self, value: float, shape: Sequence[int], dtype: torch.dtype) -> SSAValue:
+        """A constant of one value."""
+        return self.constant(splat(value, tensor_type(shape, dtype)))
+
+    def constant(self, constant: ConstantAttr) -> SSAValue:
+        """A constant."""
+        created = Const.create(result_types=[constant.type], attributes={"value": constant}, location=self._op.location)
+        self._insert(created)
+        return created.results[0]
+
+    def replace(self, values: Sequence[SSAValue]) -> None:
+        """The old operation goes; what read its results reads these."""
+        for old, new in zip(self._op.results, values, strict=True):
+            old.replace_all_uses_with(new)
+        erase(self._op)
+
+    def _insert(self, created: Operation) -> None:
+        block = self._op.parent_block()
+        assert block is not None
+        block.insert_op_before(created, self._op)
+        self.made.append(created)

@@ -1,0 +1,89 @@
+"""What a module is compiled for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from appliance.compiler.core.precision_table import DEFAULT_LEVEL, LEVELS
+from wsc.v1 import plan_pb2
+
+DEFAULT_WAFER_MEMORY_BYTES: Final = 8 << 30
+
+
+class Half(Enum):
+    """Element types of half precision that wafers compute in; the values are the API's names of them."""
+
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    CBFLOAT16 = "cbfloat16"
+
+
+# As plans name them.
+HALF_TYPES: Final = {
+    Half.FLOAT16: plan_pb2.HALF_TYPE_FLOAT16,
+    Half.BFLOAT16: plan_pb2.HALF_TYPE_BFLOAT16,
+    Half.CBFLOAT16: plan_pb2.HALF_TYPE_CBFLOAT16,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Mixed precision: what the wafers compute in, beside float32, and how much of it (`precision_table`)."""
+
+    half: Half
+    level: int = DEFAULT_LEVEL
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise ValueError(f"a precision optimisation level is one of 0, 1 and 2, not {self.level}")
+
+    @classmethod
+    def from_proto(cls, message: plan_pb2.Precision) -> "Precision":
+        """What a message says. ValueError for a type or a level that does not exist."""
+        for half, code in HALF_TYPES.items():
+            if code == message.half:
+                return cls(half=half, level=message.optimization_level)
+        raise ValueError(f"there is no half precision {message.half}")
+
+
+class KernelLibrary(Enum):
+    """What runs the kernels of layers; the values are the API's names. See `WaferPlan.kernel_library`."""
+
+    ATEN = "aten"
+    INDUCTOR = "inductor"
+
+    @property
+    def code(self) -> "plan_pb2.KernelLibrary.ValueType":
+        """As plans name it."""
+        return plan_pb2.KernelLibrary.Value(f"KERNEL_LIBRARY_{self.name}")
+
+    @classmethod
+    def from_proto(cls, code: "plan_pb2.KernelLibrary.ValueType") -> "KernelLibrary":
+        """What a message says. ValueError for a library that does not exist."""
+        if code == plan_pb2.KERNEL_LIBRARY_UNSPECIFIED:
+            return cls.ATEN
+        for library in cls:
+            if library.code == code:
+                return library
+        raise ValueError(f"there is no kernel library {code}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The cluster, as far as a plan depends on it."""
+
+    num_csx: int
+    num_shards: int
+    # States that lie on a MemoryX shard already, from an execution before.
+    pinned_shards: Mapping[str, int] = field(default_factory=dict)
+    wafer_memory_bytes: int = DEFAULT_WAFER_MEMORY_BYTES
+    # Weights stay on a wafer between two uses if so many segments, or fewer, lie between them.
+    prefetch_layers: int = 4
+    # None: float32 throughout.
+    precision: Precision | None = None
+    kernel_library: KernelLibrary = KernelLibrary.ATEN
+
+    def __post_init__(self) -> None:
+        if self.num_csx < 1 or self.num_shards < 1:
+            raise ValueError(f"a target has at least one wafer and one shard, not {self.num_csx} and {self.num_shards}")

@@ -1,0 +1,171 @@
+"""How much arithmetic an operation does, and how many bytes it moves: what a report counts and a prediction rests on.
+
+Floating point operations are counted as torch.utils.flop_counter counts them (2 for a multiplication with its addition,
+products, convolutions and attention only), with two differences: a causal mask halves attention's products, since the
+kernels skip what it hides; and what goes element by element counts one for each element.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, Final
+
+from xdsl.ir import Operation, SSAValue
+
+from cirh.dialect import types
+from cirh.dialect.attributes import attrs
+from cirh.dialect.operations import Const
+
+# No arithmetic and no bytes: the result is another look at the operand.
+VIEWS: Final = frozenset(
+    {
+        "cirh.Reshape",
+        "cirh.BroadcastInDim",
+        "cirh.Transpose",
+        "aten.select.int",
+        "aten.slice.Tensor",
+        "aten.diagonal",
+        "aten.split.Tensor",
+        "aten.split_with_sizes",
+        "aten.unbind.int",
+        "cirh.Split",
+    }
+)
+# Some of the operand, copied: only what is taken is read.
+_LOOK_UPS: Final = frozenset({"cirh.Gather", "aten.embedding", "aten.gather", "aten.index.Tensor", "aten.index_select"})
+_COPIES: Final = frozenset(
+    {
+        "cirh.Cast",
+        "cirh.Concat",
+        "cirh.Select",
+        "cirh.ScatterNd",
+        "aten.cat",
+        "aten.clone",
+        "aten.constant_pad_nd",
+        "aten.flip",
+        "aten.index_put",
+        "aten.masked_fill.Tensor",
+        "aten.repeat",
+        "aten.roll",
+        "aten.scatter.src",
+        "aten.scatter.value",
+        "aten.select_backward",
+        "aten.select_scatter",
+        "aten.slice_backward",
+        "aten.slice_scatter",
+        "aten.stack",
+        "aten.tril",
+        "aten.triu",
+        "aten.where.Scalar",
+        "aten.where.ScalarOther",
+        "aten.where.ScalarSelf",
+    }
+)
+
+Shapes = Sequence[tuple[int, ...]]
+Count = Callable[[Shapes, Shapes, dict[str, Any]], int]  # of operands, of results, attributes
+
+
+def _matmul(operands: Shapes, results: Shapes, attributes: dict[str, Any]) -> int:
+    inner = operands[0][0 if attributes.get("transpose_a") else 1]
+    return 2 * prod(results[0]) * inner
+
+
+def _dot_general(operands: Shapes, results: Shapes, attributes: dict[str, Any]) -> int:
+    contracted = attributes["lhs_contracting_dimensions"]
+    return 2 * prod(results[0]) * prod(operands[0][dimension] for dimension in contracted)
+
+
+def _product(first: int) -> Count:
+    """Of the operand `first`, (.., m, k), with the one behind it."""
+    return lambda operands, results, attributes: 2 * prod(results[0]) * operands[first][-1]
+
+
+def _convolution(image: tuple[int, ...], weight: tuple[int, ...], result: tuple[int, ...], transposed: bool) -> int:
+    """Every weight meets every place of the result; transposed, every place of the image."""
+    places = image if transposed else result
+    return 2 * places[0] * prod(places[2:]) * prod(weight)
+
+
+def _convolution_forward(operands: Shapes, results: Shapes, attributes: dict[str, Any]) -> int:
+    return _convolution(operands[0], operands[1], results[0], bool(attributes.get("transposed")))
+
+
+def _convolution_backward(operands: Shapes, results: Shapes, attributes: dict[str, Any]) -> int:
+    gradient, image, weight = operands[:3]
+    wanted = sum(bool(flag) for flag in attributes["output_mask"][:2])
+    return wanted * _convolution(image, weight, gradient, bool(attributes.get("transposed")))
+
+
+def _attention(first: int, products: int) -> Count:
+    """Of query, key and value of shape (batch, heads, tokens, features) from operand `first` on.
+
+    products: how many times each query meets each key. Keys and values may have fewer heads than queries.
+    """
+
+    def count(operands: Shapes, results: Shapes, attributes: dict[str, Any]) -> int:
+        batch, heads, queries, features = operands[first]
+        keys = operands[first + 1][2]
+        pairs = queries * keys
+        if attributes.get("is_causal"):
+            pairs = sum(min(query + 1, keys) for query in range(queries))
+        return products * 2 * batch * heads * pairs * features
+
+    return count
+
+
+# Forward: scores, and their product with the values. Backward: the scores again, and a gradient of each of four.
+_FORWARD, _BACKWARD = 2, 5
+_PRODUCTS: Final[dict[str, Count]] = {
+    "cirh.MatMul": _matmul,
+    "cirh.DotGeneral": _dot_general,
+    "aten.mm": _product(0),
+    "aten.bmm": _product(0),
+    "aten.mv": _product(0),
+    "aten.dot": _product(0),
+    "aten.addmm": _product(1),
+    "aten.addmv": _product(1),
+    "aten.baddbmm": _product(1),
+    "aten.convolution": _convolution_forward,
+    "aten.convolution_backward": _convolution_backward,
+    "cirh.Attention": _attention(0, _FORWARD),
+    "cirh.AttentionGrad": _attention(1, _BACKWARD),
+    "aten._scaled_dot_product_flash_attention_for_cpu": _attention(0, _FORWARD),
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, _BACKWARD),
+}
+
+
+def is_product(op: Operation) -> bool:
+    """Whether multiplications with additions are what the operation's time goes to."""
+    return op.name in _PRODUCTS
+
+
+def flops(op: Operation) -> int:
+    """Floating point operations; integers and booleans that are worked on count alike."""
+    operands = [types.shape(operand) for operand in op.operands]
+    results = [types.shape(result) for result in op.results]
+    count = _PRODUCTS.get(op.name)
+    if count is not None:
+        return count(operands, results, attrs(op))
+    if isinstance(op, Const) or not operands or op.name in VIEWS or op.name in _LOOK_UPS or op.name in _COPIES:
+        return 0
+    return max(prod(shape) for shape in (*operands, *results))
+
+
+def moved_bytes(op: Operation) -> int:
+    """Bytes that are read and written."""
+    if isinstance(op, Const) or op.name in VIEWS:
+        return 0
+    written = sum(types.nbytes(result) for result in op.results)
+    if op.name in _LOOK_UPS:
+        return 2 * written
+    return written + sum(_read_bytes(operand) for operand in op.operands)
+
+
+def _read_bytes(value: SSAValue) -> int:
+    """What reading a value reads: of a constant nothing, of a broadcast only what is broadcast."""
+    owner = value.owner
+    if isinstance(owner, Const):
+        return 0
+    if isinstance(owner, Operation) and owner.name == "cirh.BroadcastInDim":
+        return _read_bytes(owner.operands[0])
+    return types.nbytes(value)

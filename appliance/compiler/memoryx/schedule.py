@@ -1,0 +1,248 @@
+"""A shard's program: send weights, take reduced gradients, update state as soon as all that an update needs is there.
+
+Messages come in an order that all roles share, so that roles with one thread each can never wait for one another in a
+circle; computing is done as early as possible in between.
+"""
+
+from collections.abc import Callable, Sequence
+
+from xdsl.ir import Operation, SSAValue
+
+from appliance.compiler.core.errors import CompileError
+from appliance.compiler.core.target import Target
+from appliance.compiler.memoryx.commits import Commits, Event
+from appliance.compiler.memoryx.exchanges import Exchanges
+from appliance.compiler.memoryx.frontier import Frontier
+from appliance.compiler.memoryx.reads import Kind, Reads, is_elementwise
+from appliance.compiler.partition.cut import Cut, is_constant
+from appliance.compiler.partition.groups import Bundle, KernelTable, Numbers
+from appliance.compiler.partition.shards import Sharing, order
+from appliance.compiler.wafer.drops import add_drops
+from appliance.compiler.wafer.schedule import WaferSchedule
+from cirh.dialect import types
+from cirh.modules.graph import extract, func_of
+from cirh.text.printer import print_module
+from wsc.v1 import plan_pb2
+
+
+class ShardScheduler:
+    """Makes the program of one shard."""
+
+    def __init__(
+        self,
+        cut: Cut,
+        sharing: Sharing,
+        wafer: WaferSchedule,
+        exchanges: Exchanges,
+        output: Bundle | None,
+        target: Target,
+        numbers: Numbers,
+        shard: int,
+    ) -> None:
+        self._cut = cut
+        self._sharing = sharing
+        self._wafer = wafer
+        self._target = target
+        self._numbers = numbers
+        self._shard = shard
+        self._plan = plan_pb2.MemoryXPlan(shard=shard)
+        self._kernels = KernelTable()
+        self._groups: dict[int, plan_pb2.Group] = {}
+        self._have: set[SSAValue] = set(sharing.states[shard])
+        self._todo = dict.fromkeys(order((op for op in sharing.ops[shard] if op not in sharing.sunk), cut))
+        self._reads = Reads(sharing, shard, list(self._todo))
+        self._frontier = Frontier(self._todo, self._reads)
+        self._frontier.add(self._have)
+        self._loads = [
+            Event(load.bundle, load.position) for load in wafer.loads if load.bundle.group.source_shard == shard
+        ]
+        self._exchanged = [Event(bundle) for bundle in exchanges.from_shard(shard)]
+        self._output = [Event(output)] if output is not None and shard == 0 else []
+        self._exchange_inputs = exchanges.to_shard(shard)
+        self._commits = Commits(
+            cut, sharing, shard, self._reads, self._loads, [*self._exchanged, *self._output], wafer.last_read
+        )
+
+    def schedule(self) -> plan_pb2.MemoryXPlan:
+        """The program. CompileError if there is no order in which it could be done."""
+        receives = [d for d in self._wafer.departures if self._shard in d.bundle.group.shards]
+        for departure in receives:
+            self._send_loads(departure.position + self._target.prefetch_layers, needed=departure.position)
+            self._run_ready()
+            self._receive(departure.bundle)
+            self._commits.released = departure.position
+            self._run_ready()
+        self._send_loads(len(self._wafer.work), needed=len(self._wafer.work))
+        self._run_ready()
+        while self._exchange_inputs:
+            self._receive(self._exchange_inputs.pop(0))
+            self._run_ready()
+        # What is left waits for a message from the wafers that they never send.
+        self._commits.wait_for_wafers = False
+        self._run_ready()
+        if not all(event.sent for event in self._loads):
+            raise CompileError(
+                "the wafers would wait for a value that MemoryX cannot make while they wait; use max_wgt_servers=1"
+            )
+        assert not self._todo, f"shard {self._shard} cannot compute {next(iter(self._todo)).name}"
+        for event in self._output:
+            assert self._have.issuperset(event.bundle.values), "an output is nowhere"
+            self._send(event)
+        for value, state in self._commits.at_the_end():
+            commit = self._plan.instructions.add().commit
+            commit.value, commit.state = self._numbers.value(value), self._numbers.value(state)
+        self._commits.check_computed()
+        self._finish()
+        return self._plan
+
+    # -- messages
+
+    def _receive(self, bundle: Bundle) -> None:
+        self._groups[bundle.id] = bundle.group
+        self._plan.instructions.add().receive.group = bundle.id
+        self._have.update(bundle.values)
+        self._frontier.add(bundle.values)
+        self._commits.received(bundle.values)
+
+    def _send(self, event: Event) -> None:
+        event.sent = True
+        self._groups[event.bundle.id] = event.bundle.group
+        self._plan.instructions.add().send.group = event.bundle.id
+
+    def _send_loads(self, up_to: int, *, needed: int) -> None:
+        """Sends weights in the order in which the wafers wait for them; what they are made of is computed first.
+
+        up_to: the last segment for which weights are sent, if they can be; needed: the last one for which they must,
+        because the wafers send nothing more to this shard without them.
+        """
+        for event in self._loads:
+            if event.sent:
+                continue
+            if event.position > up_to:
+                return
+            self._compute(event.bundle.values)
+            if event.position <= needed and not self._have.issuperset(event.bundle.values):
+                self._receive_for(event.bundle.values)
+            if not self._have.issuperset(event.bundle.values):
+                return  # it depends on a reduction that is still to come
+            self._send(event)
+
+    def _receive_for(self, values: Sequence[SSAValue]) -> None:
+        """Waits for what these values need from other shards, when everything that those may need has been sent."""
+        self._run_ready()
+        behind = self._behind(values)
+        for bundle in list(self._exchange_inputs):
+            if any(value in behind for value in bundle.values):
+                self._exchange_inputs.remove(bundle)
+                self._receive(bundle)
+                self._run_ready()
+
+    def _compute(self, values: Sequence[SSAValue]) -> None:
+        """Runs what these values need, if it can run now."""
+        behind = self._behind(values)
+        self._run_ready(lambda op: any(result in behind for result in op.results))
+
+    def _behind(self, values: Sequence[SSAValue]) -> set[SSAValue]:
+        """These values and all that they are made of on this shard, where it is not there yet."""
+        behind: set[SSAValue] = set()
+        stack = [value for value in values if value not in self._have]
+        while stack:
+            value = stack.pop()
+            if value in behind:
+                continue
+            behind.add(value)
+            if isinstance(value.owner, Operation) and value.owner in self._sharing.ops[self._shard]:
+                stack.extend(operand for operand in value.owner.operands if operand not in self._have)
+        return behind
+
+    # -- computing
+
+    def _run_ready(self, allowed: Callable[[Operation], bool] = lambda op: True) -> None:
+        """Runs everything that can run, joined to few kernels; sends exchanges as they are complete."""
+        while True:
+            batches = self._ready_batches(allowed)
+            if not batches:
+                break
+            for batch in batches:
+                self._run(batch)
+        for event in self._exchanged:
+            if not event.sent and self._have.issuperset(event.bundle.values):
+                self._send(event)
+
+    def _ready_batches(self, allowed: Callable[[Operation], bool]) -> list[list[Operation]]:
+        """For each kind of work that can go on now, all of it."""
+        batches: dict[Kind, list[Operation]] = {}
+        maker: dict[SSAValue, Kind] = {}
+        for op in self._frontier.in_order():
+            if not allowed(op) or not self._commits.may_run(op):
+                continue
+            kind = self._reads.kind(op)
+            operands = [value for value in self._reads.operands(op) if value not in self._have]
+            # Within a batch operations may follow one another; between batches they must not, in this round.
+            if all(value in maker and maker[value] == kind for value in operands):
+                batches.setdefault(kind, []).append(op)
+                maker.update(dict.fromkeys(op.results, kind))
+        whole = (self._without_loose_ends(kind, batch) for kind, batch in batches.items())
+        return [batch for batch in whole if batch]
+
+    def _without_loose_ends(self, kind: Kind, batch: list[Operation]) -> list[Operation]:
+        """Of an element-wise batch, what leads to a value that is wanted outside of it.
+
+        The rest waits for the operation that reads it: an update is one kernel, which passes over its tensors once.
+        """
+        if not is_elementwise(kind):
+            return batch
+        needed: set[Operation] = set()
+        for op in reversed(batch):
+            read = [reader for value in op.results for reader in self._reads.readers(value)]
+            wanted = any(self._commits.leaves(value) for value in op.results)
+            if wanted or any(reader in needed or self._reads.kind(reader) != kind for reader in read):
+                needed.add(op)
+        return [op for op in batch if op in needed]
+
+    def _run(self, ops: list[Operation]) -> None:
+        chosen = set(ops)
+        for op in ops:
+            del self._todo[op]
+        self._frontier.remove(ops)
+        with_sunk = self._reads.with_broadcasts(ops)
+        made = [result for op in ops for result in op.results]
+        made_here = {result for op in with_sunk for result in op.results}
+        inputs = list(
+            dict.fromkeys(
+                value for op in with_sunk for value in op.operands if value not in made_here and not is_constant(value)
+            )
+        )
+        outputs = [
+            value
+            for value in made
+            if self._commits.leaves(value) or any(reader not in chosen for reader in self._reads.readers(value))
+        ]
+        run = self._plan.instructions.add().run
+        run.kernel = self._kernels.number(print_module(extract(with_sunk, inputs, outputs), locations=False))
+        run.inputs.extend(self._numbers.values(inputs))
+        run.outputs.extend(self._numbers.values(outputs))
+        states = [self._commits.in_place(value, self._todo.keys()) for value in outputs]
+        if any(state is not None for state in states):
+            run.commits.extend(0 if state is None else self._numbers.value(state) for state in states)
+        self._have.update(made)
+
+    # -- the end
+
+    def _finish(self) -> None:
+        arguments = func_of(self._cut.module).block.args
+        for named in self._cut.names.states:
+            state = arguments[named.argument]
+            if state in self._sharing.states[self._shard]:
+                self._plan.states.add(
+                    value=self._numbers.value(state),
+                    name=named.name,
+                    type=types.to_proto(state),
+                    replicated=state in self._sharing.replicated,
+                )
+        self._plan.groups.extend(self._groups.values())
+        self._plan.kernels.extend(self._kernels.messages())
+        states = {slot.value for slot in self._plan.states}
+        sent = {member.value for group in self._plan.groups for member in group.members}
+        committed = {i.commit.value for i in self._plan.instructions if i.WhichOneof("kind") == "commit"}
+        add_drops(self._plan.instructions, states | sent | committed)

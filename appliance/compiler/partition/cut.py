@@ -1,0 +1,153 @@
+"""The cut: which operation is the wafers' work and which is MemoryX's, and what travels between them.
+
+Whatever touches a cut or a partial value is wafer work. What is computed from replicated and reduced values is
+MemoryX's. Of that, what the wafers need and what costs next to nothing (views, and small values made from constants,
+small state and reduced values) they compute for themselves; the rest is streamed to them like a weight.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from appliance.compiler.sharding.propagate import Sharding
+from cirh.dialect import types
+from cirh.dialect.operations import Const, return_of
+from cirh.modules.graph import Signature, body_ops, func_of, signature
+
+# Elements up to which a value is small: not worth streaming if it can be computed.
+SMALL_ELEMENTS = 4096
+VIEWS = frozenset({"cirh.Reshape", "cirh.BroadcastInDim", "cirh.Transpose", "aten.select.int", "aten.slice.Tensor"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Who computes what. Constants are nobody's: they are made where they are read."""
+
+    module: ModuleOp
+    names: Signature
+    sharding: Sharding
+    wafer_ops: tuple[Operation, ...]
+    memoryx_ops: tuple[Operation, ...]
+    streamed: tuple[SSAValue, ...]  # MemoryX -> wafers, in order of definition
+    new_states: Mapping[SSAValue, SSAValue]  # state argument -> its next value
+    sunk: frozenset[Operation]  # wafer operations that are repeated in every segment that reads their results
+
+    @property
+    def outputs(self) -> list[tuple[str, SSAValue]]:
+        """What the client gets, by name."""
+        results = return_of(self.module).operands
+        return [(output.name, results[output.result]) for output in self.names.outputs]
+
+
+def is_constant(value: SSAValue) -> bool:
+    """Whether a value is a Const."""
+    return isinstance(value.owner, Const)
+
+
+def make_cut(module: ModuleOp, sharding: Sharding) -> Cut:
+    """Assigns every operation to the wafers, to MemoryX, or to both."""
+    names = signature(module)
+    arguments, results = func_of(module).block.args, return_of(module).operands
+    new_states: dict[SSAValue, SSAValue] = {
+        arguments[state.argument]: results[state.result]
+        for state in names.states
+        if state.result is not None and results[state.result] is not arguments[state.argument]
+    }
+    ops = [op for op in body_ops(module) if not isinstance(op, Const)]
+    by_nature = {op for op in ops if touches_cut(op, sharding)}
+    on_wafers, in_memoryx = _sites(ops, by_nature, set(new_states.values()) | set(results), sharding)
+    streamed = _streamed(module, ops, on_wafers, by_nature, sharding)
+    return Cut(
+        module=module,
+        names=names,
+        sharding=sharding,
+        wafer_ops=tuple(op for op in ops if op in on_wafers),
+        memoryx_ops=tuple(op for op in ops if op in in_memoryx),
+        streamed=streamed,
+        new_states=new_states,
+        sunk=_sunk(ops, set(results), sharding),
+    )
+
+
+def _sunk(ops: list[Operation], results: set[SSAValue], sharding: Sharding) -> frozenset[Operation]:
+    """Views, factories, and activations cast to a wider type, unless their own results leave the wafer."""
+    leaving = results | sharding.reduced
+    return frozenset(
+        op
+        for op in ops
+        if (op.name in VIEWS or not op.operands or _widens(op, sharding))
+        and not any(result in leaving for result in op.results)
+    )
+
+
+def _widens(op: Operation, sharding: Sharding) -> bool:
+    """Whether an operation makes more bytes of part of the batch, exactly: it is cheaper to repeat than to keep."""
+    wider = op.name == "cirh.Cast" and types.nbytes(op.operands[0]) < types.nbytes(op.results[0])
+    return wider and sharding.placements[op.results[0]].is_sharded
+
+
+def touches_cut(op: Operation, sharding: Sharding) -> bool:
+    """Whether an operation reads or makes part of the batch, or a partial value: wafer work by nature."""
+    outcome = sharding.outcomes[op]
+    return any(placement.kind != "R" for placement in (*outcome.wants, *outcome.results))
+
+
+def _sites(
+    ops: list[Operation], by_nature: set[Operation], wanted: set[SSAValue], sharding: Sharding
+) -> tuple[set[Operation], set[Operation]]:
+    light = _light_ops(ops, by_nature, sharding)
+    on_wafers: set[Operation] = set(by_nature)
+    in_memoryx: set[Operation] = set()
+    for op in reversed(ops):
+        if op in by_nature:
+            continue
+        users = [use.operation for result in op.results for use in result.uses]
+        if any(user in on_wafers for user in users):
+            (on_wafers if op in light else in_memoryx).add(op)
+        if any(user in in_memoryx for user in users) or any(result in wanted for result in op.results):
+            in_memoryx.add(op)
+    return on_wafers, in_memoryx
+
+
+def _light_ops(ops: list[Operation], by_nature: set[Operation], sharding: Sharding) -> set[Operation]:
+    """Replicated operations that the wafers may compute for themselves."""
+    cheap_values: set[SSAValue] = set()
+
+    def is_cheap(value: SSAValue) -> bool:
+        if value in cheap_values or is_constant(value):
+            return True
+        small = _elements(value) <= SMALL_ELEMENTS
+        if isinstance(value.owner, Block):
+            # Small state that the wafers read anyhow is there; single numbers cost nothing to send.
+            return _elements(value) == 1 or (small and any(use.operation in by_nature for use in value.uses))
+        return small and value in sharding.reduced
+
+    light = set()
+    for op in ops:
+        if op in by_nature:
+            continue
+        if all(is_cheap(operand) for operand in op.operands):
+            light.add(op)
+            cheap_values.update(result for result in op.results if _elements(result) <= SMALL_ELEMENTS)
+        elif op.name in VIEWS:
+            light.add(op)
+    return light
+
+
+def _elements(value: SSAValue) -> int:
+    count = 1
+    for size in types.shape(value):
+        count *= size
+    return count
+
+
+def _streamed(
+    module: ModuleOp, ops: list[Operation], on_wafers: set[Operation], by_nature: set[Operation], sharding: Sharding
+) -> tuple[SSAValue, ...]:
+    """Values that the wafers read and do not have: state, and what only MemoryX computes."""
+    names = signature(module)
+    states = [func_of(module).block.args[state.argument] for state in names.states]
+    made = [result for op in ops if op not in on_wafers for result in op.results]
+    return tuple(value for value in (*states, *made) if any(use.operation in on_wafers for use in value.uses))

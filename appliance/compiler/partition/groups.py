@@ -1,0 +1,83 @@
+"""Making groups: tensors packed into buffers, small ones together."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from xdsl.ir import SSAValue
+
+from cirh.dialect import types
+from cirh.dialect.types import AnyTensorType
+from wsc.v1 import plan_pb2
+
+# Small tensors travel together up to so many bytes (dataplane.md recommendation 5).
+COALESCE_BYTES: Final = 1 << 20
+ALIGNMENT: Final = 64
+
+REDUCTIONS: Final = {
+    "sum": plan_pb2.REDUCTION_SUM,
+    "max": plan_pb2.REDUCTION_MAX,
+    "min": plan_pb2.REDUCTION_MIN,
+}
+
+
+class Numbers:
+    """The numbers that values, groups and kernels have in a plan; all roles share those of values and groups."""
+
+    def __init__(self) -> None:
+        self._values: dict[SSAValue, int] = {}
+        self._groups = 0
+
+    def value(self, value: SSAValue) -> int:
+        """The number of a value; numbers begin with 1."""
+        return self._values.setdefault(value, len(self._values) + 1)
+
+    def values(self, values: Iterable[SSAValue]) -> list[int]:
+        return [self.value(value) for value in values]
+
+    def group(self) -> int:
+        """A new group's number; numbers begin with 1."""
+        self._groups += 1
+        return self._groups
+
+
+@dataclass(slots=True, eq=False)
+class Bundle:
+    """A group in the making: values in order, with what the wire needs to know."""
+
+    group: plan_pb2.Group
+    values: list[SSAValue] = field(default_factory=list)
+
+    @property
+    def id(self) -> int:
+        return self.group.id
+
+    @property
+    def nbytes(self) -> int:
+        return self.group.nbytes
+
+    def add(self, numbers: Numbers, value: SSAValue, type: AnyTensorType) -> None:
+        """Packs a value behind the others."""
+        offset = -(-self.group.nbytes // ALIGNMENT) * ALIGNMENT
+        self.values.append(value)
+        self.group.members.add(value=numbers.value(value), type=types.to_proto(type), offset=offset)
+        self.group.nbytes = offset + types.nbytes(type)
+
+
+def has_room(bundle: Bundle, type: AnyTensorType) -> bool:
+    """Whether a value may still join: together they stay within what travels together."""
+    return bundle.nbytes + types.nbytes(type) <= COALESCE_BYTES
+
+
+class KernelTable:
+    """Kernels of one role by their text: equal ones are one."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        """The number of the kernel with this text."""
+        return self._numbers.setdefault(text, len(self._numbers) + 1)
+
+    def messages(self) -> Sequence[plan_pb2.Kernel]:
+        return [plan_pb2.Kernel(id=number, cirh=text) for text, number in self._numbers.items()]

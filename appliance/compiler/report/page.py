@@ -1,0 +1,177 @@
+"""A report as one page of HTML that needs nothing else: no script, no font, no network."""
+
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+from typing import Final
+
+from appliance import drawing
+from appliance.compiler.report.drawings import MEMORY_PARTS, draw_memory, draw_timeline
+from appliance.compiler.report.report import Report
+from appliance.drawing.floor_drawing import draw_floor_plan
+from appliance.drawing.quantities import bytes_text, count_text, seconds_text
+
+_STYLE: Final = Path(drawing.__file__).with_name("report.css")
+
+
+def report_page(report: Report) -> str:
+    """The page. It carries the JSON form as well, in the element with the id "report"."""
+    data = report.to_json().replace("<", "\\u003c")  # nothing in it can end the element
+    sections = (_summary, _layers, _memory, _floor_plan, _timeline, _memoryx)
+    body = "\n".join(section(report) for section in sections)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>Compile report</title>\n<style>\n{_STYLE.read_text()}</style>\n</head>\n<body>\n<main>\n{body}\n"
+        f'</main>\n<script type="application/json" id="report">\n{data}\n</script>\n</body>\n</html>\n'
+    )
+
+
+def _summary(report: Report) -> str:
+    totals, memory = report.totals, report.memory
+    tiles = (
+        ("parameters", count_text(totals.parameters), totals.parameters),
+        ("FLOPs in a step", count_text(totals.flops), totals.flops),
+        ("predicted step", seconds_text(totals.step_seconds), totals.step_seconds),
+        ("predicted rows/s", count_text(totals.rows_per_second), totals.rows_per_second),
+        ("streamed to a wafer", bytes_text(totals.streamed_bytes), totals.streamed_bytes),
+        ("gradients from a wafer", bytes_text(totals.gradient_bytes), totals.gradient_bytes),
+        ("a wafer's peak", bytes_text(memory.peak.total_bytes), memory.peak.total_bytes),
+        ("segments, kernels", f"{totals.segments}, {totals.wafer_kernels}", totals.segments),
+    )
+    shown = "".join(f'<div><dt>{name}</dt><dd data-value="{value}">{text}</dd></div>' for name, text, value in tiles)
+    return (
+        f"<header><h1>Compile report</h1><p>{report.num_csx} {_plural('wafer', report.num_csx)}, {report.num_shards} "
+        f"MemoryX {_plural('shard', report.num_shards)}, a batch of {report.batch_rows} rows. Artifact "
+        f'<code>{escape(report.artifact)}</code></p></header>\n<dl class="tiles">{shown}</dl>'
+    )
+
+
+def _layers(report: Report) -> str:
+    longest = max((layer.forward_seconds + layer.backward_seconds for layer in report.layers), default=0.0) or 1.0
+    rows = []
+    for layer in report.layers:
+        seconds = layer.forward_seconds + layer.backward_seconds
+        bar = f'<div class="bar" style="width:{100 * seconds / longest:.1f}%"></div>'
+        rows.append(
+            f"<tr><th>{escape(layer.layer)}</th>"
+            + _number(layer.parameters, count_text(layer.parameters))
+            + _number(layer.flops, count_text(layer.flops))
+            + _number(layer.streamed_bytes, bytes_text(layer.streamed_bytes))
+            + _number(layer.gradient_bytes, bytes_text(layer.gradient_bytes))
+            + _number(layer.activation_bytes, bytes_text(layer.activation_bytes))
+            + _number(layer.forward_seconds, seconds_text(layer.forward_seconds))
+            + _number(layer.backward_seconds, seconds_text(layer.backward_seconds))
+            + f'<td class="bars">{bar}</td><td title="{escape(layer.reason)}">{escape(layer.library)}</td></tr>'
+        )
+    head = ("parameters", "FLOPs", "streamed", "gradients", "activations", "forward", "backward", "", "kernel")
+    return _section(
+        "Layers",
+        "Parameters are counted with the first layer that reads them. FLOPs are of the whole batch, bytes and seconds "
+        "of one wafer: all wafers do the same at once.",
+        _table(("layer", *head), rows),
+        _reasons(report),
+    )
+
+
+def _reasons(report: Report) -> str:
+    layers: dict[str, list[str]] = {}
+    for layer in report.layers:
+        layers.setdefault(layer.reason, []).append(layer.layer)
+    items = (f"<li>{escape(', '.join(names))}: {escape(reason)}</li>" for reason, names in layers.items())
+    return f"<details><summary>Why these kernels</summary><ul>{''.join(items)}</ul></details>"
+
+
+def _memory(report: Report) -> str:
+    memory = report.memory
+    legend = "".join(f'<li><i class="m{n}"></i>{name}</li>' for n, name in enumerate(MEMORY_PARTS))
+    share = memory.peak.total_bytes / memory.capacity_bytes
+    return _section(
+        "Memory of a wafer",
+        f"At most {bytes_text(memory.peak.total_bytes)}, {share:.1%} of the wafer's "
+        f"{bytes_text(memory.capacity_bytes)}, in segment <b>{escape(memory.peak.segment)}</b>. Weights that are on "
+        "their way ahead of their turn (outlined) are not counted: on one host they lie in MemoryX's memory.",
+        f'<ul class="legend">{legend}<li><i class="ahead"></i>on its way</li></ul>',
+        f'<div class="wide">{draw_memory(memory)}</div>',
+    )
+
+
+def _floor_plan(report: Report) -> str:
+    if not report.floor_plan.regions:
+        return ""
+    seconds = {layer.layer: layer.forward_seconds + layer.backward_seconds for layer in report.layers}
+    return _section(
+        "Floor plan",
+        "The wafer as layer-pipelined execution would divide it: a region for each layer, its area in proportion to "
+        "the layer's predicted time, so that all layers take equally long. The line is the way of the activations; "
+        "the gradients go back the same way. (Weight streaming, which this plan is for, gives each segment the whole "
+        "wafer.)",
+        f'<div class="floor">{draw_floor_plan(report.floor_plan, seconds)}</div>',
+    )
+
+
+def _timeline(report: Report) -> str:
+    machine, timeline = report.machine, report.timeline
+    busy = timeline.wafer_busy_seconds / timeline.step_seconds if timeline.step_seconds else 0.0
+    return _section(
+        "One step",
+        f"Predicted: {seconds_text(timeline.step_seconds)}, of which a wafer computes {busy:.0%}. Segments of the "
+        "backward pass are paler.",
+        f'<div class="wide">{draw_timeline(timeline)}</div>',
+        "<p>The prediction rests on these rates, "
+        f"{escape(machine.source)}: products {count_text(machine.float32_flops_per_second)}FLOP/s in float32 and "
+        f"{count_text(machine.half_flops_per_second)}FLOP/s in bfloat16; {bytes_text(machine.bytes_per_second)}/s read "
+        f"and written element by element; {bytes_text(machine.stream_bytes_per_second)}/s on the stream (a copy in "
+        f"memory); {seconds_text(machine.operation_seconds)} for each operation and "
+        f"{seconds_text(machine.message_seconds)} for each message. It is good for comparing layers; caches, other "
+        "threads and other hosts make real times differ.</p>",
+    )
+
+
+def _memoryx(report: Report) -> str:
+    shards, updates = [], []
+    for shard in report.shards:
+        total = sum(update.seconds for update in shard.updates)
+        shards.append(
+            f"<tr><th>memoryx-{shard.shard}</th>"
+            + _number(shard.weight_bytes, bytes_text(shard.weight_bytes))
+            + _number(shard.other_bytes, bytes_text(shard.other_bytes))
+            + _number(shard.states, str(shard.states))
+            + _number(total, seconds_text(total))
+            + "</tr>"
+        )
+        for update in shard.updates:
+            updates.append(
+                f"<tr><th>memoryx-{shard.shard}</th>"
+                + _number(update.kernel, str(update.kernel))
+                + _number(update.runs, str(update.runs))
+                + _number(update.elements, count_text(update.elements))
+                + _number(update.seconds, seconds_text(update.seconds))
+                + f"<td>{escape(update.library)}</td><td>{escape(update.reason)}</td></tr>"
+            )
+    return _section(
+        "MemoryX",
+        "What each shard holds, and what its kernels do in a step.",
+        _table(("shard", "weights", "optimizer and other state", "tensors", "computing"), shards),
+        "<details><summary>Kernels</summary>"
+        + _table(("shard", "kernel", "runs", "elements replaced", "seconds", "library", "because"), updates)
+        + "</details>",
+    )
+
+
+def _section(title: str, text: str, *parts: str) -> str:
+    return f"<section><h2>{title}</h2><p>{text}</p>{''.join(parts)}</section>"
+
+
+def _table(head: Iterable[str], rows: Iterable[str]) -> str:
+    cells = "".join(f"<th>{cell}</th>" for cell in head)
+    return f'<div class="wide"><table><thead><tr>{cells}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _number(value: float, text: str) -> str:
+    return f'<td class="number" data-value="{value}">{text}</td>'
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"

@@ -1,0 +1,94 @@
+"""What a compile tells: each layer's size, work and predicted time, the wafer's memory, MemoryX's, the schedule.
+
+All of it is read from the plan, so that a report can be made again from an artifact. Times are predictions: they rest
+on the rates of `MachineModel`, and are good for comparing layers, not for promising a rate.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from appliance.compiler.cost.machine_model import MachineModel
+from appliance.compiler.report.timeline import Timeline
+from appliance.compiler.wafer.memory_plan import MemoryPlan
+from appliance.drawing.floor_plan import FloorPlan
+
+# Of the JSON form.
+REPORT_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerReport:
+    """A layer, forward and backward together. Bytes and seconds are of one wafer; all wafers do the same at once."""
+
+    layer: str
+    parameters: int  # of weights that no layer before it reads
+    flops: int  # of the whole batch
+    streamed_bytes: int  # weights to a wafer; what is streamed again for the backward pass counts twice
+    gradient_bytes: int  # from a wafer
+    activation_bytes: int  # what its segments make for others
+    kernels: int  # different ones
+    library: str
+    reason: str  # why that library
+    forward_seconds: float
+    backward_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """A kernel of a MemoryX shard, with all that it is run on in a step."""
+
+    kernel: int
+    runs: int
+    elements: int  # of the states that it replaces
+    library: str
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardReport:
+    """A MemoryX shard: what it holds, and what it does in a step."""
+
+    shard: int
+    weight_bytes: int  # states that the wafers read
+    other_bytes: int  # all other state: the optimizer's, metrics'
+    states: int
+    updates: tuple[UpdateReport, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Over all layers."""
+
+    parameters: int
+    flops: int
+    streamed_bytes: int
+    gradient_bytes: int
+    wafer_kernels: int
+    segments: int
+    step_seconds: float  # predicted
+    rows_per_second: float  # predicted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The whole report."""
+
+    format: int
+    artifact: str
+    num_csx: int
+    num_shards: int
+    batch_rows: int
+    machine: MachineModel
+    totals: Totals
+    layers: tuple[LayerReport, ...]
+    memory: MemoryPlan
+    shards: tuple[ShardReport, ...]
+    floor_plan: FloorPlan
+    timeline: Timeline
+
+    def to_json(self) -> str:
+        """The report as JSON: the fields of these classes by their names, in their units (bytes, seconds)."""
+        return json.dumps(dataclasses.asdict(self), indent=1)

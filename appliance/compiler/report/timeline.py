@@ -1,0 +1,196 @@
+"""When everything happens in a step, predicted: the roles' programs played with the machine model's times.
+
+Every role has one thread and does what its program says, in order. A message leaves when its sender's line is free,
+and a role that receives waits for it. Of the wafers, which all do the same, one is played. Nothing depends on the order
+in which roles are looked at.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from appliance.compiler.cost.machine_model import MachineModel
+from nodes.steps.schedule import WEIGHTS_CREDIT_LOT, WEIGHTS_WINDOW
+from wsc.v1 import plan_pb2
+
+WAFER: Final = "wafer"
+WEIGHTS: Final = "weights"
+GRADIENTS: Final = "gradients"
+
+WaferSeconds = Callable[[plan_pb2.Run], float]
+MemoryXSeconds = Callable[[int, plan_pb2.Run], float]  # by shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Something that takes from `begin` to `end`, in seconds since the step began.
+
+    Tracks: "wafer" (segments), "weights" (on their way to the wafer), "gradients" (and all else that SwarmX reduces, on
+    its way), "memoryx-0" and so on (kernels).
+    """
+
+    track: str
+    label: str
+    begin: float
+    end: float
+    nbytes: int = 0  # of messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One step, from the first to the last that any role does in it."""
+
+    step_seconds: float
+    wafer_busy_seconds: float
+    spans: tuple[Span, ...]
+
+
+class ScheduleStuck(ValueError):
+    """Roles wait for one another: the plan's programs do not fit together."""
+
+
+def play(
+    plan: plan_pb2.Plan, machine: MachineModel, wafer_time: WaferSeconds, memoryx_time: MemoryXSeconds
+) -> Timeline:
+    """Plays one step.
+
+    Args:
+        wafer_time, memoryx_time: predicted seconds of a Run of each role.
+
+    Raises:
+        ScheduleStuck: a role waits for what nobody sends.
+    """
+    board = _Board(plan, machine)
+    shards = [_shard(board, part, memoryx_time) for part in plan.memoryx]
+    threads: list[Iterator[None]] = [_wafer(board, plan.wafer, wafer_time), *shards]
+    while threads:
+        moves = board.moves
+        for thread in list(threads):
+            try:
+                next(thread)
+            except StopIteration:
+                threads.remove(thread)
+                board.moves += 1
+        if board.moves == moves:
+            raise ScheduleStuck("the programs of the roles wait for one another")
+    spans = sorted(board.spans, key=lambda span: (span.track, span.begin))
+    busy = sum(span.end - span.begin for span in spans if span.track == WAFER)
+    return Timeline(
+        step_seconds=max((span.end for span in spans), default=0.0), wafer_busy_seconds=busy, spans=tuple(spans)
+    )
+
+
+class _Board:
+    """What all roles see: messages with the time at which they arrive, and lines with the time until they are taken."""
+
+    def __init__(self, plan: plan_pb2.Plan, machine: MachineModel) -> None:
+        self._num_csx = plan.num_csx
+        self._machine = machine
+        self._line_free: dict[str, float] = defaultdict(float)
+        self.arrivals: dict[tuple[str, int], list[float]] = defaultdict(list)  # (receiver, group), in order
+        self.taken: dict[int, list[float]] = defaultdict(list)  # by shard: when the wafer took each weights group
+        self.spans: list[Span] = []
+        self.moves = 0
+
+    def note(self, track: str, label: str, begin: float, end: float, nbytes: int = 0) -> None:
+        self.spans.append(Span(track=track, label=label, begin=begin, end=end, nbytes=nbytes))
+        self.moves += 1
+
+    def carry(self, line: str, begin: float, nbytes: int) -> tuple[float, float]:
+        """When a message that is handed over at `begin` leaves, and when it is there."""
+        start = max(begin, self._line_free[line])
+        end = start + self._machine.message_time(nbytes)
+        self._line_free[line] = end
+        return start, end
+
+    def reduce(self, group: plan_pb2.Group, begin: float, label: str) -> None:
+        """All wafers send a group; SwarmX adds, where there is more than one, and sends it on."""
+        start, end = self.carry("up", begin, group.nbytes)
+        if self._num_csx > 1:
+            end += (self._num_csx - 1) * self._machine.message_time(group.nbytes)
+        self.note(GRADIENTS, label, start, end, group.nbytes)
+        receivers = [f"memoryx-{shard}" for shard in group.shards]
+        for receiver in [*receivers, *([WAFER] if group.to_wafers else [])]:
+            self.arrivals[receiver, group.id].append(end)
+
+
+def _wafer(board: _Board, plan: plan_pb2.WaferPlan, seconds: WaferSeconds) -> Iterator[None]:
+    groups = {group.id: group for group in plan.groups}
+    received: dict[int, int] = defaultdict(int)
+    now = 0.0
+    layer = ""
+    for instruction in plan.instructions:
+        match instruction.WhichOneof("kind"):
+            case "receive":
+                group = groups[instruction.receive.group]
+                if group.kind == plan_pb2.GROUP_KIND_BATCH:
+                    continue  # workers are ahead
+                arrivals = board.arrivals[WAFER, group.id]
+                while len(arrivals) <= received[group.id]:
+                    yield
+                now = max(now, arrivals[received[group.id]])
+                received[group.id] += 1
+                board.moves += 1
+                if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
+                    board.taken[group.source_shard].append(now)
+            case "run":
+                begin, now, layer = now, now + seconds(instruction.run), instruction.run.layer
+                board.note(WAFER, layer, begin, now)
+            case "send":
+                board.reduce(groups[instruction.send.group], now, layer)
+
+
+def _shard(board: _Board, plan: plan_pb2.MemoryXPlan, seconds: MemoryXSeconds) -> Iterator[None]:
+    name = f"memoryx-{plan.shard}"
+    groups = {group.id: group for group in plan.groups}
+    names = {slot.value: slot.name for slot in plan.states}
+    received: dict[int, int] = defaultdict(int)
+    sent = 0
+    now = 0.0
+    for instruction in plan.instructions:
+        match instruction.WhichOneof("kind"):
+            case "receive":
+                group = groups[instruction.receive.group]
+                arrivals = board.arrivals[name, group.id]
+                while len(arrivals) <= received[group.id]:
+                    yield
+                now = max(now, arrivals[received[group.id]])
+                received[group.id] += 1
+                board.moves += 1
+            case "run":
+                begin, now = now, now + seconds(plan.shard, instruction.run)
+                board.note(name, _update_label(instruction.run, names), begin, now)
+            case "send":
+                group = groups[instruction.send.group]
+                if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
+                    # What the wafer has taken is heard of in lots.
+                    needed = sent - WEIGHTS_WINDOW + 1
+                    needed = -(-needed // WEIGHTS_CREDIT_LOT) * WEIGHTS_CREDIT_LOT
+                    taken = board.taken[plan.shard]
+                    while len(taken) < needed:
+                        yield
+                    now = max(now, taken[needed - 1]) if needed > 0 else now
+                    sent += 1
+                    start, end = board.carry(f"{name} down", now, group.nbytes)
+                    board.arrivals[WAFER, group.id].append(end)
+                    board.note(WEIGHTS, _members_label(group, names), start, end, group.nbytes)
+                elif group.kind == plan_pb2.GROUP_KIND_EXCHANGE:
+                    _, end = board.carry(f"{name} across", now, group.nbytes)
+                    for shard in group.shards:
+                        board.arrivals[f"memoryx-{shard}", group.id].append(end)
+                    board.moves += 1
+
+
+def _update_label(run: plan_pb2.Run, names: Mapping[int, str]) -> str:
+    """What a Run of MemoryX is for: the states that it replaces."""
+    return _listed([names[state] for state in run.commits if state in names]) or "numbers"
+
+
+def _members_label(group: plan_pb2.Group, names: Mapping[int, str]) -> str:
+    """What a group carries."""
+    return _listed([names[member.value] for member in group.members if member.value in names]) or "computed values"
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more" if names else ""

@@ -1,0 +1,52 @@
+"""Sharding rules: attention. Samples and heads do not meet in it; tokens do."""
+
+from appliance.compiler.sharding.rules.placement import Placement, R
+from appliance.compiler.sharding.rules.rule import Outcome, Query, rule
+
+_FIRST_TOKENS = 2  # query, key and value: (batch, heads, tokens, features)
+
+
+@rule("cirh.Attention")
+def attention(query: Query) -> Outcome:
+    cut, *others = query.placements[:3]
+    if cut.is_sharded and cut.dim == _FIRST_TOKENS and others == [R, R] and not query.get("is_causal"):
+        return _along_queries(query, cut)
+    return _along_samples(query, 3, 2)
+
+
+@rule("cirh.AttentionGrad")
+def attention_grad(query: Query) -> Outcome:
+    return _along_samples(query, 6, 3)
+
+
+def _along_queries(query: Query, cut: Placement) -> Outcome:
+    """Samples are the tokens that ask; keys and values are the same for all."""
+    masks = [cut.at(len(query.shape(3)) - 2) if query.shape(3)[-2] > 1 else R for _ in query.operands[3:]]
+    return Outcome(wants=[cut, R, R, *masks], results=[cut, cut])
+
+
+def _along_samples(query: Query, tensors: int, results: int) -> Outcome:
+    """All operands but the mask, which is the last if there is one, are cut alike."""
+    if not query.sharded:
+        return query.replicated()
+    wants = [_cut(query, tensors)] * tensors
+    if len(query.operands) > tensors:
+        wants.append(_of_mask(query, tensors, wants[0]))
+    return Outcome(wants=wants, results=wants[:1] * results)
+
+
+def _cut(query: Query, tensors: int) -> Placement:
+    cut = next((placement for placement in query.placements[:tensors] if placement.is_sharded), None)
+    if cut is None:
+        # Only the mask differs from sample to sample.
+        cut = query.placements[tensors]
+        cut = cut.at(cut.dim + 4 - len(query.shape(tensors)))
+    if cut.dim >= _FIRST_TOKENS:
+        raise query.mixes(f"attends over the samples ({cut})")
+    return cut
+
+
+def _of_mask(query: Query, mask: int, cut: Placement) -> Placement:
+    """A mask with one row for all samples is whole everywhere."""
+    shape = query.shape(mask)
+    return cut if len(shape) == 4 and shape[cut.dim] > 1 else R

@@ -1,0 +1,74 @@
+"""`x[torch.arange(B), i]`: each sample picks among its own elements.
+
+As an index it names every sample by its number in the whole batch, which a wafer does not have. As a gather along the
+second dimension it means the same, and names none.
+"""
+
+import math
+from collections.abc import Sequence
+
+from xdsl.ir import Operation, SSAValue
+
+from appliance.compiler.core.rewriter import Rewriter
+from cirh.dialect import types
+from cirh.dialect.attributes import attrs
+
+
+def picks_own(rows: int, indices: Sequence[SSAValue]) -> bool:
+    """Whether the first of two indices counts the rows, one for each, and the second is of as many rows."""
+    if len(indices) != 2:
+        return False
+    counter, shape = indices[0].owner, types.shape(indices[1])
+    while isinstance(counter, Operation) and counter.name == "cirh.Reshape":
+        counter = counter.operands[0].owner
+    if not isinstance(counter, Operation) or counter.name != "aten.arange.start_step":
+        return False
+    attributes = attrs(counter)
+    bounds = (attributes.get("start", 0), attributes.get("end"), attributes.get("step", 1))
+    return bounds == (0, rows, 1) and shape[:1] == (rows,) and _is_column(types.shape(indices[0]), len(shape))
+
+
+def _is_column(shape: tuple[int, ...], rank: int) -> bool:
+    return len(shape) == rank and all(size == 1 for size in shape[1:])
+
+
+def index_own(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
+    """index(x, arange, i) as a gather."""
+    source, _, index = op.operands
+    shape = _Picked(source, index)
+    taken = rewriter.emit("aten.gather", [source, shape.spread(rewriter, index)], {"dim": 1, "sparse_grad": False})
+    return list(rewriter.emit("cirh.Reshape", list(taken), types=[op.results[0].type]))  # type: ignore[list-item]
+
+
+def index_put_own(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
+    """index_put(x, arange, i, values) that accumulates, as an addition at those places."""
+    source, _, index, values = op.operands
+    shape = _Picked(source, index)
+    (flat,) = rewriter.emit("cirh.Reshape", [values], types=[types.tensor_type(shape.flat, types.dtype(values))])
+    return list(rewriter.emit("aten.scatter_add", [source, shape.spread(rewriter, index), flat], {"dim": 1}))
+
+
+class _Picked:
+    """The shape of what is picked: a row of `count` elements, each with the dimensions behind the second one."""
+
+    def __init__(self, source: SSAValue, index: SSAValue) -> None:
+        rows, self._size, *rest = types.shape(source)
+        self._count = math.prod(types.shape(index)[1:])
+        self.flat = (rows, self._count, *rest)
+
+    def spread(self, rewriter: Rewriter, index: SSAValue) -> SSAValue:
+        """The index in that shape; a negative one counts from the end."""
+        whole, dtype = types.info(index)
+        zero, size = rewriter.splat(0, whole, dtype), rewriter.splat(self._size, whole, dtype)
+        (negative,) = rewriter.emit("cirh.Compare", [index, zero], {"comparison_direction": "LT"})
+        (from_end,) = rewriter.emit("cirh.Add", [index, size])
+        (positive,) = rewriter.emit("cirh.Select", [negative, from_end, index])
+        flat = types.tensor_type(self.flat[:2], dtype)
+        (row,) = rewriter.emit("cirh.Reshape", [positive], types=[flat])
+        (spread,) = rewriter.emit(
+            "cirh.BroadcastInDim",
+            [row],
+            {"broadcast_dimensions": [0, 1]},
+            types=[types.tensor_type(self.flat, dtype)],
+        )
+        return spread

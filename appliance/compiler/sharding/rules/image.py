@@ -1,0 +1,86 @@
+"""Sharding rules: convolutions, pooling, resizing and padding. They treat each sample by itself."""
+
+from collections.abc import Sequence
+
+from appliance.compiler.sharding.rules.placement import SUM, Placement, R
+from appliance.compiler.sharding.rules.rule import Outcome, Query, Rule, rule
+
+
+@rule("aten.convolution")
+def convolution(query: Query) -> Outcome:
+    """input, weight, [bias]; transposed and grouped ones too."""
+    if not query.sharded:
+        return query.replicated()
+    cut = _samples(query, query.placements[:1])
+    return Outcome(wants=[cut, *[R] * (len(query.operands) - 1)], results=[cut])
+
+
+@rule("aten.convolution_backward")
+def convolution_backward(query: Query) -> Outcome:
+    """grad_output, input, weight. Results: the gradients of input, weight and bias."""
+    if not query.sharded:
+        return query.replicated()
+    cut = _samples(query, query.placements[:2])
+    return Outcome(wants=[cut, cut, R], results=[cut, SUM, SUM])
+
+
+# The rank of an operand that is no batch, where the operation takes such.
+_ONE_IMAGE = {"aten.im2col": 3, "aten.col2im": 2}
+
+
+@rule("aten.im2col", "aten.col2im", "aten.grid_sampler_2d", "aten.grid_sampler_2d_backward")
+def sample_by_sample(query: Query) -> Outcome:
+    """All operands and results have the batch in dimension 0."""
+    if not query.sharded:
+        return query.replicated()
+    if len(query.shape(0)) == _ONE_IMAGE.get(query.op.name):
+        raise query.mixes("takes one image, whose first dimension is not that of the samples")
+    cut = _samples(query, query.placements)
+    return Outcome(wants=[cut] * len(query.operands), results=[cut] * len(query.op.results))
+
+
+def _samples(query: Query, placements: Sequence[Placement]) -> Placement:
+    """The cut of those operands that have the batch in dimension 0."""
+    cut = next((placement for placement in placements if placement.is_sharded), None)
+    if cut is None or cut.dim != 0:
+        raise query.mixes(f"takes samples elsewhere than in dimension 0 of its input ({query.sharded[0]})")
+    return cut
+
+
+def _within_planes(spatial: int) -> Rule:
+    """Acts on each plane (the last dimensions) by itself: any other dimension may be cut."""
+
+    def within_planes(query: Query) -> Outcome:
+        if not query.sharded:
+            return query.replicated()
+        cut = query.sharded[0]
+        if cut.dim >= len(query.shape(0)) - spatial:
+            raise query.mixes(f"acts on the dimension of the samples ({cut})")
+        # The gradient of resizing is told the size of what was resized, batch and all.
+        sizes = {"input_size": list(cut.local_shape(query.result_shape(), query.num_csx))}
+        return Outcome(
+            wants=[cut] * len(query.operands),
+            results=[cut] * len(query.op.results),
+            attributes=sizes if "input_size" in query.attributes else {},
+        )
+
+    return within_planes
+
+
+_WITHIN_PLANES = {
+    1: """
+        upsample_nearest1d _upsample_nearest_exact1d upsample_linear1d reflection_pad1d replication_pad1d
+    """,
+    2: """
+        max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d
+        upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d
+        _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad2d replication_pad2d
+    """,
+    3: """
+        max_pool3d_with_indices avg_pool3d _adaptive_avg_pool3d adaptive_max_pool3d
+        upsample_nearest3d _upsample_nearest_exact3d upsample_trilinear3d reflection_pad3d replication_pad3d
+    """,
+}
+for _spatial, _names in _WITHIN_PLANES.items():
+    for _name in _names.split():
+        rule(f"aten.{_name}", f"aten.{_name}_backward")(_within_planes(_spatial))

@@ -1,0 +1,76 @@
+"""Sharding rules: operations that go element by element."""
+
+from appliance.compiler.sharding.rules.placement import SUM, Placement, R
+from appliance.compiler.sharding.rules.rule import Outcome, Query, rule
+from cirh.dialect import types
+
+# Linear in their one operand: a partial sum passes through.
+_LINEAR = frozenset({"cirh.Neg"})
+# Linear in all operands together.
+_ADDITIVE = frozenset({"cirh.Add", "cirh.Sub"})
+
+
+def pointwise(query: Query) -> Outcome:
+    """All operands have the result's shape, or none at all (rank 0)."""
+    if query.sharded:
+        return _sharded(query)
+    if query.placements and all(p in (R, SUM) for p in query.placements) and _passes_sum(query):
+        return Outcome(wants=list(query.placements), results=[SUM] * len(query.op.results))
+    return query.replicated()
+
+
+def _sharded(query: Query) -> Outcome:
+    cuts = set(query.sharded)
+    if len(cuts) > 1:
+        listed = " and ".join(sorted(str(cut) for cut in cuts))
+        raise query.mixes(f"takes operands that are cut differently ({listed})")
+    cut = cuts.pop()
+    wants: list[Placement] = [cut if query.shape(i) else R for i in range(len(query.operands))]
+    return Outcome(wants=wants, results=[cut] * len(query.op.results))
+
+
+def _passes_sum(query: Query) -> bool:
+    """Whether a partial sum may go through instead of being reduced first."""
+    name, placements = query.op.name, query.placements
+    partial = [placement == SUM for placement in placements]
+    if not any(partial):
+        return False
+    if name in _LINEAR:
+        return True
+    if name == "cirh.Cast":
+        # Into a narrower type it is not linear: every part would be rounded.
+        narrow, wide = types.dtype(query.op.results[0]), types.dtype(query.operands[0])
+        return narrow.is_floating_point and wide.is_floating_point and narrow.itemsize >= wide.itemsize
+    if name in _ADDITIVE:
+        return all(partial)
+    if not types.dtype(query.op.results[0]).is_floating_point:
+        return False
+    if name == "cirh.Mul":
+        return sum(partial) == 1
+    if name == "cirh.Div":
+        return partial[0] and not partial[1]
+    return name == "cirh.Select" and partial == [False, True, True]
+
+
+@rule(
+    # These go element by element, but are not tagged so in the table: nothing says that their operands have one shape.
+    "aten.masked_fill.Tensor",
+    "aten.where.Scalar",
+    "aten.where.ScalarOther",
+    "aten.where.ScalarSelf",
+    "aten.elu_backward",
+    "aten.floor_divide",
+    "aten.hardsigmoid_backward",
+    "aten.hardswish",
+    "aten.hardswish_backward",
+    "aten.hardtanh_backward",
+    "aten.leaky_relu_backward",
+    "aten.softplus_backward",
+    "aten.log_sigmoid_forward",
+    "aten.log_sigmoid_backward",
+)
+def pointwise_of_one_shape(query: Query) -> Outcome:
+    shapes = {query.shape(index) for index in range(len(query.operands))} - {()}
+    if query.sharded and shapes != {query.result_shape()}:
+        raise query.mixes("takes operands of different shapes")
+    return pointwise(query)

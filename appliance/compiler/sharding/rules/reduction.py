@@ -1,0 +1,147 @@
+"""Sharding rules: sums, maxima, means, norms, positions, running sums, softmax."""
+
+from appliance.compiler.sharding.rules.placement import MAX, MIN, SUM, Placement, R
+from appliance.compiler.sharding.rules.rule import Decompose, Outcome, Query, rule
+from cirh.dialect import types
+
+_PARTIALS = {"ADD": SUM, "MAX": MAX, "MIN": MIN}
+
+
+def kept_dim(query: Query, placement: Placement, dims: set[int], keepdim: bool) -> Placement | None:
+    """The cut behind a reduction of some dimensions; None if its own is among them."""
+    if placement.dim in dims:
+        return None
+    return placement.at(placement.dim - (0 if keepdim else sum(dim < placement.dim for dim in dims)))
+
+
+def _dims(query: Query, name: str) -> set[int]:
+    """The reduced dimensions; all of them where the attribute is absent or empty."""
+    given = query.get(name)
+    rank = len(query.shape(0))
+    if given is None or given == []:
+        return set(range(rank))
+    listed = given if isinstance(given, (list, tuple)) else [given]
+    return {query.axis(dim) for dim in listed}
+
+
+@rule("cirh.Reduce")
+def reduce(query: Query) -> Outcome:
+    placement = query.placements[0]
+    kind = query.get("reduce_kind")
+    dims = {query.axis(dim) for dim in query.get("dimensions")}
+    if not placement.is_sharded:
+        passes = placement if placement == SUM and kind == "ADD" else R
+        return Outcome(wants=[passes], results=[passes])
+    kept = kept_dim(query, placement, dims, bool(query.get("keep_dims")))
+    if kept is not None:
+        return Outcome(wants=[placement], results=[kept])
+    partial = _PARTIALS.get(kind)
+    if partial is None or types.dtype(query.op.results[0]).itemsize < types.dtype(query.operands[0]).itemsize:
+        raise query.mixes(f"of kind {kind} goes over the samples")
+    return Outcome(wants=[placement], results=[partial])
+
+
+@rule("aten.amax", "aten.amin")
+def extremum(query: Query) -> Outcome:
+    placement = query.placements[0]
+    if not placement.is_sharded:
+        return query.replicated()
+    kept = kept_dim(query, placement, _dims(query, "dim"), bool(query.get("keepdim", False)))
+    partial = MAX if query.op.name == "aten.amax" else MIN
+    return Outcome(wants=[placement], results=[partial if kept is None else kept])
+
+
+@rule("aten.any", "aten.any.dim", "aten.any.dims", "aten.all", "aten.all.dim", "aten.all.dims")
+def truth(query: Query) -> Outcome:
+    placement = query.placements[0]
+    if not placement.is_sharded:
+        return query.replicated()
+    kept = kept_dim(query, placement, _dims(query, "dim"), bool(query.get("keepdim", False)))
+    partial = MAX if query.op.name.startswith("aten.any") else MIN
+    return Outcome(wants=[placement], results=[partial if kept is None else kept])
+
+
+@rule("aten.mean", "aten.mean.dim")
+def mean(query: Query) -> Outcome:
+    placement = query.placements[0]
+    if not placement.is_sharded:
+        passes = placement if placement == SUM else R
+        return Outcome(wants=[passes], results=[passes])
+    kept = kept_dim(query, placement, _dims(query, "dim"), bool(query.get("keepdim", False)))
+    if kept is not None:
+        return Outcome(wants=[placement], results=[kept])
+    if query.num_csx > 1:
+        raise Decompose
+    return Outcome(wants=[placement], results=[SUM])
+
+
+@rule(
+    "aten.linalg_vector_norm",
+    "aten.var.correction",
+    "aten.std.correction",
+    "aten.var_mean.correction",
+    "cirh.L2Norm",
+)
+def norm(query: Query) -> Outcome:
+    placement = query.placements[0]
+    if not placement.is_sharded:
+        return query.replicated()
+    dims = _dims(query, "dims" if query.op.name == "cirh.L2Norm" else "dim")
+    kept = kept_dim(query, placement, dims, bool(query.get("keepdim", False)))
+    if kept is not None:
+        return Outcome(wants=[placement], results=[kept] * len(query.op.results))
+    if query.num_csx > 1:
+        raise Decompose
+    return Outcome(wants=[placement], results=[SUM] * len(query.op.results))
+
+
+@rule("aten.max.dim", "aten.min.dim", "aten.logsumexp", "aten.prod.dim_int", "aten.prod")
+def not_over_samples(query: Query) -> Outcome:
+    """Reductions that cannot be put together from those of parts."""
+    placement = query.placements[0]
+    if not placement.is_sharded:
+        return query.replicated()
+    kept = kept_dim(query, placement, _dims(query, "dim"), bool(query.get("keepdim", False)))
+    if kept is None:
+        raise query.mixes("goes over the samples")
+    return Outcome(wants=[placement], results=[kept] * len(query.op.results))
+
+
+def along(query: Query, axis: int) -> Outcome:
+    """Acts along one dimension and keeps all: the cut must be of another. All operands are cut alike."""
+    if not query.sharded:
+        return query.replicated()
+    cut = query.sharded[0]
+    if cut.dim == axis:
+        raise query.mixes(f"goes along the samples ({cut})")
+    return Outcome(wants=[cut] * len(query.operands), results=[cut] * len(query.op.results))
+
+
+@rule("cirh.Softmax")
+def softmax(query: Query) -> Outcome:
+    return along(query, query.axis(query.get("axis", -1)))
+
+
+@rule(
+    "aten._softmax",
+    "aten._softmax_backward_data",
+    "aten._log_softmax",
+    "aten._log_softmax_backward_data",
+    "aten.cumsum",
+    "aten.cumprod",
+    "aten.topk",
+    "aten.sort",
+)
+def log_softmax(query: Query) -> Outcome:
+    return along(query, query.axis(query.get("dim", -1)))
+
+
+@rule("cirh.MaskFromTopK")
+def mask_from_topk(query: Query) -> Outcome:
+    """input, k: one number, or one for each row."""
+    data = query.placements[0]
+    if not data.is_sharded:
+        return query.replicated()
+    if data.dim == query.axis(query.get("dimension")):
+        raise query.mixes(f"goes along the samples ({data})")
+    return Outcome(wants=[data, data if query.shape(1) else R], results=[data])

@@ -1,0 +1,204 @@
+"""What a wafer holds while it goes through its program, and whether that fits."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from appliance.compiler.core.errors import CompileError
+from appliance.compiler.cost.kernel_profile import KernelProfile
+from appliance.drawing.quantities import bytes_text
+from interconnect.links.elements import tensor_bytes
+from nodes.steps.schedule import WEIGHTS_WINDOW
+from wsc.v1 import plan_pb2
+
+Groups = Mapping[int, plan_pb2.Group]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPoint:
+    """Bytes while one segment runs. All but `arriving_bytes` must fit the wafer."""
+
+    segment: str
+    batch_bytes: int
+    weight_bytes: int  # received, and still to be read
+    activation_bytes: int  # made by earlier segments, and still to be read
+    gradient_bytes: int  # made to be reduced, by this segment or earlier ones, and not gone yet
+    working_bytes: int  # what this segment makes besides, at its fullest
+    arriving_bytes: int  # weights that MemoryX may have sent ahead; on one host they lie in its memory
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.gradient_bytes + self.scaling_bytes
+
+    @property
+    def scaling_bytes(self) -> int:
+        """What grows with the rows of the batch."""
+        return self.batch_bytes + self.activation_bytes + self.working_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """A wafer's memory, segment by segment."""
+
+    capacity_bytes: int
+    points: tuple[MemoryPoint, ...]
+
+    @property
+    def peak(self) -> MemoryPoint:
+        """The first segment that needs most."""
+        return max(self.points, key=lambda point: point.total_bytes)
+
+
+def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile], capacity_bytes: int) -> MemoryPlan:
+    """Goes through a wafer's program. profiles: by kernel."""
+    groups: Groups = {group.id: group for group in plan.groups}
+    gradients = {
+        member.value
+        for group in plan.groups
+        if group.kind == plan_pb2.GROUP_KIND_REDUCTION and not group.to_wafers
+        for member in group.members
+    }
+    batch_bytes = sum(group.nbytes for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_BATCH)
+    dying = _last_uses(plan, groups)
+    arriving = _arriving(plan, groups)
+    weights: dict[int, int] = {}
+    made: dict[int, int] = {}
+    points = []
+    for position, instruction in enumerate(plan.instructions):
+        match instruction.WhichOneof("kind"):
+            case "receive":
+                group = groups[instruction.receive.group]
+                if group.kind != plan_pb2.GROUP_KIND_BATCH:
+                    place = weights if group.kind == plan_pb2.GROUP_KIND_WEIGHTS else made
+                    place.update((member.value, tensor_bytes(member.type)) for member in group.members)
+            case "run":
+                run = instruction.run
+                profile = profiles[run.kernel]
+                new = dict(zip(run.outputs, profile.output_bytes, strict=True))
+                leaving = sum(nbytes for value, nbytes in new.items() if value in gradients)
+                held = sum(nbytes for value, nbytes in made.items() if value in gradients)
+                points.append(
+                    MemoryPoint(
+                        segment=run.layer,
+                        batch_bytes=batch_bytes,
+                        weight_bytes=sum(weights.values()),
+                        activation_bytes=sum(made.values()) - held,
+                        gradient_bytes=held + leaving,
+                        working_bytes=max(profile.working_bytes - leaving, 0),
+                        arriving_bytes=arriving[position],
+                    )
+                )
+                made.update(new)
+        for value in dying[position]:
+            weights.pop(value, None)
+            made.pop(value, None)
+    return MemoryPlan(capacity_bytes=capacity_bytes, points=tuple(points) or (_idle(batch_bytes),))
+
+
+def _idle(batch_bytes: int) -> MemoryPoint:
+    """Of a step in which the wafers have nothing to do."""
+    return MemoryPoint(
+        segment="idle",
+        batch_bytes=batch_bytes,
+        weight_bytes=0,
+        activation_bytes=0,
+        gradient_bytes=0,
+        working_bytes=0,
+        arriving_bytes=0,
+    )
+
+
+def check_memory(plan: MemoryPlan, num_csx: int, global_rows: int) -> int:
+    """The most that a wafer holds, in bytes. CompileError if it has less: by how much, where, and what to change."""
+    peak = plan.peak
+    over = peak.total_bytes - plan.capacity_bytes
+    if over > 0:
+        parts = (
+            f"weights {bytes_text(peak.weight_bytes)}, gradients {bytes_text(peak.gradient_bytes)}, "
+            f"batch {bytes_text(peak.batch_bytes)}, "
+            f"activations {bytes_text(peak.activation_bytes + peak.working_bytes)}"
+        )
+        raise CompileError(
+            f"the step needs {bytes_text(peak.total_bytes)} of a wafer's memory, {bytes_text(over)} more than it has "
+            f"({bytes_text(plan.capacity_bytes)}), in segment {peak.segment}: {parts}; "
+            f"{_way_out(plan, num_csx, global_rows)}"
+        )
+    return peak.total_bytes
+
+
+def _way_out(plan: MemoryPlan, num_csx: int, global_rows: int) -> str:
+    tightest = min(plan.points, key=lambda point: _fitting_share(point, plan.capacity_bytes))
+    share = _fitting_share(tightest, plan.capacity_bytes)
+    rows = int(global_rows // num_csx * share)
+    needed = math.ceil(plan.peak.total_bytes / (1 << 30))
+    larger = f"let wafers take more of their hosts' memory: cstorch.backends.csx.debug.wafer_memory_gi = {needed}"
+    if rows < 1:
+        return (
+            f"weights and gradients of segment {tightest.segment} leave no room for a single row of the batch, so "
+            f"neither a smaller batch nor more wafers (num_csx) helps: make the layer smaller, or {larger}"
+        )
+    wafers = next(count for count in range(num_csx + 1, global_rows + 1) if _fits(global_rows, count, rows))
+    return (
+        f"use a batch of at most about {rows * num_csx} rows instead of {global_rows} ({share:.0%} of it), the same "
+        f"batch on {wafers} wafers (num_csx={wafers}), or {larger}"
+    )
+
+
+def _fits(global_rows: int, num_csx: int, rows: int) -> bool:
+    return global_rows % num_csx == 0 and global_rows // num_csx <= rows
+
+
+def _fitting_share(point: MemoryPoint, capacity_bytes: int) -> float:
+    """The part of the batch for which there is room."""
+    room = capacity_bytes - point.weight_bytes - point.gradient_bytes
+    return room / point.scaling_bytes if point.scaling_bytes else (1.0 if room >= 0 else 0.0)
+
+
+def _last_uses(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, list[int]]:
+    """Values by the instruction behind which nothing uses them, before they are received anew if they ever are."""
+    dying: dict[int, list[int]] = defaultdict(list)
+    live: set[int] = set()
+    for position in range(len(plan.instructions) - 1, -1, -1):
+        instruction = plan.instructions[position]
+        brought, used = _brought_and_used(instruction, groups)
+        # What nothing uses dies where it is made.
+        for value in dict.fromkeys((*used, *brought)):
+            if value not in live:
+                dying[position].append(value)
+        live.difference_update(brought)
+        live.update(used)
+    return dying
+
+
+def _brought_and_used(instruction: plan_pb2.Instruction, groups: Groups) -> tuple[list[int], list[int]]:
+    match instruction.WhichOneof("kind"):
+        case "receive":
+            return [member.value for member in groups[instruction.receive.group].members], []
+        case "run":
+            return list(instruction.run.outputs), list(instruction.run.inputs)
+        case "send":
+            return [], [member.value for member in groups[instruction.send.group].members]
+    return [], []
+
+
+def _arriving(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, int]:
+    """By instruction: bytes of the weights groups that may have been sent and have not been taken yet."""
+    received = [
+        (position, groups[instruction.receive.group])
+        for position, instruction in enumerate(plan.instructions)
+        if instruction.WhichOneof("kind") == "receive"
+    ]
+    streams: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for position, group in received:
+        if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
+            streams[group.source_shard].append((position, group.nbytes))
+    bytes_at: dict[int, int] = {}
+    for position in range(len(plan.instructions)):
+        bytes_at[position] = sum(nbytes for stream in streams.values() for nbytes in _window(stream, position))
+    return bytes_at
+
+
+def _window(stream: list[tuple[int, int]], position: int) -> Iterator[int]:
+    ahead = [nbytes for at, nbytes in stream if at > position]
+    yield from ahead[:WEIGHTS_WINDOW]

@@ -1,0 +1,143 @@
+"""The wafer's program: receive, run the segments, send what is to be reduced.
+
+Forward and backward pass come in the order of the trace; weights are waited for just before the first segment that
+reads them, and stay if they are read again soon. Gradients are sent after the segment that makes them, so after that
+segment's last read of the weights.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from xdsl.ir import SSAValue
+
+from appliance.compiler.core.target import Target
+from appliance.compiler.partition.cut import Cut
+from appliance.compiler.partition.groups import Bundle, KernelTable, Numbers
+from appliance.compiler.partition.layers import partition
+from appliance.compiler.partition.local import Localiser
+from appliance.compiler.partition.shards import Sharing
+from appliance.compiler.partition.waits import Waits, closure, inputs_of
+from appliance.compiler.wafer.drops import add_drops
+from appliance.compiler.wafer.streams import (
+    Departure,
+    Load,
+    Work,
+    find_departures,
+    find_loads,
+    last_reads,
+    make_batch,
+    make_tokens,
+    release,
+    unheard_shards,
+)
+from cirh.modules.graph import func_of
+from cirh.text.printer import print_module
+from wsc.v1 import plan_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class WaferSchedule:
+    """The wafer's part of a plan, and what MemoryX must know of its order."""
+
+    plan: plan_pb2.WaferPlan
+    batch: plan_pb2.Group
+    work: list[Work]
+    loads: list[Load]  # in order; tokens before segment 0 are at position -1
+    departures: list[Departure]  # in order
+    last_read: Mapping[SSAValue, int]  # the last segment that reads a value
+    localiser: Localiser
+
+
+def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers) -> WaferSchedule:
+    """Makes the program."""
+    localiser = Localiser(cut.sharding)
+    waits = Waits(cut)
+    work = _make_work(cut, waits)
+    last_read = last_reads(work)
+    loads = find_loads(cut, sharing, target, numbers, work, waits)
+    tokens, batch = make_tokens(sharing, numbers), make_batch(cut, numbers, localiser)
+    departures = find_departures(cut, sharing, numbers, localiser, work, waits)
+    release(cut, sharing, loads, departures, last_read)
+    first = [Load(-1, tokens[shard]) for shard in unheard_shards(loads, departures)]
+    loads = [*first, *loads]
+    assembler = _Assembler(cut, numbers, localiser, waits)
+    assembler.assemble(batch, work, loads, departures)
+    return WaferSchedule(
+        plan=assembler.plan,
+        batch=batch.group,
+        work=work,
+        loads=loads,
+        departures=departures,
+        last_read=last_read,
+        localiser=localiser,
+    )
+
+
+def _make_work(cut: Cut, waits: Waits) -> list[Work]:
+    work = []
+    for segment in partition(cut, waits):
+        ops = closure(segment.ops, cut.sunk)
+        work.append(Work(segment, ops, inputs_of(ops)))
+    leaving = set(cut.sharding.reduced) | {value for _, value in cut.outputs if cut.sharding.used(value).is_sharded}
+    read = {value for item in work for value in item.inputs}
+    for item in work:
+        made = [result for op in item.segment.ops for result in op.results]
+        item.outputs = [value for value in made if value in leaving or value in read]
+    return work
+
+
+class _Assembler:
+    """Puts the instructions in order."""
+
+    def __init__(self, cut: Cut, numbers: Numbers, localiser: Localiser, waits: Waits) -> None:
+        self._cut = cut
+        self._numbers = numbers
+        self._localiser = localiser
+        self._waits = waits
+        self._kernels = KernelTable()
+        self._groups: dict[int, plan_pb2.Group] = {}
+        self.plan = plan_pb2.WaferPlan()
+
+    def assemble(self, batch: Bundle, work: list[Work], loads: list[Load], departures: list[Departure]) -> None:
+        self._receive(batch)
+        for load in loads:
+            if load.position < 0:
+                self._receive(load.bundle)
+        back = {value: d.bundle for d in departures if d.bundle.group.to_wafers for value in d.bundle.values}
+        received: set[int] = set()
+        for position, item in enumerate(work):
+            for load in loads:
+                if load.position == position:
+                    load.bundle.group.layer = item.segment.label
+                    self._receive(load.bundle)
+            for op in item.ops:
+                for value in self._waits.back(op):
+                    if back[value].id not in received:
+                        received.add(back[value].id)
+                        self._receive(back[value])
+            self._run(item)
+            for departure in departures:
+                if departure.position == position:
+                    departure.bundle.group.layer = item.segment.label
+                    self._groups[departure.bundle.id] = departure.bundle.group
+                    self.plan.instructions.add().send.group = departure.bundle.id
+        self.plan.groups.extend(self._groups.values())
+        self.plan.kernels.extend(self._kernels.messages())
+        kept = {self._numbers.value(value) for departure in departures for value in departure.bundle.values}
+        if self._cut.names.wafers is not None:
+            self.plan.number_value = self._numbers.value(func_of(self._cut.module).block.args[self._cut.names.wafers])
+            kept.add(self.plan.number_value)
+        loaded = {load.bundle.id: self._numbers.values(load.bundle.values) for load in loads}
+        add_drops(self.plan.instructions, kept, loaded)
+
+    def _receive(self, bundle: Bundle) -> None:
+        self._groups[bundle.id] = bundle.group
+        self.plan.instructions.add().receive.group = bundle.id
+
+    def _run(self, item: Work) -> None:
+        module = self._localiser.kernel(item.ops, item.inputs, item.outputs)
+        run = self.plan.instructions.add().run
+        run.kernel = self._kernels.number(print_module(module, locations=False))
+        run.inputs.extend(self._numbers.values(item.inputs))
+        run.outputs.extend(self._numbers.values(item.outputs))
+        run.layer = item.segment.label

@@ -1,0 +1,1 @@
+"""Drawings and numbers for people, which the compile report and the page have in common."""

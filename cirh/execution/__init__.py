@@ -1,0 +1,1 @@
+"""Running modules and initialisation programs on the CPU."""

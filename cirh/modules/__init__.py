@@ -1,0 +1,1 @@
+"""Whole modules: building, verifying and reading them as graphs."""

@@ -1,0 +1,1 @@
+"""CIRH as text: parser and printer."""

@@ -1,0 +1,48 @@
+"""Memory of a link that passes on, by reference, what came to this process as bytes."""
+
+from typing import Final
+
+from interconnect.links.shared_memory import Segment, Slice
+
+ARENA_BYTES: Final = 16 * 1024 * 1024
+ALIGNMENT: Final = 64
+
+
+class RelayBuffers:
+    """Two places for each group, taken in turns by step.
+
+    Two are enough, for nobody is more than one step ahead of those who still read what was passed on: the groups that
+    may run further ahead are those that stay bytes.
+    """
+
+    def __init__(self) -> None:
+        self._arenas: list[Segment] = []
+        self._free = 0  # bytes at the end of the last arena
+        self._places: dict[tuple[int, int], Slice] = {}
+
+    def place(self, group: int, step: int, payload: memoryview) -> Slice:
+        """Copies a group to its place."""
+        key = (group, step & 1)
+        place = self._places.get(key)
+        if place is None or place.nbytes != len(payload):
+            place = self._places[key] = self._take(len(payload))
+        place.view[:] = payload
+        return place
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self._places.clear()
+        for arena in self._arenas:
+            arena.close()
+        self._arenas.clear()
+        self._free = 0
+
+    def _take(self, nbytes: int) -> Slice:
+        rounded = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        if rounded > self._free:
+            self._free = max(ARENA_BYTES, rounded)
+            self._arenas.append(Segment.create(self._free))
+        arena = self._arenas[-1]
+        place = Slice(arena, arena.nbytes - self._free, nbytes)
+        self._free -= rounded
+        return place

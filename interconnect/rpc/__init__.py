@@ -1,0 +1,1 @@
+"""The control plane: gRPC servers, channels and addresses."""

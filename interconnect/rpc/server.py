@@ -1,0 +1,87 @@
+"""gRPC servers and channels with the options that all of the project's have, and channels through a gateway.
+
+A cluster of containers publishes one port, that of its ingress. Who comes from outside reaches the other processes
+through it: a call to `coordinator:7000 via 127.0.0.1:9000` goes to 127.0.0.1:9000 and bears the address that it is for,
+to which the gateway there (appliance.ingress.gateway) hands it on.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import grpc
+
+from interconnect.rpc.allocator import keep_large_blocks
+
+# State, inputs and CIRH text go in single messages; tensors of a step never do.
+MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
+# Every open stream keeps a thread; threads are made when they are needed.
+MAX_THREADS: Final = 256
+
+GATEWAY_KEY: Final = "wsc-target"
+# On the calls that an ingress hands on to management, and on the errors that it answers with.
+INGRESS_KEY: Final = "wsc-ingress"
+_VIA: Final = " via "
+
+_OPTIONS: Final = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Who is cut off, or hangs, is given up within 8 s.
+    ("grpc.keepalive_time_ms", 3_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # a minute by default, whatever the timeout of keepalive is
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),  # what comes back is found within a second
+]
+
+
+def make_server() -> grpc.Server:
+    """A server without ports and services; the caller adds them, starts it and stops it."""
+    keep_large_blocks()
+    pool = ThreadPoolExecutor(max_workers=MAX_THREADS, thread_name_prefix="grpc")
+    # One port, one process: without this a second process could take the same port.
+    return grpc.server(pool, options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
+
+
+def make_channel(address: str) -> grpc.Channel:
+    """A channel to host:port, or `through` a gateway; nothing is sent before it is used, and the caller closes it."""
+    target, _, gateway = address.partition(_VIA)
+    # An environment's HTTP proxy has no business between the processes of a cluster.
+    options = [*_OPTIONS, ("grpc.enable_http_proxy", 0)]
+    if not gateway:
+        return grpc.insecure_channel(target, options=options)
+    return grpc.intercept_channel(grpc.insecure_channel(gateway, options=options), _Addressed(target))
+
+
+def through(gateway: str, address: str) -> str:
+    """The address that is reached through a gateway; an empty gateway is none."""
+    return f"{address}{_VIA}{gateway}" if gateway else address
+
+
+def is_from_ingress(error: grpc.Call) -> bool:
+    """Whether a call failed behind the ingress that it went to, and not on the way there."""
+    return any(key == INGRESS_KEY for key, _ in error.trailing_metadata() or ())
+
+
+class _Addressed(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[type-arg]  # generic for mypy only
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[type-arg]
+    grpc.StreamStreamClientInterceptor,  # type: ignore[type-arg]
+):
+    """Puts on each call for whom it is."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def _addressed(self, details: Any) -> Any:
+        return details._replace(metadata=((GATEWAY_KEY, self._target), *(details.metadata or ())))
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(self._addressed(client_call_details), request)
+
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(self._addressed(client_call_details), request)
+
+    def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return continuation(self._addressed(client_call_details), request_iterator)

@@ -1,0 +1,164 @@
+"""A shard's part of a plan, as a list of calls: send weights, take reduced gradients, update the state in place.
+
+The state's tensors lie where the wafers read them (memoryx.store). An element-wise kernel writes new state directly
+into the old one's buffer; the results of any other are copied there, after the kernel has read everything.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from interconnect.links.hub import Hub
+from interconnect.links.link import Link
+from interconnect.links.shared_memory import Slice
+from memoryx.kernels import StateKernel, make_kernels
+from memoryx.snapshots import Snapshots
+from memoryx.store import StateStore
+from nodes.folders import cache_root
+from nodes.lifecycle.node_job import LinkKey
+from nodes.steps.groups import SendBuffers
+from nodes.steps.program import Program
+from nodes.steps.schedule import WEIGHTS_WINDOW, StepSchedule
+from nodes.telemetry.progress import group_label, short_list
+from wsc.v1 import node_pb2, plan_pb2
+
+
+class MemoryXProgram:
+    """One execution's program; owns the buffers of what is sent and is not a state."""
+
+    def __init__(
+        self,
+        plan: plan_pb2.MemoryXPlan,
+        store: StateStore,
+        snapshots: Snapshots,
+        hub: Hub,
+        links: Mapping[LinkKey, Link],
+    ) -> None:
+        self._program = Program(hub, "update")
+        self.progress = self._program.progress
+        # What values are called on a timeline: states, and what was received.
+        self._names = {slot.value: slot.name.removeprefix("state.") for slot in plan.states}
+        self._origins: dict[int, str] = {}
+        self._snapshots = snapshots
+        self._shard = plan.shard
+        self._links = links
+        self._swarmx = links[node_pb2.LINK_PURPOSE_SWARMX, 0]
+        self._swarmx.limit_credit(WEIGHTS_WINDOW)
+        self._expect(plan.groups)
+        self._states = {slot.value: store.tensor(slot.name) for slot in plan.states}
+        for value, tensor in self._states.items():
+            index = self._program.values.index(value)
+            self._program.values.tensors[index] = tensor
+        groups = {group.id: group for group in plan.groups}
+        texts = {kernel.id: kernel.cirh for kernel in plan.kernels}
+        kernels = make_kernels(texts, store.segment, cache_root() / "kernels")
+        self._buffers = self._make_buffers(plan, groups, store)
+        for instruction in plan.instructions:
+            match instruction.WhichOneof("kind"):
+                case "receive":
+                    self._add_receive(groups[instruction.receive.group])
+                case "run":
+                    self._add_run(instruction.run, kernels[instruction.run.kernel])
+                case "send":
+                    self._add_send(groups[instruction.send.group])
+                case "commit":
+                    self._add_commit(instruction.commit)
+                case kind:
+                    raise ValueError(f"MemoryX has no instruction {kind}")
+
+    def run(self, schedule: StepSchedule) -> Mapping[str, float]:
+        def keep_snapshot(step: int) -> None:
+            if schedule.keeps_snapshot(step):
+                self._snapshots.take(step)
+
+        for link in self._links.values():
+            link.limit_ahead(schedule.run_ahead_steps)
+        return self._program.run(schedule, keep_snapshot)
+
+    def interrupt(self) -> None:
+        self._snapshots.interrupt()
+
+    def close(self) -> None:
+        self._program.close()
+        self._states.clear()
+        self._buffers.close()
+
+    def _make_buffers(
+        self, plan: plan_pb2.MemoryXPlan, groups: Mapping[int, plan_pb2.Group], store: StateStore
+    ) -> SendBuffers:
+        sent = [groups[i.send.group] for i in plan.instructions if i.WhichOneof("kind") == "send"]
+        homes = {}
+        for group in sent:
+            base = store.group_base(group.id)
+            if base is not None:
+                homes[group.id] = Slice(store.segment, base, group.nbytes)
+        runs = [instruction.run for instruction in plan.instructions if instruction.WhichOneof("kind") == "run"]
+        settled = dict(self._states)
+        for run in runs:
+            for output, state in zip(run.outputs, run.commits, strict=False):
+                if state:
+                    settled[output] = self._states[state]
+        return SendBuffers(sent, {value for run in runs for value in run.outputs}, homes=homes, settled=settled)
+
+    def _expect(self, groups: Iterable[plan_pb2.Group]) -> None:
+        for (purpose, index), link in self._links.items():
+            match purpose:
+                case node_pb2.LINK_PURPOSE_SWARMX:
+                    kind, source = plan_pb2.GROUP_KIND_REDUCTION, None
+                case node_pb2.LINK_PURPOSE_SHARD:
+                    kind, source = plan_pb2.GROUP_KIND_EXCHANGE, index
+                case _:
+                    kind, source = plan_pb2.GROUP_KIND_UNSPECIFIED, None
+            link.expect(
+                {g.id: g.nbytes for g in groups if g.kind == kind and (source is None or g.source_shard == source)}
+            )
+
+    def _add_receive(self, group: plan_pb2.Group) -> None:
+        self._origins.update((member.value, group_label(group)) for member in group.members)
+        if group.kind == plan_pb2.GROUP_KIND_EXCHANGE:
+            self._program.add_receive(group, [self._links[node_pb2.LINK_PURPOSE_SHARD, group.source_shard]])
+        else:
+            self._program.add_receive(group, [self._swarmx])
+
+    def _add_send(self, group: plan_pb2.Group) -> None:
+        match group.kind:
+            case plan_pb2.GROUP_KIND_WEIGHTS:
+                self._program.add_send(group, [self._swarmx], self._buffers, as_bytes=False, window="credit")
+            case plan_pb2.GROUP_KIND_OUTPUT:
+                coordinator = self._links[node_pb2.LINK_PURPOSE_COORDINATOR, 0]
+                self._program.add_send(group, [coordinator], self._buffers, as_bytes=True, window="ack")
+            case plan_pb2.GROUP_KIND_EXCHANGE:
+                # As bytes: the other shard may still be reading what it got in the step before.
+                shards = [
+                    self._links[node_pb2.LINK_PURPOSE_SHARD, shard] for shard in group.shards if shard != self._shard
+                ]
+                self._program.add_send(group, shards, self._buffers, as_bytes=True)
+            case kind:
+                raise ValueError(f"MemoryX sends no group of kind {kind}")
+
+    def _add_run(self, run: plan_pb2.Run, kernel: StateKernel) -> None:
+        values = self._program.values
+        tensors = values.tensors
+        inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
+        states = [self._states[state] if state else None for state in run.commits] or [None] * len(outputs)
+        places = [self._buffers.place(value) for value in run.outputs]
+        call = kernel.bind(states, places)
+
+        def run_kernel(step: int) -> None:
+            results = call([tensors[index] for index in inputs])
+            for index, result in zip(outputs, results, strict=True):
+                tensors[index] = result
+            for index in drops:
+                tensors[index] = None
+
+        names = [self._names[state] for state in run.commits if state]
+        names = names or list(dict.fromkeys(self._origins[value] for value in run.inputs if value in self._origins))
+        self._program.add(run_kernel, short_list(names) if names else f"kernel {run.kernel}")
+
+    def _add_commit(self, commit: plan_pb2.Commit) -> None:
+        tensors = self._program.values.tensors
+        index = self._program.values.index(commit.value)
+        state = self._states[commit.state]
+
+        def copy(step: int) -> None:
+            state.copy_(tensors[index])
+
+        self._program.add(copy, self._names[commit.state])

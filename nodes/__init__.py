@@ -1,0 +1,1 @@
+"""What all processes of a cluster have in common."""

@@ -1,0 +1,195 @@
+"""The fork server: a process with torch imported, and without gRPC or threads, that forks the others.
+
+`python -m nodes.launch.fork_server LISTENER_FD [MODULE ...]`; nodes.launch.spawn.Zygote starts it. One connection
+asks for one process, in one message of JSON, and hears its number at once and its exit status in the end. A process
+whose connection ends is ended, unless it was asked for as one that outlives it. When standard input ends, or SIGTERM
+comes, everything is ended.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nodes.launch.process import MODULES, enter, run_module
+from nodes.launch.spawn import MAX_FDS, MAX_MESSAGE_BYTES
+
+TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL
+
+
+@dataclass(slots=True)
+class _Forked:
+    pid: int
+    pidfd: int
+    connection: socket.socket | None  # None once whoever asked for the process has gone
+    outlives: bool  # the connection
+    kill_at: float | None = None  # when it is killed, after SIGTERM
+
+
+class ZygoteServer:
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._children: dict[int, _Forked] = {}  # by pidfd
+        self._closing = False
+        # A signal wakes the selector by this socket.
+        self._wake, wake_writer = socket.socketpair()
+        wake_writer.setblocking(False)
+        self._wake_writer = wake_writer
+        signal.set_wakeup_fd(wake_writer.fileno())
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._close)
+        self._selector.register(0, selectors.EVENT_READ, self._close)
+
+    def serve(self) -> None:
+        """Until standard input ends; then until the last child has."""
+        while not (self._closing and not self._children):
+            for key, _ in self._selector.select(self._seconds_to_next_kill()):
+                key.data()
+            now = time.monotonic()
+            for child in self._children.values():
+                if child.kill_at is not None and child.kill_at <= now:
+                    self._signal(child, signal.SIGKILL)
+                    child.kill_at = None
+
+    def _seconds_to_next_kill(self) -> float | None:
+        deadlines = [child.kill_at for child in self._children.values() if child.kill_at is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _close(self) -> None:
+        self._closing = True
+        for source in (self._listener, self._wake, 0):
+            self._selector.unregister(source)
+        self._listener.close()
+        for child in self._children.values():
+            self._end(child)
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        _, uid, _ = struct.unpack("3i", credentials)
+        if uid != os.getuid():
+            connection.close()
+            return
+        # The request follows at once, from a process of the same user.
+        connection.settimeout(1.0)
+        fds: list[int] = []
+        try:
+            message, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, MAX_FDS)
+            request = json.loads(message)
+            module, argv = request["module"], [str(argument) for argument in request["argv"]]
+            if module not in MODULES:
+                raise ValueError(f"{module!r} may not be started")
+            self._fork(connection, module, argv, fds, outlives=request.get("outlives") is True)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            with contextlib.suppress(OSError):
+                connection.send(str(error).encode()[:1000])
+            connection.close()
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _fork(
+        self, connection: socket.socket, module: str, argv: Sequence[str], fds: Sequence[int], *, outlives: bool
+    ) -> None:
+        server = os.getpid()
+        # Until the child has left the server's wake-up socket, a signal to it would be taken for one to the server.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        pid = os.fork()
+        if pid == 0:
+            os._exit(self._run_child(server, connection, module, argv, fds))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        pidfd = os.pidfd_open(pid)
+        child = _Forked(pid, pidfd, connection, outlives)
+        self._children[pidfd] = child
+        self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._reap(child))
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._abandoned(child))
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):  # whoever asked has gone already: seen at the next select
+            socket.send_fds(connection, [json.dumps({"pid": pid}).encode()], [pidfd])
+
+    def _run_child(
+        self, server: int, connection: socket.socket, module: str, argv: Sequence[str], fds: Sequence[int]
+    ) -> int:
+        """What the new process does. It must not return into the server's loop, whatever happens."""
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            self._selector.close()
+            for other in self._children.values():
+                os.close(other.pidfd)
+                if other.connection is not None:
+                    other.connection.close()
+            for mine in (self._listener, self._wake, self._wake_writer, connection):
+                mine.close()
+            enter(parent=server, fds=fds)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            status = run_module(module, argv)
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(status)
+
+    def _reap(self, child: _Forked) -> None:
+        _, status = os.waitpid(child.pid, 0)
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
+        del self._children[child.pidfd]
+        if child.connection is not None:
+            self._selector.unregister(child.connection)
+            with contextlib.suppress(OSError):
+                child.connection.send(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode())
+            child.connection.close()
+
+    def _abandoned(self, child: _Forked) -> None:
+        """The connection of a child is readable: nothing more is ever said on it, so its other end is closed."""
+        assert child.connection is not None
+        self._selector.unregister(child.connection)
+        child.connection.close()
+        child.connection = None
+        if not child.outlives:
+            self._end(child)
+
+    def _end(self, child: _Forked) -> None:
+        if child.kill_at is None:
+            self._signal(child, signal.SIGTERM)
+            child.kill_at = time.monotonic() + TERM_SECONDS
+
+    @staticmethod
+    def _signal(child: _Forked, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(child.pidfd, number)
+
+
+def main() -> int:
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(listener.fileno(), False)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, by libgomp, when torch is imported
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    if "grpc" in sys.modules:
+        raise ImportError("a preloaded module imports grpc, which does not survive a fork")
+    warnings.filterwarnings(
+        "ignore", category=DeprecationWarning, message=".*fork.*"
+    )  # of idle threads, in 3.12 and later
+    gc.collect()
+    gc.freeze()  # what is here stays shared with the children
+    ZygoteServer(listener).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The thread of one execution on one node: runs the steps, and tells the coordinator how it ended."""
+
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+
+from interconnect.links.hub import Stopped
+from interconnect.links.link import LinkLost
+from nodes.lifecycle.node_job import JobContext, JobFailure
+from wsc.v1 import node_pb2
+
+
+class Execution:
+    """Runs `steps` in a thread of its own, once, and reports how it ended.
+
+    Returned seconds, by what they were spent on: Finished. Stopped: silence, for whoever interrupts knows. LinkLost: a
+    Failure of KIND_NODE with the peer. JobFailure: as it says. Anything else is a defect: a Failure of KIND_INTERNAL.
+    """
+
+    def __init__(
+        self, context: JobContext, number: int, steps: Callable[[], Mapping[str, float]], interrupt: Callable[[], None]
+    ) -> None:
+        """interrupt makes every wait inside steps raise Stopped: Hub.stop, and whatever else steps waits for."""
+        self._context = context
+        self._number = number
+        self._steps = steps
+        self._interrupt = interrupt
+        self._interrupted = False
+        self._thread = threading.Thread(target=self._run, name=f"execution-{context.node}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Interrupt and join; once it has been called, no failure is reported. To be called once or more."""
+        self._interrupted = True
+        self._interrupt()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            seconds = self._steps()
+        except Stopped:
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator hears of it
+            if not self._interrupted:
+                report_failure(self._context, error)
+        else:
+            finished = node_pb2.Finished(execution=self._number, seconds=seconds)
+            self._context.emit(node_pb2.AttachResponse(finished=finished))
+
+
+def report_failure(context: JobContext, error: Exception) -> None:
+    """Tell the coordinator of an exception that ended an execution, or came out of a command."""
+    if isinstance(error, JobFailure):
+        context.fail(error.kind, error.message, error.traceback, error.peer)
+    elif isinstance(error, LinkLost):
+        context.fail(node_pb2.Failure.KIND_NODE, str(error), peer=error.peer)
+    else:
+        text = "".join(traceback.format_exception(error))
+        context.fail(node_pb2.Failure.KIND_INTERNAL, f"{type(error).__name__}: {error}", text)

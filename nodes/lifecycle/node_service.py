@@ -1,0 +1,147 @@
+"""NodeService: a job attaches to the node, gives it commands, and has it until the stream ends."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from interconnect.links.ending import Ending
+from interconnect.links.listener import LinkListener
+from nodes.lifecycle.execution import report_failure
+from nodes.lifecycle.node_job import JobContext, NodeJob
+from nodes.telemetry.job_log import JobLogHandler
+from nodes.telemetry.outbox import Outbox
+from wsc.v1 import node_pb2, node_pb2_grpc, observation_pb2
+
+logger = logging.getLogger(__name__)
+
+# How long a job waits for the one before to be dropped: closing joins threads and, at worst, waits for a link.
+VACANT_SECONDS = 5.0
+CLOSE_SECONDS = 10.0
+MAX_COMMANDS = 16  # read ahead
+
+
+class NodeService(node_pb2_grpc.NodeServiceServicer):
+    """Serves one job at a time."""
+
+    def __init__(self, make_job: Callable[[JobContext], NodeJob], listener: LinkListener) -> None:
+        self._make_job = make_job
+        self._listener = listener
+        self._vacant = threading.Semaphore(1)
+        self._tenant = node_pb2.AttachJob()
+        self._job: NodeJob | None = None
+
+    def report(self) -> observation_pb2.NodeReport | None:
+        """How it goes with the job that has the node, while there is one and it runs an execution."""
+        job = self._job
+        return None if job is None else job.report()
+
+    @property
+    def tenant(self) -> node_pb2.AttachJob:
+        """The job that has the node, and as what; empty while there is none."""
+        return self._tenant
+
+    def Attach(
+        self, request_iterator: Iterator[node_pb2.AttachRequest], context: grpc.ServicerContext
+    ) -> Iterator[node_pb2.AttachResponse]:
+        if not self._vacant.acquire(timeout=VACANT_SECONDS):
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this node works for job {self._tenant.job}")
+        outbox = Outbox()
+        thread = threading.Thread(target=self._serve, args=(request_iterator, outbox), name="attachment", daemon=True)
+        thread.start()
+        # Where the client is gone gRPC stops asking for responses; the thread ends by itself, with the requests.
+        yield from outbox
+
+    def close(self) -> None:
+        """Wait until the job is dropped; the server must have been stopped, which ends its stream."""
+        if not self._vacant.acquire(timeout=CLOSE_SECONDS):
+            logger.error("job %s was not dropped within %g s", self._tenant.job, CLOSE_SECONDS)
+
+    def _serve(self, requests: Iterator[node_pb2.AttachRequest], outbox: Outbox) -> None:
+        """One job, from its first message until its stream ends."""
+        try:
+            first = next(requests, None)
+            if first is None or first.WhichOneof("kind") != "attach":
+                return
+            self._tenant = first.attach
+            job_context = JobContext(
+                job=first.attach.job,
+                node=first.attach.node,
+                index=first.attach.index,
+                lane=first.attach.lane,
+                listener=self._listener,
+                emit=outbox.put,
+            )
+            with JobLogHandler(job_context.node, outbox.log):
+                self._work(job_context, _Commands(requests, job_context.ending), outbox)
+        except grpc.RpcError:
+            pass  # the coordinator is gone before it has said what for
+        finally:
+            self._tenant = node_pb2.AttachJob()
+            self._vacant.release()
+            outbox.close()
+
+    def _work(self, context: JobContext, commands: "_Commands", outbox: Outbox) -> None:
+        job = self._job = self._make_job(context)
+        try:
+            outbox.open(context.node, job.report)
+            outbox.put(node_pb2.AttachResponse(attached=node_pb2.Attached(endpoint=self._listener.endpoint())))
+            for command in commands:
+                try:
+                    _dispatch(job, command, outbox)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator hears of it
+                    if not context.ending.begun:
+                        report_failure(context, error)
+        finally:
+            self._job = None
+            job.close()
+
+
+class _Commands:
+    """What the coordinator says, to be iterated over; a thread reads ahead, to see the end of it soon."""
+
+    def __init__(self, requests: Iterator[node_pb2.AttachRequest], ending: Ending) -> None:
+        self._requests = requests
+        self._ending = ending
+        self._read: queue.Queue[node_pb2.AttachRequest | None] = queue.Queue(MAX_COMMANDS)
+
+    def __iter__(self) -> Iterator[node_pb2.AttachRequest]:
+        """Once."""
+        reader = threading.Thread(target=self._read_ahead, name="commands", daemon=True)
+        reader.start()
+        yield from iter(self._read.get, None)
+        reader.join()
+
+    def _read_ahead(self) -> None:
+        try:
+            for request in self._requests:
+                self._read.put(request)
+        except grpc.RpcError:
+            pass  # the coordinator is gone, or has cancelled: the way a job ends
+        finally:
+            self._ending.begin()
+            self._read.put(None)
+
+
+def _dispatch(job: NodeJob, request: node_pb2.AttachRequest, outbox: Outbox) -> None:
+    match request.WhichOneof("kind"):
+        case "prepare_input":
+            job.prepare_input(request.prepare_input)
+        case "load":
+            missing = job.load(request.load)
+            loaded = node_pb2.Loaded(execution=request.load.execution, missing_states=missing)
+            outbox.put(node_pb2.AttachResponse(loaded=loaded))
+        case "start":
+            job.start(request.start)
+        case "stop":
+            job.stop(request.stop.execution)
+            stopped = node_pb2.Stopped(execution=request.stop.execution)
+            outbox.put(node_pb2.AttachResponse(stopped=stopped))
+        case "release_snapshot":
+            job.release_snapshot(request.release_snapshot.step)
+        case "trace":
+            job.trace(request.trace)
+        case kind:
+            logger.warning("a message that this node does not know: %s", kind)

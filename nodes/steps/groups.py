@@ -1,0 +1,148 @@
+"""Groups as tensors: of frames that were received, and of the buffers that a role sends from. Imports torch."""
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from interconnect.links.elements import aligned, tensor_bytes, torch_dtype
+from interconnect.links.frame import INLINE_BYTES
+from interconnect.links.link import Message
+from interconnect.links.shared_memory import Segment, Slice
+from nodes.steps.schedule import part_bytes
+from wsc.v1 import plan_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One tensor of a group."""
+
+    value: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+def members(group: plan_pb2.Group) -> list[Member]:
+    """The group's members. ValueError where one does not lie in the group's buffer."""
+    found = []
+    for member in group.members:
+        nbytes = tensor_bytes(member.type)
+        if member.offset + nbytes > group.nbytes:
+            raise ValueError(
+                f"value {member.value} ends at byte {member.offset + nbytes} of group {group.id}, "
+                f"which has {group.nbytes} bytes"
+            )
+        dtype = torch_dtype(member.type.element_type)
+        found.append(Member(member.value, dtype, tuple(member.type.shape), member.offset, nbytes))
+    return found
+
+
+class ReceivedGroup:
+    """The tensors of a group's frames, step after step.
+
+    Mapped frames: views, made once for each place and kept, since a group comes again and again in the same few places.
+    Small frames of bytes: copied into a buffer of our own, whose views are made once. Large ones: views of the bytes.
+    All are valid until the next frame of the group is asked for.
+    """
+
+    def __init__(self, group: plan_pb2.Group) -> None:
+        self.members = members(group)
+        self._id = group.id
+        self._nbytes = group.nbytes
+        self._mapped: dict[tuple[Segment, int], list[torch.Tensor]] = {}
+        self._small = bytearray(group.nbytes) if 0 < group.nbytes <= INLINE_BYTES else None
+        self._small_views = [_view(self._small, member) for member in self.members] if self._small is not None else []
+
+    def tensors(self, message: Message) -> list[torch.Tensor]:
+        """The members, in order."""
+        if message.nbytes != self._nbytes:
+            raise ValueError(
+                f"a frame of group {self._id} from {message.link.name} has {message.nbytes} bytes, not {self._nbytes}"
+            )
+        segment = message.segment
+        if segment is not None:
+            place = (segment, message.offset)
+            views = self._mapped.get(place)
+            if views is None:
+                views = [message.tensor(member.dtype, member.shape, member.offset) for member in self.members]
+                self._mapped[place] = views
+            return views
+        if self._small is not None:
+            assert message.payload is not None
+            self._small[:] = message.payload
+            return self._small_views
+        return [message.tensor(member.dtype, member.shape, member.offset) for member in self.members]
+
+
+class SendBuffers:
+    """The buffers that a role sends its groups from: one for each group, written again in each step.
+
+    Most lie in one segment of their own; MemoryX's weights lie among its states (homes). A value that a kernel makes is
+    written by it into the first group that sends it, and copied into the others just before they are sent.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[plan_pb2.Group],
+        produced: Container[int],
+        *,
+        homes: Mapping[int, Slice] | None = None,
+        settled: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:
+        """produced: values that kernels make. settled: those that lie somewhere for good (states)."""
+        groups = list(groups)
+        slices = dict(homes or {})
+        end = 0
+        bases = {}
+        for group in groups:
+            if group.id not in slices:
+                bases[group.id] = (end, part_bytes(group))
+                end = aligned(end + group.nbytes)
+        self._segment = Segment.create(max(end, 1))
+        self._slices = slices | {group: Slice(self._segment, *extent) for group, extent in bases.items()}
+        self._places: dict[int, torch.Tensor] = {}
+        self._copies: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        settled = settled or {}
+        for group in groups:
+            home = self._slices[group.id]
+            for member in members(group):
+                tensor = home.segment.tensor(member.dtype, member.shape, home.offset + member.offset)
+                owner = settled.get(member.value)
+                if owner is not None and owner.data_ptr() == tensor.data_ptr():
+                    continue
+                if owner is None and member.value in produced and member.value not in self._places:
+                    self._places[member.value] = tensor
+                else:
+                    self._copies.setdefault(group.id, []).append((member.value, tensor))
+
+    @property
+    def nothing(self) -> Slice:
+        """No bytes."""
+        return Slice(self._segment, 0, 0)
+
+    def slice(self, group: int) -> Slice:
+        """What is sent."""
+        return self._slices[group]
+
+    def place(self, value: int) -> torch.Tensor | None:
+        """Where the kernel that makes the value should write it, if anywhere."""
+        return self._places.get(value)
+
+    def copies(self, group: int) -> list[tuple[int, torch.Tensor]]:
+        """Values to be copied, and where to, before the group is sent."""
+        return self._copies.get(group, [])
+
+    def close(self) -> None:
+        """Nothing may use the buffers any more."""
+        self._places.clear()
+        self._copies.clear()
+        self._segment.close()
+
+
+def _view(buffer: bytearray, member: Member) -> torch.Tensor:
+    if member.nbytes == 0:
+        return torch.empty(member.shape, dtype=member.dtype)
+    count = member.nbytes // member.dtype.itemsize
+    return torch.frombuffer(buffer, dtype=member.dtype, count=count, offset=member.offset).reshape(member.shape)

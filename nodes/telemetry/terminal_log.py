@@ -1,0 +1,31 @@
+"""What a process of the cluster says on standard error: one line a record."""
+
+import logging
+import os
+
+from nodes.telemetry.advice import is_advice
+
+LEVEL_VARIABLE = "WAFERBOX_LOG_LEVEL"  # the least that is said there; the log of a job has all from info
+_FORMAT = "%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s"
+
+# Packages whose loggers say what happens, and not only what is wrong.
+_PACKAGES = ("appliance", "interconnect", "memoryx", "swarmx", "wafer", "workers")
+
+
+def set_up_logging() -> None:
+    """To be called once, by a process of the cluster.
+
+    Raises:
+        SystemExit: the environment names a level that there is not.
+    """
+    name = os.environ.get(LEVEL_VARIABLE, "info")
+    level = logging.getLevelNamesMapping().get(name.upper())
+    if level is None:
+        raise SystemExit(f"{LEVEL_VARIABLE}={name}: a level is one of debug, info, warning, error and critical")
+    terminal = logging.StreamHandler()
+    terminal.setLevel(level)
+    # Advice comes to a terminal through the job, which may be this one.
+    terminal.addFilter(lambda record: not is_advice(record.name))
+    logging.basicConfig(level=logging.WARNING, format=_FORMAT, handlers=[terminal])
+    for package in _PACKAGES:
+        logging.getLogger(package).setLevel(min(level, logging.INFO))

@@ -1,0 +1,200 @@
+"""A SwarmX node's part of a job: what comes from MemoryX goes to all children, what the children send is joined.
+
+The node follows the frames, not a program: nothing here waits for a particular one, and only the coordinator's window
+(which bounds how far the cluster runs ahead of the client) can hold it up. Weights are bounded from end to end: the
+children say what they have taken, and MemoryX is granted what all of them have.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from interconnect.links.elements import aligned
+from interconnect.links.hub import Hub
+from interconnect.links.link import Link, LinkLost, Message
+from interconnect.links.shared_memory import Segment, Slice
+from nodes.lifecycle.node_job import LinkKey
+from nodes.steps.schedule import CREDIT_GROUPS, StepSchedule, is_for_coordinator_only, is_received_by_wafers
+from nodes.telemetry.progress import Progress, Recorder, group_label
+from swarmx.collector import Collector, child_bytes, joined_bytes
+from wsc.v1 import node_pb2, plan_pb2
+
+
+class SwarmXProgram:
+    """One execution's handlers of frames; owns the segment that results are sent from."""
+
+    def __init__(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> None:
+        self._hub = hub
+        self._parent = links.get((node_pb2.LINK_PURPOSE_PARENT, 0))
+        self._coordinator = links.get((node_pb2.LINK_PURPOSE_COORDINATOR, 0))
+        self._shards = {i: link for (purpose, i), link in links.items() if purpose == node_pb2.LINK_PURPOSE_SHARD}
+        specs = [spec for spec in request.links if spec.purpose == node_pb2.LINK_PURPOSE_CHILD]
+        specs.sort(key=lambda spec: spec.index)
+        self._children = [links[spec.purpose, spec.index] for spec in specs]
+        self._wafers_below = [max(1, spec.num_wafers) for spec in specs]
+        self._outputs_leave: Callable[[int], bool] = lambda step: True
+        self._every_step = 0  # groups that are passed on or joined in each step
+        self._output_steps_only = 0
+        self._left = 0  # of them, until the execution is over
+        self.progress = Progress("reduce")
+        # What each link may send: from above only to be passed on, from below only to be joined.
+        self._handlers: dict[tuple[Link, int], Callable[[Message], None]] = {}
+        self._sizes: dict[tuple[Link, int], int] = {}
+        groups = list(request.swarmx.groups)
+        self._labels = {group.id: group_label(group) for group in groups}
+        self._broadcast(groups)
+        self._segment = self._reduce([group for group in groups if group.kind == plan_pb2.GROUP_KIND_REDUCTION])
+        self._count_credit({group.source_shard for group in groups if group.kind == plan_pb2.GROUP_KIND_WEIGHTS})
+        for link in links.values():
+            link.expect({group: nbytes for (source, group), nbytes in self._sizes.items() if source is link})
+
+    def run(self, schedule: StepSchedule) -> Mapping[str, float]:
+        """Until everything of the execution has been passed on."""
+        self._outputs_leave = schedule.outputs_leave
+        self._left = self._every_step * schedule.num_steps + self._output_steps_only * schedule.num_output_steps
+        if self._coordinator is not None:
+            self._coordinator.limit_ahead(schedule.run_ahead_steps)
+        handlers, sizes, hub, now = self._handlers, self._sizes, self._hub, time.perf_counter
+        progress, num_steps, in_all = self.progress, schedule.num_steps, max(1, self._left)
+        begin = done = now()
+        try:
+            while self._left:
+                message = hub.wait()
+                received = now()
+                key = (message.link, message.group)
+                if sizes.get(key) != message.nbytes:
+                    raise LinkLost(message.link.name, f"it sent group {message.group} with {message.nbytes} bytes")
+                handlers[key](message)
+                progress.wait += received - done
+                waited, done = done, now()
+                progress.total = done - begin
+                progress.step = num_steps * (in_all - self._left) // in_all
+                if progress.recorder is not None:
+                    self._record(progress.recorder, message, waited, received, done)
+        finally:
+            progress.end_trace()
+        return progress.seconds()
+
+    def _record(self, recorder: Recorder, message: Message, waited: float, received: float, done: float) -> None:
+        label = self._labels.get(message.group)
+        if label is not None:  # else a child has only said how far it is
+            recorder.add("wait", label, message.step, waited, received)
+            recorder.add("reduce", label, message.step, received, done)
+        if self.progress.step >= recorder.end:
+            self.progress.end_trace()
+
+    def interrupt(self) -> None:
+        """All waits are the hub's."""
+
+    def close(self) -> None:
+        self._handlers.clear()
+        self._segment.close()
+
+    def _broadcast(self, groups: Iterable[plan_pb2.Group]) -> None:
+        """Weights come from the shards at the root, and from the parent elsewhere, as do reductions for the wafers."""
+        for group in groups:
+            if self._parent is not None:
+                source = self._parent if is_received_by_wafers(group) else None
+            else:
+                is_weights = group.kind == plan_pb2.GROUP_KIND_WEIGHTS
+                source = self._shards[group.source_shard] if is_weights else None
+            if source is not None:
+                self._every_step += 1
+                self._handlers[source, group.id] = self._pass_down
+                self._sizes[source, group.id] = group.nbytes
+
+    def _pass_down(self, message: Message) -> None:
+        for child in self._children:
+            self._hub.forward(child, message)
+        self._left -= 1
+
+    def _reduce(self, groups: Iterable[plan_pb2.Group]) -> Segment:
+        """Collectors for what the children send; returns the segment that their results are in."""
+        extents = []
+        end = 0
+        for group in groups:
+            extents.append((group, end))
+            end = aligned(end + joined_bytes(group, self._wafers_below))
+        segment = Segment.create(max(end, 1))
+        for group, offset in extents:
+            if is_for_coordinator_only(group):
+                self._output_steps_only += 1
+            else:
+                self._every_step += 1
+            if len(self._children) == 1 and not group.to_coordinator:
+                handlers = [self._pass_through(group)]
+            elif len(self._children) == 1 and self._coordinator is not None and is_for_coordinator_only(group):
+                handlers = [self._pass_to_coordinator(self._coordinator)]
+            else:
+                collector = Collector(group, self._wafers_below, segment, offset)
+                handlers = [self._collect(group, collector, child) for child in range(len(self._children))]
+            for child, handler, wafers in zip(self._children, handlers, self._wafers_below, strict=True):
+                self._handlers[child, group.id] = handler
+                self._sizes[child, group.id] = child_bytes(group, wafers)
+        return segment
+
+    def _pass_through(self, group: plan_pb2.Group) -> Callable[[Message], None]:
+        """There is nothing to add to a single child's frame: on it goes, by reference where it is one."""
+        targets = self._targets(group)
+
+        def pass_through(message: Message) -> None:
+            for link in targets:
+                self._hub.forward(link, message)
+            self._left -= 1
+
+        return pass_through
+
+    def _pass_to_coordinator(self, coordinator: Link) -> Callable[[Message], None]:
+        """The same for what only the coordinator gets: it comes as bytes, and in steps in which outputs leave."""
+
+        def pass_through(message: Message) -> None:
+            self._hub.forward(coordinator, message, window="ack")
+            self._left -= 1
+
+        return pass_through
+
+    def _collect(self, group: plan_pb2.Group, collector: Collector, child: int) -> Callable[[Message], None]:
+        hub, targets, group_id = self._hub, self._targets(group), group.id
+        coordinator = self._coordinator if group.to_coordinator else None
+        as_bytes = is_for_coordinator_only(group)
+
+        def collect(message: Message) -> None:
+            joined = collector.add(child, message)
+            if joined is None:
+                return
+            for link in targets:
+                hub.send(link, group_id, message.step, joined, as_bytes=as_bytes)
+            if coordinator is not None and self._outputs_leave(message.step):
+                hub.send(coordinator, group_id, message.step, joined, window="ack", as_bytes=True)
+            self._left -= 1
+
+        return collect
+
+    def _targets(self, group: plan_pb2.Group) -> list[Link]:
+        """Where a joined group goes, besides the coordinator. Above the root there are all its destinations."""
+        if self._parent is not None:
+            return [self._parent]
+        down = self._children if group.to_wafers else []
+        return [*down, *(self._shards[shard] for shard in group.shards)]
+
+    def _count_credit(self, shards: Iterable[int]) -> None:
+        for shard in shards:
+            taken = [0] * len(self._children)
+            for child, link in enumerate(self._children):
+                self._handlers[link, CREDIT_GROUPS + shard] = self._credit(shard, taken, child)
+                self._sizes[link, CREDIT_GROUPS + shard] = 0
+
+    def _credit(self, shard: int, taken: list[int], child: int) -> Callable[[Message], None]:
+        """A child says how many weights groups it has taken: what all children have, the shard may send anew."""
+        nothing = Slice(self._segment, 0, 0)
+
+        def credit(message: Message) -> None:
+            before = min(taken)
+            taken[child] = message.step
+            now = min(taken)
+            if now > before:
+                if self._parent is not None:
+                    self._hub.send(self._parent, message.group, now, nothing)
+                else:
+                    self._shards[shard].grant(now - before)
+
+        return credit

@@ -1,0 +1,114 @@
+"""Artifacts on disk: found again, checked again, and made again when they are damaged."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from compiled_steps import Traced
+from torch import nn
+
+from appliance.compiler import cache as cache_module
+from appliance.compiler.cache import REPORT_DATA, REPORT_PAGE, ArtifactCache, artifact_key, load_plan
+from appliance.compiler.core.target import Target
+from appliance.coordinator.compilation import report_of
+from nodes.folders import CACHE_VARIABLE
+from wsc.v1 import plan_pb2
+
+TARGET = Target(num_csx=2, num_shards=1)
+HEAD = 8 + 32  # magic, sum
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    batch = torch.ones(4, 3)
+    return Traced(lambda m: lambda x: m(x).square().mean().detach(), nn.Linear(3, 2), batch, double=False).text
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("root")))
+        yield
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ArtifactCache:
+    return ArtifactCache(tmp_path / "cache")
+
+
+def test_a_second_compile_finds_the_first(cache: ArtifactCache, text: str, tmp_path: Path) -> None:
+    key, plan, cached = cache.compile(text, TARGET)
+    assert not cached
+    again = cache.compile(text, TARGET)
+    assert again == (key, plan, True)
+    other, _, cached = cache.compile(text, Target(num_csx=1, num_shards=1))
+    assert other != key
+    assert not cached
+    beside = tmp_path / "cache" / key
+    assert json.loads((beside / REPORT_DATA).read_text())["artifact"] == key
+    assert report_of(tmp_path / "cache", key) == str(beside / REPORT_PAGE)
+    assert (beside / REPORT_PAGE).read_text().startswith("<!DOCTYPE html>")
+    assert report_of(tmp_path / "cache", "another") == ""
+
+
+def test_a_key_names_all_that_a_plan_depends_on(text: str) -> None:
+    targets = [
+        TARGET,
+        Target(num_csx=1, num_shards=1),
+        Target(num_csx=2, num_shards=2),
+        Target(num_csx=2, num_shards=1, prefetch_layers=1),
+        Target(num_csx=2, num_shards=1, wafer_memory_bytes=1 << 20),
+        Target(num_csx=2, num_shards=1, pinned_shards={"a": 0}),
+    ]
+    keys = {artifact_key(source, target) for target in targets for source in (text, text + " ")}
+    assert len(keys) == 2 * len(targets)
+
+
+def damage(data: bytes, kind: str) -> bytes:
+    body = data[HEAD:]
+    if kind == "truncated":
+        return data[: len(data) // 2]
+    if kind == "flipped":
+        return data[:200] + bytes([data[200] ^ 4]) + data[201:]
+    if kind == "foreign":
+        return b"\x7fELF" + body
+    if kind == "empty":
+        return b""
+    plan = plan_pb2.Plan.FromString(body)
+    if kind == "another format":
+        plan.format += 1
+    else:
+        plan.wafer.instructions[-1].send.group += 1
+    body = plan.SerializeToString(deterministic=True)
+    return data[:8] + hashlib.sha256(body).digest() + body  # with a sum that is right
+
+
+def test_what_is_damaged_is_made_again(cache: ArtifactCache, text: str, tmp_path: Path) -> None:
+    key, plan, _ = cache.compile(text, TARGET)
+    path = tmp_path / "cache" / f"{key}.plan"
+    whole = path.read_bytes()
+    assert load_plan(path) == plan
+    for kind in ("truncated", "flipped", "foreign", "empty", "another format", "does not hold together"):
+        path.write_bytes(damage(whole, kind))
+        assert load_plan(path) is None, kind
+        assert cache.compile(text, TARGET) == (key, plan, False), kind
+        assert path.read_bytes() == whole, kind
+    assert cache.compile(text, TARGET) == (key, plan, True)
+
+
+def test_what_is_too_large_is_not_read(
+    cache: ArtifactCache, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, plan, _ = cache.compile(text, TARGET)
+    monkeypatch.setattr(cache_module, "MAX_PLAN_BYTES", 100)
+    assert cache.compile(text, TARGET) == (key, plan, False)
+
+
+def test_a_folder_that_cannot_be_written_fails_no_compile(text: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    key, _, cached = ArtifactCache(tmp_path / "file").compile(text, TARGET)
+    assert not cached
+    assert report_of(tmp_path / "file", key) == ""

@@ -1,0 +1,215 @@
+"""A dynamic loss scale on a simulated cluster, against torch's own GradScaler: skipped steps, and what they cost."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from compiled_steps import BATCH, Getters, Step, Traced
+from plan_simulator import Simulation
+from test_compiler_optimizers import committing_runs
+from torch import nn
+
+import cerebras_torch
+import cstorch
+from cirh.text.parser import parse_module
+from cstorch.optim import SGD, AdamW, Optimizer
+from cstorch.state import Registry, named_getters
+from cstorch.tracing import LazyTensor
+from lair.lower import NotLowered, lower
+
+pytestmark = pytest.mark.parity
+
+CLUSTERS = [(1, 1), (1, 2), (2, 1), (2, 2)]
+SETTINGS = {"loss_scale": "dynamic", "init_scale": 2.0**10, "steps_per_increase": 2, "max_loss_scale": 2.0**20}
+
+
+@pytest.fixture(autouse=True)
+def csx() -> Iterator[None]:
+    torch.manual_seed(0)
+    cstorch.backend("CSX", validate_only=True)
+    yield
+    cstorch.close_backend()
+
+
+def torch_scaler() -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+
+
+def training(
+    make: Callable[[Any], Optimizer], clip: float | None = None, scaled: bool = True, **settings: Any
+) -> Callable[[Any], tuple[Step, Getters]]:
+    def build(model: Any) -> tuple[Step, Getters]:
+        registry = Registry()
+        optimizer = make(model.parameters())
+        registry.register("optimizer", optimizer)
+        scaler: Any = None
+        if isinstance(model[0].weight, LazyTensor):
+            scaler = cstorch.amp.GradScaler(**{**SETTINGS, **settings}) if scaled else None
+        elif scaled:
+            scaler = torch_scaler()
+        if isinstance(scaler, cstorch.amp.GradScaler):
+            registry.register("grad_scaler", scaler)
+
+        def step(batch: Any) -> Any:
+            features, targets = batch
+            loss = (model(features) - targets).square().mean()
+            cstorch.amp.optimizer_step(loss, optimizer, scaler, max_gradient_norm=clip)
+            return loss if scaler is None else (loss, torch.as_tensor(scaler.get_scale()))
+
+        return step, dict(named_getters(registry))
+
+    return build
+
+
+def batches(*overflows: int, steps: int = 5) -> list[Any]:
+    """In some steps gradients are infinite once they are scaled: those of the last row, so of the last wafer alone."""
+    made = [(torch.randn(BATCH, 7, dtype=torch.float64), torch.randn(BATCH, 4, dtype=torch.float64))]
+    made += [(torch.randn_like(made[0][0]), torch.randn_like(made[0][1])) for _ in range(steps - 1)]
+    for number in overflows:
+        made[number][1][-1] = 1e307
+    return made
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 4))
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: SGD(p, lr=0.1, momentum=0.9),
+    "adamw": lambda p: AdamW(p, lr=0.01, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_step_that_overflows_is_skipped_as_by_torch(optimizer: str, clip: float | None) -> None:
+    given = batches(2)
+    traced = Traced(training(OPTIMIZERS[optimizer], clip), network(), given[0])
+    traced.check(given, CLUSTERS, rtol=1e-6 if optimizer == "adamw" else 1e-9)
+    outputs, _ = traced.expected(given)
+    scales = [float(scale) for _, scale in outputs]
+    assert scales == [2.0**10, 2.0**11, 2.0**10, 2.0**10, 2.0**11]  # doubled after two good steps, halved in the third
+
+
+def simulated(given: list[Any], wafers: int = 1, **settings: Any) -> tuple[list[float], dict[str, torch.Tensor], Any]:
+    """The scale after each step, and all states before and after the steps."""
+    traced = Traced(training(OPTIMIZERS["adamw"], **settings), network(), given[0])
+    simulation = Simulation(traced.plan(wafers, 2), traced.initial)
+    outputs = simulation.run(given)
+    return [float(list(step.values())[1]) for step in outputs], traced.initial, simulation.states
+
+
+def test_nothing_changes_in_a_skipped_step_but_the_scale_and_its_counters() -> None:
+    scales, before, after = simulated(batches(0, steps=1), wafers=2)
+    assert scales == [2.0**9]
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"state.grad_scaler.0.loss_scale", "state.grad_scaler.0.num_skipped_steps"}
+    assert int(after["state.grad_scaler.0.num_skipped_steps"]) == 1
+
+
+def test_overflows_within_the_tolerance_skip_steps_and_keep_the_scale() -> None:
+    scales, _, after = simulated(batches(2, 3), overflow_tolerance=0.4, steps_per_increase=5)
+    # One overflow in three steps is tolerated, two in four are not.
+    assert scales == [2.0**10, 2.0**10, 2.0**10, 2.0**9, 2.0**9]
+    counters = {
+        name.removeprefix("state.grad_scaler.0."): int(value) for name, value in after.items() if "steps" in name
+    }
+    assert counters == {"steps_since_rescale": 1, "num_skipped_steps": 2}
+    assert int(after["state.grad_scaler.0.overflows_since_rescale"]) == 0
+
+
+def test_the_scale_stays_within_its_bounds() -> None:
+    bounds = {"min_loss_scale": 2.0**9, "max_loss_scale": 2.0**11, "steps_per_increase": 1}
+    assert simulated(batches(3, 4, 5, 6, steps=7), **bounds)[0] == [2.0**n for n in (11, 11, 11, 10, 9, 9, 9)]
+
+
+def test_a_skipped_step_keeps_what_an_own_optimizer_has_marked() -> None:
+    class Counting(SGD):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, lr=0.1)
+            self.number = cstorch.zeros(())
+
+        def step(self, closure: Any = None) -> Any:
+            cstorch.amp.update_if_finite(self, self.number)
+            self.number.add_(torch.where(torch.as_tensor(cstorch.amp.isfinite(self)), 1.0, 100.0))
+            return super().step(closure)
+
+    def build(model: Any) -> tuple[Step, Getters]:
+        optimizer, scaler = Counting(model.parameters()), cstorch.amp.GradScaler(**SETTINGS)
+
+        def step(batch: Any) -> Any:
+            scaler.scale((model(batch[0]) - batch[1]).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return optimizer.number
+
+        return step, {"state.number": lambda: optimizer.number}
+
+    given = batches(1, steps=3)
+    traced = Traced(build, network(), given[0])
+    outputs = Simulation(traced.plan(1, 1), traced.initial).run(given)
+    assert [float(number) for step in outputs for number in step.values()] == [1.0, 1.0, 2.0]
+
+
+def is_loop(text: str) -> bool:
+    try:
+        lower(parse_module(text))
+    except NotLowered:
+        return False
+    return True
+
+
+def memoryx_work(build: Any) -> list[tuple[list[str], list[str], int]]:
+    """Of each shard: the kernels that are no generated loop, those that write to a tensor, and messages to shards."""
+    batch = tuple(tensor.float() for tensor in batches()[0])
+    plan = Traced(build, network(), batch, double=False).plan(2, 2)
+    return [
+        (
+            [kernel.cirh for kernel in part.kernels if not is_loop(kernel.cirh)],
+            committing_runs(part)[1],
+            sum(bool(group.shards) for group in part.groups),
+        )
+        for part in plan.memoryx
+    ]
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_it_costs_no_more_passes_and_messages_than_clipping(clip: float | None) -> None:
+    """The norms are the only other kernels that pass over a gradient, and updates stay one generated loop each."""
+    clipping = memoryx_work(training(OPTIMIZERS["adamw"], 0.5, scaled=False))
+    scaling = memoryx_work(training(OPTIMIZERS["adamw"], clip))
+    for (others, updates, exchanges), (norms, expected, allowed) in zip(scaling, clipping, strict=True):
+        assert others == norms
+        assert len(updates) == len(expected)
+        assert all(map(is_loop, updates))
+        assert exchanges == allowed
+
+
+def test_the_oldest_release_unscales_in_the_step_of_the_optimizer() -> None:
+    def build(model: Any) -> tuple[Step, Getters]:
+        registry = Registry()
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        registry.register("optimizer", optimizer)
+        on_device = isinstance(model[0].weight, LazyTensor)
+        settings = {"initial_loss_scale": 2.0**10, "steps_per_increase": 2, "max_loss_scale": 2.0**20}
+        scaler: Any = cerebras_torch.amp.GradScaler("dynamic", **settings) if on_device else torch_scaler()
+        if on_device:
+            registry.register("grad_scaler", scaler)
+
+        def step(batch: Any) -> Any:
+            optimizer.zero_grad()
+            loss = (model(batch[0]) - batch[1]).square().mean()
+            if on_device:
+                scaler(loss).backward()
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            return loss, torch.as_tensor(scaler.get_scale())
+
+        return step, dict(named_getters(registry))
+
+    given = batches(2)
+    Traced(build, network(), given[0]).check(given, [(2, 2)])

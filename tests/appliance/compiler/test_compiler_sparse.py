@@ -1,0 +1,99 @@
+"""Sparse training on a simulated cluster: masks, their updates and what they prune, in MemoryX."""
+
+from typing import Any
+
+import pytest
+import torch
+from compiled_steps import BATCH, Getters, Step, Traced
+from counted_random import CountedRandom
+from plan_simulator import Simulation
+from sparse_cases import CASES, LR, MOMENTUM, SparseCase, batches, losses_by_hand, network
+from torch import nn
+from torch.nn import functional as F
+
+from appliance.compiler.core.errors import CompileError
+from cstorch import sparse
+from cstorch.optim import SGD
+from cstorch.state import Registry, named_getters
+
+pytestmark = pytest.mark.parity
+
+
+def build(case: SparseCase) -> Any:
+    def built(model: Any) -> tuple[Step, Getters]:
+        torch.manual_seed(3)
+        algorithm = sparse.configure(case.config)
+        model.apply(algorithm)
+        optimizer = SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+        optimizer.apply(algorithm)
+        registry = Registry()
+        registry.register("optimizer", optimizer)
+        for each in algorithm.algorithms:
+            registry.register("sparsity", each)
+            for schedule in each.schedules() if isinstance(each, sparse.DynamicSparsityAlgorithm) else ():
+                registry.register("sparsity", schedule)
+
+        def step(batch: Any) -> torch.Tensor:
+            features, labels = batch
+            loss = F.cross_entropy(model(features), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, dict(named_getters(registry))
+
+    return built
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_ten_steps_on_every_cluster_equal_those_written_out(case: SparseCase) -> None:
+    torch.manual_seed(0)
+    data = batches(10, torch.float64)
+    model = network()
+    traced = Traced(build(case), model, data[0])
+    masks = {
+        name.removeprefix("state.model.").removesuffix("_mask"): value.clone()
+        for name, value in traced.initial.items()
+        if name.endswith("_mask")
+    }
+    reference = traced.reference
+    with torch.no_grad():
+        for name, mask in masks.items():
+            reference.get_parameter(name).mul_(mask)
+    counter = int(traced.initial.get("state.random.counter", torch.tensor(0)))
+    with CountedRandom(counter) as random:
+        expected = losses_by_hand(case, reference, masks, data, random.next_step)
+    for wafers, shards in [(1, 1), (1, 2), (2, 1), (2, 2)]:
+        simulation = Simulation(traced.plan(wafers, shards), traced.initial)
+        for result, loss in zip(simulation.run([[*batch] for batch in data]), expected, strict=True):
+            torch.testing.assert_close(result["output_0"], loss, rtol=1e-9, atol=0)
+        for name, mask in masks.items():
+            assert torch.equal(simulation.states[f"state.model.{name}_mask"], mask), (name, wafers, shards)
+            weight = simulation.states[f"state.model.{name}"]
+            torch.testing.assert_close(weight, reference.get_parameter(name).detach(), rtol=1e-9, atol=1e-12)
+            assert not weight[~mask].any()
+
+
+@pytest.mark.parametrize("count", [torch.tensor(2), torch.tensor([[1], [2]] * (BATCH // 2))], ids=["one", "of rows"])
+def test_a_mask_along_the_features_is_made_where_the_samples_are(count: torch.Tensor) -> None:
+    def built(model: Any) -> Step:
+        def step(batch: Any) -> torch.Tensor:
+            counts = batch[1] if count.dim() else count
+            return torch.where(torch.ops.cstorch.mask_from_topk(batch[0], counts, 1), batch[0], 0.0)
+
+        return step
+
+    batch = (torch.randn(BATCH, 5, dtype=torch.float64), count.expand(BATCH, 1).contiguous())
+    Traced(built, nn.Linear(1, 1), batch).check([batch], [(2, 1)])
+
+
+def test_a_mask_along_the_samples_needs_one_wafer() -> None:
+    def step(batch: Any) -> torch.Tensor:
+        return torch.ops.cstorch.mask_from_topk(batch, torch.tensor(2), 0)
+
+    batch = torch.randn(BATCH, 5, dtype=torch.float64)
+    traced = Traced(lambda model: step, nn.Linear(1, 1), batch)
+    traced.check([batch], [(1, 1)])
+    with pytest.raises(CompileError, match=r"MaskFromTopK.*goes along the samples"):
+        traced.plan(2)

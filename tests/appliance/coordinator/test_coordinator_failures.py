@@ -1,0 +1,227 @@
+"""How jobs end before their time: who is named, how soon, and that nothing is left."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from appliance.coordinator.failures import GRACE_SECONDS, Verdict
+from interconnect.links.link import LinkLost
+from nodes.lifecycle.node_job import JobContext, JobFailure
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
+
+FULL = {"memoryx": 1, "swarmx": 1, "wafer": 2, "workers": 2}
+ENDLESS = 1000  # steps: nobody takes their outputs, so the execution stays where it is
+Failure = node_pb2.Failure
+
+
+def started(client: Callable[..., Any], **settings: Any) -> Any:
+    """A job with an endless execution under way."""
+    one = client(num_csx=2, **settings)
+    one.compile()
+    one.begin(ENDLESS)
+    one.start()
+    assert one.receive_outputs().step == 1
+    return one
+
+
+def last(one: Any) -> Any:
+    """The last response of the execution."""
+    response = None
+    for response in one.call:  # noqa: B007
+        pass
+    return response
+
+
+def ends_as(cluster: Any, phase: int, free: int) -> management_pb2.JobInfo:
+    cluster.until(lambda: cluster.jobs()[0].phase == phase)
+    cluster.until(lambda: cluster.free_nodes() == free)
+    return cluster.jobs()[0]
+
+
+@pytest.mark.parametrize(("index", "name"), [(0, "memoryx-0"), (1, "swarmx-0"), (3, "wafer-1"), (4, "worker-0")])
+def test_the_death_of_a_node_fails_the_job_and_names_it(
+    cluster: Any, client: Callable[..., Any], index: int, name: str
+) -> None:
+    cluster.add(**FULL)
+    one = started(client)
+    begin = time.monotonic()
+    cluster.kill(index)
+    failure = one.failure()
+    assert time.monotonic() - begin < 3
+    assert (failure.kind, failure.node) == (Failure.KIND_NODE, name)
+    assert f"{name} (pid " in failure.message
+    assert last(one).failed == failure
+    assert name in ends_as(cluster, management_pb2.JOB_PHASE_FAILED, 5).message
+
+
+def test_a_lost_link_is_blamed_on_the_peer_that_died(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    reported = threading.Event()
+
+    def lose(context: JobContext, step: int) -> None:
+        context.fail(Failure.KIND_NODE, "the link to wafer-1 is lost", peer="wafer-1")
+        reported.set()
+
+    cluster.behaviour.on_step["wafer-0"] = lose
+    one = client(num_csx=2)
+    one.compile()
+    one.begin(1)
+    one.start()
+    assert reported.wait(10)
+    cluster.kill(3)
+    assert one.failure().node == "wafer-1"
+
+
+def test_a_lost_link_is_the_reason_if_nobody_died(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+
+    def lose(context: JobContext, step: int) -> None:
+        raise LinkLost("swarmx-0", "a frame was damaged")
+
+    cluster.behaviour.on_step["wafer-0"] = lose
+    one = client(num_csx=2)
+    one.compile()
+    one.begin(ENDLESS)
+    one.start()
+    begin = time.monotonic()
+    failure = one.failure()
+    assert GRACE_SECONDS * 0.5 < time.monotonic() - begin < GRACE_SECONDS + 2
+    assert (failure.node, failure.peer) == ("wafer-0", "swarmx-0")
+    assert "damaged" in failure.message
+
+
+@pytest.mark.parametrize("where", ["on_step", "on_load"])
+def test_what_a_role_reports_reaches_the_client(cluster: Any, client: Callable[..., Any], where: str) -> None:
+    cluster.add(**FULL)
+
+    def fail(context: JobContext, step: int = 0) -> None:
+        raise JobFailure(Failure.KIND_INPUT, "input_fn raised ValueError: no file", traceback="Traceback ...")
+
+    getattr(cluster.behaviour, where)["worker-1"] = fail
+    one = client(num_csx=2)
+    one.compile()
+    one.begin(ENDLESS)
+    if where == "on_step":
+        one.start()
+    failure = one.failure()
+    assert (failure.kind, failure.node, failure.traceback) == (Failure.KIND_INPUT, "worker-1", "Traceback ...")
+    assert last(one).failed == failure
+    ends_as(cluster, management_pb2.JOB_PHASE_FAILED, 6)
+
+
+def test_a_defect_in_a_role_comes_with_its_traceback(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+
+    def fail(context: JobContext, step: int) -> None:
+        raise ZeroDivisionError("oh")
+
+    cluster.behaviour.on_step["memoryx-0"] = fail
+    one = client(num_csx=2)
+    one.compile()
+    one.begin(10)
+    one.start()
+    failure = one.failure()
+    assert (failure.kind, failure.node) == (Failure.KIND_INTERNAL, "memoryx-0")
+    assert "ZeroDivisionError: oh" in failure.message
+    assert "in fail" in failure.traceback
+
+
+@pytest.mark.parametrize("when", ["idle", "running", "loading"])
+def test_a_client_that_goes_away_ends_its_job(cluster: Any, client: Callable[..., Any], when: str) -> None:
+    cluster.add(**FULL)
+    if when == "idle":
+        one = client(num_csx=2)
+        one.compile()
+    elif when == "running":
+        one = started(client)
+    else:
+        one = client(num_csx=2)
+        one.compile()
+        one.begin(1)
+        one.receive("state_wanted")
+    begin = time.monotonic()
+    one.channel.close()  # as the end of its process does
+    phase = management_pb2.JOB_PHASE_SUCCEEDED if when == "idle" else management_pb2.JOB_PHASE_CANCELLED
+    ends_as(cluster, phase, 6)
+    assert time.monotonic() - begin < 3
+
+
+def test_cancel_ends_a_job(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    one = started(client)
+    cluster.stub.CancelJob(management_pb2.CancelJobRequest(job=one.created.job))
+    assert one.failure().kind == Failure.KIND_CANCELLED
+    assert last(one).failed.kind == Failure.KIND_CANCELLED
+    ends_as(cluster, management_pb2.JOB_PHASE_CANCELLED, 6)
+    cluster.stub.CancelJob(management_pb2.CancelJobRequest(job=one.created.job))  # no harm
+    with pytest.raises(grpc.RpcError) as caught:
+        cluster.stub.CancelJob(management_pb2.CancelJobRequest(job="job-unknown"))
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_a_missing_role_is_named_with_the_command_that_starts_one(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from appliance.management import registry
+
+    monkeypatch.setattr(registry, "MISSING_NODES_SECONDS", 0.2)
+    cluster.add(memoryx=1, swarmx=1, workers=1)
+    one = client()
+    with pytest.raises(grpc.RpcError) as caught:
+        one.compile()
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    details = caught.value.details()
+    assert f"python -m wafer --management {cluster.address}" in details
+    assert "1 wafer" in details
+    assert "worker" not in details
+    failure = one.failure()
+    assert failure.kind == Failure.KIND_USER
+    assert failure.message == details
+
+
+def test_a_role_that_comes_late_is_waited_for(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(memoryx=1, swarmx=1, workers=1)
+    one = client()
+    threading.Timer(0.3, lambda: cluster.add(wafer=1)).start()
+    assert one.compile().artifact == "artifact-good"
+
+
+def test_a_cluster_that_shuts_down_cancels_its_jobs(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    one = started(client)
+    cluster.service.close(end_jobs=True)
+    assert one.failure().kind == Failure.KIND_CANCELLED
+
+
+def test_the_first_reason_counts_and_a_lost_link_waits_for_a_better_one() -> None:
+    reached = threading.Event()
+    verdict = Verdict(reached.set)
+    verdict.report(Failure(kind=Failure.KIND_NODE, node="wafer-0", peer="wafer-1", message="link"))
+    assert not reached.is_set()
+    verdict.report(Failure(kind=Failure.KIND_INPUT, node="worker-0", message="input"))
+    assert reached.is_set()
+    verdict.report(Failure(kind=Failure.KIND_NODE, node="wafer-1", message="death"))
+    assert verdict.failure is not None
+    assert verdict.failure.node == "worker-0"
+
+
+def test_long_and_foreign_messages_fit_in_a_status(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add(**FULL)
+    one = client(num_csx=2)
+
+    def fail(context: JobContext) -> None:
+        raise JobFailure(Failure.KIND_INPUT, "é" * 100_000)
+
+    cluster.behaviour.on_load["worker-1"] = fail
+    one.compile()
+    one.begin(1)
+    assert len(one.failure().message) == 100_000
+    with pytest.raises(grpc.RpcError) as caught:
+        one.stub.Compile(coordinator_pb2.CompileRequest(token=one.created.token, cirh="good"), timeout=5)
+    assert caught.value.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)

@@ -1,0 +1,152 @@
+"""Jobs on a cluster with an ingress: it runs their coordinators, which outlive the management service."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from appliance.coordinator import management_link, settings
+from appliance.ingress.process import Ingress, IngressSettings
+from appliance.management import service
+from interconnect.rpc.version import __version__
+from nodes.lifecycle import registration
+from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2, node_pb2
+
+ONE = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (management_link, registration):
+        monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
+
+
+@pytest.fixture
+def ingress(cluster: Any, tmp_path: Path) -> Iterator[Ingress]:
+    cluster.add(**ONE)
+    one = Ingress(IngressSettings(management=cluster.address, cache_root=tmp_path / "cache"))
+    one.start()
+    cluster.wait_for_nodes(5)
+    yield one
+    one.close()
+
+
+def run_to_the_end(one: Any, first_step: int, last_step: int) -> None:
+    for step in range(first_step, last_step + 1):
+        assert one.receive_outputs().step == step
+        one.consumed(step)
+    one.receive("finished")
+
+
+def test_a_job_goes_on_while_management_is_away(cluster: Any, client: Callable[..., Any], ingress: Ingress) -> None:
+    one = client(ingress=ingress.address)
+    assert one.created.gateway
+    assert ingress._coordinators.count() == 1
+    one.compile()
+    one.begin(3)
+    one.start()
+    assert one.receive_outputs().step == 1
+    address = cluster.address
+    cluster.stop_management()
+    one.consumed(1)
+    assert one.receive_outputs().step == 2
+    cluster.start_management(address)
+    cluster.until(lambda: [job.job for job in cluster.jobs()] == [one.created.job])
+    run_to_the_end(one, 3, 3)
+    one.close()
+    cluster.until(lambda: [job.phase for job in cluster.jobs()] == [management_pb2.JOB_PHASE_SUCCEEDED])
+    cluster.until(lambda: ingress._coordinators.count() == 0)
+
+
+def test_a_client_that_came_without_the_ingress_goes_without_it(
+    cluster: Any, client: Callable[..., Any], ingress: Ingress
+) -> None:
+    one = client()
+    assert not one.created.gateway
+    assert ingress._coordinators.count() == 1  # where it runs all the same
+    (node,) = [node for node in cluster.wait_for_nodes(5) if node.role == node_pb2.ROLE_INGRESS]
+    assert (node.address, node.job) == (ingress.address, "")
+    cluster.stub.CancelJob(management_pb2.CancelJobRequest(job=one.created.job))
+    assert one.failure().kind == node_pb2.Failure.KIND_CANCELLED
+    cluster.until(lambda: ingress._coordinators.count() == 0)
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_CANCELLED)
+
+
+def test_jobs_end_with_the_ingress_which_is_named(cluster: Any, client: Callable[..., Any], ingress: Ingress) -> None:
+    one = client()
+    one.compile()
+    ingress.close()
+    failure = one.failure()
+    name = one.created.job
+    assert failure.message == (
+        f"{name} ended: the ingress at {ingress.address}, where its coordinator ran, went down, or the cluster did"
+    )
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_CANCELLED)
+    cluster.until(lambda: cluster.free_nodes() == 4)
+
+
+def test_a_shutdown_ends_what_the_ingress_runs(cluster: Any, client: Callable[..., Any], ingress: Ingress) -> None:
+    one = client(ingress=ingress.address)
+    one.compile()
+    cluster.service.close(end_jobs=True)
+    assert "or the cluster did" in one.failure().message
+    assert ingress._coordinators.count() == 0
+
+
+class Stillborn:
+    pid = 1
+
+    def wait(self, timeout_seconds: float | None = None) -> int:
+        return 3
+
+    def close(self) -> int:
+        return 3
+
+
+def test_a_coordinator_that_does_not_start_at_the_ingress_is_reported(
+    cluster: Any, client: Callable[..., Any], ingress: Ingress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "spawn", lambda *arguments, outlives: Stillborn())
+    with pytest.raises(grpc.RpcError) as caught:
+        client(ingress=ingress.address)
+    assert "its coordinator ended with status 3" in caught.value.details()
+    assert cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED
+
+
+def test_an_ingress_that_is_gone_is_named(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = management_pb2.RegisterRequest(role=node_pb2.ROLE_INGRESS, address="127.0.0.1:1", version=__version__)
+    cluster.service._registry.add(gone)
+    with pytest.raises(grpc.RpcError) as caught:
+        client()
+    assert "did not start: the ingress at 127.0.0.1:1 does not run it" in caught.value.details()
+
+
+def test_a_coordinator_of_which_the_ingress_is_lost_may_come_back_but_not_for_ever(
+    cluster: Any, client: Callable[..., Any], ingress: Ingress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "COORDINATOR_RETURN_SECONDS", 0.3)
+    one = client()
+    one.compile()
+    job = cluster.service._jobs.live(one.created.job)
+    job.process._channel.close()  # as if the connection broke
+    cluster.until(lambda: job.process is None)
+    assert cluster.jobs()[0].phase == management_pb2.JOB_PHASE_IDLE  # its coordinator has not gone
+    one.close()
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
+
+
+def test_a_job_has_one_coordinator(cluster: Any, client: Callable[..., Any], ingress: Ingress) -> None:
+    one = client()
+    request = ingress_pb2.RunCoordinatorRequest(job=one.created.job)
+    with pytest.raises(grpc.RpcError) as caught:
+        cluster_ingress(ingress.address, request)
+    assert caught.value.details() == f"{one.created.job} has a coordinator"
+
+
+def cluster_ingress(address: str, request: ingress_pb2.RunCoordinatorRequest) -> ingress_pb2.RunCoordinatorResponse:
+    with grpc.insecure_channel(address) as channel:
+        return ingress_pb2_grpc.IngressStub(channel).RunCoordinator(request, timeout=10)

@@ -1,0 +1,223 @@
+"""The management service: registration, leases, versions, jobs."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from interconnect.rpc.version import __version__
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
+
+
+def hello(role: int = node_pb2.ROLE_WAFER, version: str = __version__) -> management_pb2.RegisterRequest:
+    return management_pb2.RegisterRequest(role=role, address="127.0.0.1:1", host="h", version=version, process_id=7)  # type: ignore[arg-type]
+
+
+class Registering:
+    """A Register stream by hand."""
+
+    def __init__(self, cluster: Any, first: management_pb2.RegisterRequest) -> None:
+        self.requests: queue.SimpleQueue[management_pb2.RegisterRequest | None] = queue.SimpleQueue()
+        self.requests.put(first)
+        self.call = cluster.stub.Register(iter(self.requests.get, None))
+
+    def beat(self) -> None:
+        self.requests.put(management_pb2.RegisterRequest())
+
+    def close(self) -> None:
+        self.requests.put(None)
+        self.call.cancel()
+
+
+@pytest.fixture
+def registering(cluster: Any) -> Iterator[Callable[..., Registering]]:
+    made: list[Registering] = []
+
+    def make(first: management_pb2.RegisterRequest) -> Registering:
+        made.append(Registering(cluster, first))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def nodes(cluster: Any) -> list[management_pb2.NodeInfo]:
+    return list(cluster.stub.ListNodes(management_pb2.ListNodesRequest()).nodes)
+
+
+def test_a_node_is_there_until_its_stream_ends(cluster: Any, registering: Callable[..., Registering]) -> None:
+    one = registering(hello())
+    answer = next(one.call)
+    assert answer.lease_seconds == 5.0
+    (node,) = nodes(cluster)
+    assert (node.node_id, node.role, node.address, node.process_id) == (
+        answer.node_id,
+        node_pb2.ROLE_WAFER,
+        "127.0.0.1:1",
+        7,
+    )
+    assert 4 < node.lease_left_seconds <= 5
+    one.call.cancel()
+    cluster.until(lambda: not nodes(cluster), seconds=2)
+
+
+@pytest.mark.parametrize(
+    ("first", "code", "text"),
+    [
+        (hello(version="0.0.7"), grpc.StatusCode.FAILED_PRECONDITION, "0.0.7"),
+        (hello(version=""), grpc.StatusCode.FAILED_PRECONDITION, "unknown"),
+        (hello(role=node_pb2.ROLE_COORDINATOR), grpc.StatusCode.INVALID_ARGUMENT, "role"),
+        (
+            management_pb2.RegisterRequest(role=node_pb2.ROLE_WAFER, version=__version__),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "address",
+        ),
+    ],
+)
+def test_foreign_nodes_are_refused(
+    cluster: Any, registering: Callable[..., Registering], first: Any, code: grpc.StatusCode, text: str
+) -> None:
+    one = registering(first)
+    with pytest.raises(grpc.RpcError) as caught:
+        next(one.call)
+    assert caught.value.code() == code
+    assert text in caught.value.details()
+    if code == grpc.StatusCode.FAILED_PRECONDITION:
+        assert __version__ in caught.value.details()
+    assert not nodes(cluster)
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "text"),
+    [
+        ({"version": "9.9.9"}, grpc.StatusCode.FAILED_PRECONDITION, "9.9.9"),
+        ({"num_csx": 0}, grpc.StatusCode.INVALID_ARGUMENT, "num_csx"),
+        ({"num_csx": 100_000}, grpc.StatusCode.INVALID_ARGUMENT, "num_csx"),
+        ({"num_workers_per_csx": 0}, grpc.StatusCode.INVALID_ARGUMENT, "num_workers_per_csx"),
+        ({"compile_dir": "../../etc"}, grpc.StatusCode.INVALID_ARGUMENT, "compile_dir"),
+    ],
+)
+def test_impossible_jobs_are_refused(
+    cluster: Any, client: Callable[..., Any], settings: dict[str, Any], code: grpc.StatusCode, text: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        client(**settings)
+    assert caught.value.code() == code
+    assert text in caught.value.details()
+    assert not cluster.jobs()
+
+
+def test_a_silent_node_loses_its_lease(make_cluster: Callable[[float], Any]) -> None:
+    cluster = make_cluster(0.4)
+    silent, lively = Registering(cluster, hello()), Registering(cluster, hello())
+    kept = next(lively.call).node_id
+    gone = next(silent.call).node_id
+    begin = time.monotonic()
+    while gone in [node.node_id for node in nodes(cluster)]:
+        lively.beat()
+        threading.Event().wait(0.05)
+        assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin > 0.3
+    assert [node.node_id for node in nodes(cluster)] == [kept]
+    # It speaks again: its stream ends, so that it registers anew.
+    silent.beat()
+    assert list(silent.call) == []
+    for one in (silent, lively):
+        one.close()
+
+
+def test_a_node_comes_back_by_itself(cluster: Any) -> None:
+    cluster.add(wafer=1)
+    (before,) = nodes(cluster)
+    cluster.service._registry.remove(before.node_id, "test")
+    cluster.until(lambda: nodes(cluster) and nodes(cluster)[0].node_id != before.node_id)
+
+
+def test_finished_jobs_stay_in_the_list_up_to_a_number(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
+    names = []
+    for _ in range(2):
+        one = client(labels=["user=me"])
+        one.compile()
+        names.append(one.created.job)
+        one.close()
+        cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
+    assert [job.job for job in cluster.jobs()] == names[::-1]
+    assert list(cluster.jobs()[0].labels) == ["user=me"]
+    assert cluster.jobs()[0].coordinator == ""
+    assert cluster.service._jobs._finished.maxlen == 100
+
+
+def test_a_coordinator_must_know_its_token(cluster: Any, client: Callable[..., Any]) -> None:
+    one = client()
+    request = management_pb2.CoordinateRequest(
+        hello=management_pb2.CoordinatorHello(job=one.created.job, address="127.0.0.1:1", token="guessed")
+    )
+    with pytest.raises(grpc.RpcError) as caught:
+        next(cluster.stub.Coordinate(iter([request])))
+    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_coordinator_that_does_not_start_is_reported(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from appliance.coordinator import settings
+
+    class Stillborn:
+        pid = 1
+
+        def wait(self, timeout_seconds: float | None = None) -> int:
+            return 3
+
+        def kill(self) -> None: ...
+        def close(self) -> int:
+            return 3
+
+    monkeypatch.setattr(settings, "spawn", lambda *arguments, outlives: Stillborn())
+    with pytest.raises(grpc.RpcError) as caught:
+        client()
+    assert "status 3" in caught.value.details()
+    assert cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED
+
+
+def test_a_client_that_never_comes_does_not_keep_a_job(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from appliance.coordinator import job
+
+    monkeypatch.setattr(job, "SESSION_SECONDS", 0.2)
+    cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
+    cluster.stub.CreateJob(
+        management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1), timeout=20
+    )
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_CANCELLED)
+    cluster.until(lambda: cluster.free_nodes() == 4)
+
+
+def test_shutdown_is_answered_and_asked_for(cluster: Any) -> None:
+    cluster.stub.Shutdown(management_pb2.ShutdownRequest(), timeout=5)
+    assert cluster.shutdown.wait(5)
+
+
+def test_list_nodes_waits_for_as_many_as_asked(cluster: Any, registering: Callable[..., Registering]) -> None:
+    begin = time.monotonic()
+    request = management_pb2.ListNodesRequest(at_least=1, wait_seconds=0.3)
+    assert not cluster.stub.ListNodes(request).nodes
+    assert time.monotonic() - begin >= 0.3
+    threading.Timer(0.1, lambda: registering(hello())).start()
+    assert len(cluster.stub.ListNodes(management_pb2.ListNodesRequest(at_least=1, wait_seconds=10)).nodes) == 1
+
+
+def test_a_wrong_token_does_not_compile(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
+    one = client()
+    with pytest.raises(grpc.RpcError) as caught:
+        one.stub.PrepareInput(coordinator_pb2.PrepareInputRequest(token="guess"), timeout=5)
+    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED

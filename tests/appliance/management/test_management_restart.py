@@ -1,0 +1,162 @@
+"""A management service that is started anew: nodes and coordinators tell it what it must know."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from appliance.coordinator import management_link
+from appliance.management import registry, service
+from appliance.management.job_tokens import KEY_FILE, JobTokens
+from interconnect.rpc.version import __version__
+from nodes.lifecycle import registration
+from wsc.v1 import management_pb2, node_pb2, observation_pb2
+
+TWO = {"memoryx": 2, "swarmx": 2, "wafer": 2, "workers": 2}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (management_link, registration):
+        monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
+
+
+def restart(cluster: Any) -> None:
+    address = cluster.address
+    cluster.stop_management()
+    cluster.start_management(address)
+
+
+def kept_log(cluster: Any, job: str) -> list[observation_pb2.JobEvent]:
+    request = observation_pb2.WatchJobRequest(job=job, kinds=["log"])
+    return [event for lot in cluster.observation.WatchJob(request, timeout=10) for event in lot.events]
+
+
+def test_a_running_job_goes_on_and_the_waiting_one_keeps_its_place(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**TWO)
+    running = client(num_csx=2, labels=["a=1"], user="ada")
+    running.compile()
+    running.begin(3)
+    running.start()
+    assert running.receive_outputs().step == 1
+    waits = client(num_csx=2)
+    cluster.until(lambda: cluster.jobs()[0].queue_position == 1)
+    cluster.stub.LabelJob(management_pb2.LabelJobRequest(job=running.created.job, add=["b=2"]))
+    before = {job.job: job for job in cluster.jobs()}
+    logging.getLogger("wafer.test").error("before")
+    cluster.until(lambda: kept_log(cluster, running.created.job))
+    job_log = kept_log(cluster, running.created.job)
+    assert [event.number for event in job_log] == list(range(1, len(job_log) + 1))
+    members = {node.address: node.member for node in before[running.created.job].nodes}
+
+    restart(cluster)
+    late = client()  # younger than the one that waits, whichever is there first
+    cluster.until(lambda: len(cluster.jobs()) == 3)
+    cluster.until(lambda: {node.address: node.member for node in cluster.wait_for_nodes(8) if node.job} == members)
+    cluster.until(
+        lambda: (
+            {job.job: job.queue_position for job in cluster.jobs() if job.queue_position}
+            == {
+                waits.created.job: 1,
+                late.created.job: 2,
+            }
+        )
+    )
+    after = {job.job: job for job in cluster.jobs()}[running.created.job]
+    assert (list(after.labels), after.user) == (["a=1", "b=2"], "ada")
+    assert after.created == before[running.created.job].created
+    assert after.started == pytest.approx(before[running.created.job].started, abs=1.0)
+    assert {node.address: node.member for node in after.nodes} == members
+    cluster.until(lambda: kept_log(cluster, running.created.job)[: len(job_log)] == job_log)
+
+    for step in (2, 3):
+        assert running.receive_outputs().step == step
+        running.consumed(step)
+    running.receive("finished")
+    running.close()
+    assert waits.compile().artifact == "artifact-good"
+    ended = {job.job: job for job in cluster.jobs()}[running.created.job]
+    assert ended.phase == management_pb2.JOB_PHASE_SUCCEEDED
+    cluster.stub.CancelJob(management_pb2.CancelJobRequest(job=waits.created.job))
+    assert waits.failure().kind == node_pb2.Failure.KIND_CANCELLED
+
+
+def test_a_job_that_ends_while_management_is_away_is_told_later(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**TWO)
+    one = client()
+    one.compile()
+    address = cluster.address
+    cluster.stop_management()
+    one.close()
+    cluster.start_management(address)
+    cluster.until(lambda: [job.phase for job in cluster.jobs()] == [management_pb2.JOB_PHASE_SUCCEEDED])
+    cluster.wait_for_nodes(8)
+    cluster.until(lambda: cluster.free_nodes() == 8)
+
+
+def test_nodes_are_kept_for_a_job_that_is_not_back_but_not_for_ever(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = registry.NodeRegistry(5.0, lambda node, reason: None)
+    hello = management_pb2.RegisterRequest(role=node_pb2.ROLE_WAFER, address="h:1", job="job-1", member="wafer-3")
+    keeper.add(hello)
+    keeper.review()
+    assert [(node.job, node.member) for node in keeper.nodes()] == [("job-1", "wafer-3")]
+    monkeypatch.setattr(keeper, "_returning_until", time.monotonic())
+    keeper.review()
+    keeper.add(hello)  # too late as well
+    assert [(node.job, node.member) for node in keeper.nodes()] == [("", ""), ("", "")]
+    keeper.open("job-2")
+    keeper.add(management_pb2.RegisterRequest(role=node_pb2.ROLE_WAFER, address="h:2", job="job-2", member="wafer-0"))
+    keeper.review()
+    assert [node.job for node in keeper.held("job-2")] == ["job-2"]
+
+
+def test_a_coordinator_that_does_not_come_back_fails_its_job(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "COORDINATOR_RETURN_SECONDS", 0.1)
+    request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
+    hello = management_pb2.CoordinatorHello(
+        job="job-1", address="127.0.0.1:1", token=cluster.service._tokens.token("job-1"), request=request
+    )
+    call = cluster.stub.Coordinate(iter([management_pb2.CoordinateRequest(hello=hello)]))
+    assert next(call).job.priority == 2
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
+    assert cluster.jobs()[0].message == "its coordinator is gone"
+    with pytest.raises(grpc.RpcError) as caught:  # it is too late
+        next(cluster.stub.Coordinate(iter([management_pb2.CoordinateRequest(hello=hello)])))
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_a_job_is_not_taken_over_from_who_has_no_token_for_it(cluster: Any) -> None:
+    request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
+    for token, version, code in (
+        (cluster.service._tokens.token("job-2"), __version__, grpc.StatusCode.UNAUTHENTICATED),
+        (cluster.service._tokens.token("job-1"), "0.0.7", grpc.StatusCode.FAILED_PRECONDITION),
+    ):
+        request.version = version
+        hello = management_pb2.CoordinatorHello(job="job-1", address="127.0.0.1:1", token=token, request=request)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(cluster.stub.Coordinate(iter([management_pb2.CoordinateRequest(hello=hello)])))
+        assert caught.value.code() == code
+    assert not cluster.jobs()
+
+
+def test_the_key_stays_and_is_its_owners_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    first, second = JobTokens(folder), JobTokens(folder)
+    assert first.token("job-1") == second.token("job-1") != first.token("job-2")
+    assert second.belongs(first.token("job-1"), "job-1")
+    assert [path.name for path in folder.iterdir()] == [KEY_FILE]
+    assert (folder / KEY_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_that_takes_no_key_is_no_end(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    tokens = JobTokens(tmp_path / "file")
+    assert tokens.belongs(tokens.token("job-1"), "job-1")

@@ -1,0 +1,256 @@
+"""The fork server and the plain way of starting a process: descriptors, exit status, ownership."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodes.launch import spawn as zygote
+from nodes.launch.spawn import Child, SpawnError, Zygote, spawn
+
+pytestmark = pytest.mark.cluster
+
+PROBE = """
+import json, os, signal, sys, threading
+
+def main(argv):
+    kind, fd = argv[0], 3
+    if kind == "report":
+        answer = {"pid": os.getpid(), "parent": os.getppid(), "session": os.getsid(0), "argv": argv,
+                  "fds": sorted(int(name) for name in os.listdir("/proc/self/fd")), "stdin": sys.stdin.read(),
+                  "ignored": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "json": "json" in sys.modules}
+        os.write(fd, json.dumps(answer).encode())
+    elif kind == "second":
+        os.write(4, b"second")
+        os.write(3, b"first")
+    elif kind == "status":
+        return int(argv[1])
+    elif kind == "raise":
+        raise RuntimeError("what it is")
+    elif kind == "stay":
+        os.write(fd, b"here")
+        signal.pause()
+    elif kind == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(fd, b"here")
+        while True:
+            signal.pause()
+    return 0
+"""
+
+
+@pytest.fixture
+def probe_folder(tmp_path: Path) -> Path:
+    """A folder in which the module `swarmx` is the probe above."""
+    package = tmp_path / "swarmx"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(PROBE)
+    return tmp_path
+
+
+@pytest.fixture(params=["forked", "python"])
+def way(request: pytest.FixtureRequest, probe_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    environment = {**os.environ, "PYTHONPATH": str(probe_folder)}
+    if request.param == "python":
+        monkeypatch.delenv(zygote.SOCKET_VARIABLE, raising=False)
+        monkeypatch.setenv("PYTHONPATH", str(probe_folder))
+        yield request.param
+        return
+    server = Zygote(["json"], environment)
+    monkeypatch.setenv(zygote.SOCKET_VARIABLE, server.name)
+    yield request.param
+    server.close()
+    assert server.poll() == 0
+
+
+def run(arguments: list[str], ends: int = 1) -> tuple[Child, list[socket.socket]]:
+    pairs = [socket.socketpair() for _ in range(ends)]
+    child = spawn("swarmx", arguments, [theirs.fileno() for _, theirs in pairs])
+    for ours, theirs in pairs:
+        theirs.close()
+        ours.settimeout(20)
+    return child, [ours for ours, _ in pairs]
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_process_has_its_descriptors_and_nothing_else(way: str) -> None:
+    child, (end,) = run(["report", "x y"])
+    answer = json.loads(end.recv(10000))
+    assert child.wait(10) == 0
+    assert answer["pid"] == answer["session"] == child.pid
+    assert answer["argv"] == ["report", "x y"]
+    assert answer["stdin"] == ""
+    assert [fd for fd in answer["fds"] if fd > 3] in ([], [answer["fds"][-1]])  # listdir's own
+    child.close()
+    end.close()
+
+
+def test_descriptors_keep_their_order(way: str) -> None:
+    child, (first, second) = run(["second"], ends=2)
+    assert (first.recv(100), second.recv(100)) == (b"first", b"second")
+    assert child.wait(10) == 0
+    child.close()
+    for end in (first, second):
+        end.close()
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["status", "0"], 0), (["status", "7"], 7), (["raise"], 1)])
+def test_the_exit_status_arrives(way: str, arguments: list[str], status: int) -> None:
+    child, (end,) = run(arguments)
+    assert child.wait(20) == status
+    assert child.poll() == status
+    child.close()
+    end.close()
+
+
+def test_close_ends_a_process(way: str) -> None:
+    child, (end,) = run(["stay"])
+    assert end.recv(100) == b"here"
+    assert child.poll() is None
+    with pytest.raises(TimeoutError):
+        child.wait(0.05)
+    assert child.close() == -signal.SIGTERM
+    assert gone(child.pid)
+    end.close()
+
+
+def test_close_kills_a_process_that_will_not_end(way: str) -> None:
+    child, (end,) = run(["stubborn"])
+    assert end.recv(100) == b"here"
+    assert child.close(deadline_seconds=0.2) == -signal.SIGKILL
+    end.close()
+
+
+def test_only_listed_modules_are_started(way: str) -> None:
+    with pytest.raises(ValueError, match="may be started"):
+        spawn("http.server", [])
+
+
+def test_a_process_dies_with_the_one_that_asked_for_it(way: str) -> None:
+    script = """
+        import os, signal, socket, sys
+        from nodes.launch.spawn import spawn
+        ours, theirs = socket.socketpair()
+        child = spawn("swarmx", ["stay"], [theirs.fileno()])
+        ours.recv(100)
+        print(child.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True, timeout=30
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert gone(int(done.stdout))
+
+
+def test_a_process_can_outlive_the_one_that_asked_for_it(way: str) -> None:
+    script = """
+        import os, signal, socket, sys
+        from nodes.launch.spawn import spawn
+        ours, theirs = socket.socketpair()
+        child = spawn("swarmx", ["stay"], [theirs.fileno()], outlives=True)
+        ours.recv(100)
+        print(child.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asking:
+        assert asking.stdout is not None
+        outliving = int(asking.stdout.readline())
+        assert asking.wait(30) == -signal.SIGKILL
+    time.sleep(0.1)  # in which a process that is tied to the other's life would be gone
+    os.kill(outliving, signal.SIGTERM)
+    assert gone(outliving)
+
+
+def test_everything_dies_with_the_fork_server(probe_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Zygote([], {**os.environ, "PYTHONPATH": str(probe_folder)})
+    monkeypatch.setenv(zygote.SOCKET_VARIABLE, server.name)
+    child, (end,) = run(["stubborn"])
+    assert end.recv(100) == b"here"
+    os.kill(server.pid, signal.SIGKILL)
+    assert child.wait(10) == -signal.SIGKILL
+    assert gone(child.pid)
+    with pytest.raises(SpawnError, match="fork server"):
+        run(["stay"])
+    child.close()
+    end.close()
+    server.close()
+
+
+def test_the_fork_server_outlives_children_that_are_ended_as_soon_as_they_are_there(
+    probe_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Zygote([], {**os.environ, "PYTHONPATH": str(probe_folder)})
+    monkeypatch.setenv(zygote.SOCKET_VARIABLE, server.name)
+    for _ in range(20):
+        child, (end,) = run(["stay"])
+        assert child.close() == -signal.SIGTERM
+        end.close()
+    assert server.poll() is None
+    server.close()
+
+
+def test_closing_the_fork_server_ends_all_within_its_deadline(
+    probe_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Zygote([], {**os.environ, "PYTHONPATH": str(probe_folder)})
+    monkeypatch.setenv(zygote.SOCKET_VARIABLE, server.name)
+    children = [run([kind]) for kind in ("stay", "stubborn")]
+    for _, (end,) in children:
+        assert end.recv(100) == b"here"
+    started = time.monotonic()
+    server.close()
+    assert time.monotonic() - started < 6
+    assert [child.wait(1) for child, _ in children] == [-signal.SIGTERM, -signal.SIGKILL]
+    for child, (end,) in children:
+        assert gone(child.pid)
+        child.close()
+        end.close()
+
+
+def test_a_preloaded_module_that_imports_grpc_is_refused(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Zygote(["wsc.v1.node_pb2_grpc"], os.environ)
+    monkeypatch.setenv(zygote.SOCKET_VARIABLE, server.name)
+    with pytest.raises(SpawnError):
+        spawn("swarmx", [])
+    server.close()
+    assert "imports grpc" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("message", [b"", b"{", b"[]", b'{"module": "os", "argv": []}', b'{"module": "swarmx"}'])
+def test_the_fork_server_survives_foreign_messages(
+    probe_folder: Path, monkeypatch: pytest.MonkeyPatch, message: bytes
+) -> None:
+    server = Zygote([], {**os.environ, "PYTHONPATH": str(probe_folder)})
+    monkeypatch.setenv(zygote.SOCKET_VARIABLE, server.name)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
+        channel.connect(f"\0{server.name}")
+        channel.send(message)
+        channel.settimeout(10)
+        answer = channel.recv(1000)
+        assert b'"pid"' not in answer
+    child, (end,) = run(["status", "3"])
+    assert child.wait(20) == 3
+    child.close()
+    end.close()
+    server.close()

@@ -1,0 +1,48 @@
+"""A job that ends while a node still waits for links: the node is free at once, and says nothing more."""
+
+import time
+
+import pytest
+from link_pairs import listening
+from role_rig import AttachedNode, FakeManagement
+
+from interconnect.links.ending import Ending
+from nodes.lifecycle.node import Node, NodeSettings
+from swarmx.swarmx_job import SwarmXJob
+from wsc.v1 import node_pb2
+
+SOON_SECONDS = 5.0  # far less than links are waited for
+
+
+@pytest.mark.parametrize("dials", [True, False])
+@pytest.mark.parametrize("lane", [node_pb2.LANE_SHARED_MEMORY, node_pb2.LANE_GRPC])
+def test_the_end_of_the_job_ends_the_wait_for_a_link(lane: "node_pb2.Lane.ValueType", *, dials: bool) -> None:
+    management = FakeManagement()
+    node = Node(node_pb2.ROLE_SWARMX, NodeSettings(management=management.address), SwarmXJob)
+    node.start()
+    try:
+        with listening() as nobody:  # expects no link
+            link = node_pb2.LinkSpec(token="secret", peer="wafer-0", endpoint=nobody.endpoint(), dial=dials)
+            attached = AttachedNode(node.address, "swarmx-0", 0, lane)
+            attached.send(load=node_pb2.Load(execution=1, links=[link]))
+            assert attached.says_nothing(0.2)
+            begin = time.monotonic()
+            attached.end()
+            assert attached.says_no_more()
+            assert time.monotonic() - begin < SOON_SECONDS
+            attached.close()
+            AttachedNode(node.address, "swarmx-0", 0, lane).close()  # it is free for the next
+    finally:
+        node.close()
+        management.close()
+
+
+def test_waits_give_up_when_the_end_begins_and_when_they_come_later() -> None:
+    ending, told = Ending(), []
+    with ending.ends(lambda: told.append("first")):
+        ending.begin()
+        assert (told, ending.begun) == (["first"], True)
+    with ending.ends(lambda: told.append("later")):
+        assert told == ["first", "later"]
+    ending.begin()
+    assert told == ["first", "later"]

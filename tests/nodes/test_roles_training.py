@@ -1,0 +1,266 @@
+"""MemoryX, SwarmX and wafers run a small plan together, each a node of its own, over both lanes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import grpc
+import pytest
+import torch
+from role_rig import AttachedNode, FakeManagement, SmallJob, StateClient, Topology
+from small_plan import INNER, OUTER, SmallPlan
+
+from interconnect.links.listener import LinkListener
+from memoryx.memoryx_job import MemoryXJob
+from memoryx.state_service import StateService
+from nodes.lifecycle import node_service
+from nodes.lifecycle.node import Node, NodeSettings
+from swarmx.swarmx_job import SwarmXJob
+from wafer.wafer_job import WaferJob
+from wsc.v1 import node_pb2, node_pb2_grpc
+
+LANES = [
+    pytest.param(node_pb2.LANE_SHARED_MEMORY, id="shared-memory"),
+    pytest.param(node_pb2.LANE_GRPC, id="grpc"),
+]
+MakeJob = Callable[..., SmallJob]
+
+
+def memoryx_node(management: str) -> Node:
+    service = StateService()
+
+    def add_services(server: grpc.Server, listener: LinkListener) -> None:
+        service.listen_with(listener)
+        node_pb2_grpc.add_StateServiceServicer_to_server(service, server)
+
+    return Node(
+        node_pb2.ROLE_MEMORYX,
+        NodeSettings(management=management),
+        lambda context: MemoryXJob(context, service),
+        add_services=add_services,
+    )
+
+
+@pytest.fixture
+def make_job() -> Iterator[MakeJob]:
+    with ExitStack() as stack:
+        management = FakeManagement()
+        stack.callback(management.close)
+
+        def attach(node: Node, name: str, index: int, lane: int) -> AttachedNode:
+            node.start()
+            stack.callback(node.close)
+            attached = AttachedNode(node.address, name, index, lane)
+            stack.callback(attached.close)
+            return attached
+
+        def make(lane: int, wafers: int = 1, shards: int = 1, leaves: int = 0, workers: int = 1) -> SmallJob:
+            settings = NodeSettings(management=management.address)
+            make_wafer = partial(WaferJob, threads=1)
+            nodes = Topology(
+                [attach(memoryx_node(management.address), f"memoryx-{i}", i, lane) for i in range(shards)],
+                [
+                    attach(Node(node_pb2.ROLE_SWARMX, settings, SwarmXJob), f"swarmx-{i}", i, lane)
+                    for i in range(1 + leaves)
+                ],
+                [attach(Node(node_pb2.ROLE_WAFER, settings, make_wafer), f"wafer-{i}", i, lane) for i in range(wafers)],
+            )
+            job = SmallJob(SmallPlan(num_shards=shards, num_wafers=wafers), nodes, lane, num_workers=workers)
+            stack.callback(job.close)
+            return job
+
+        yield make
+
+
+def write_states(job: SmallJob) -> list[StateClient]:
+    clients = []
+    for shard, node in enumerate(job.nodes.memoryx):
+        client = StateClient(node, job.lane)
+        client.write({f"w{shard}": torch.full((INNER, OUTER), 0.01 * (shard + 1)), "count": torch.zeros(())})
+        clients.append(client)
+    return clients
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize(
+    ("wafers", "shards", "leaves", "workers"),
+    [(1, 1, 0, 1), (2, 1, 0, 2), (2, 2, 0, 1), (3, 2, 2, 1)],
+)
+def test_training_equals_plain_torch(
+    make_job: MakeJob, lane: int, wafers: int, shards: int, leaves: int, workers: int
+) -> None:
+    job = make_job(lane, wafers, shards, leaves, workers)
+    missing = job.load(1)
+    assert missing["memoryx-0"] == ["count", "w0"]
+    assert not missing["wafer-0"]
+    clients = write_states(job)
+    job.start(1, num_steps=7, activation_steps=1, run_ahead_steps=3)
+    expected = job.plan.expected(7)
+    for step in range(1, 8):
+        loss, count, gathered = job.outputs(step)
+        assert loss == pytest.approx(expected.losses[step - 1], rel=1e-4, abs=1e-3)
+        assert count == step
+        torch.testing.assert_close(gathered, expected.gathered[step - 1], rtol=1e-4, atol=1e-4)
+    work = {"memoryx": "update", "swarmx": "reduce", "wafer": "compute"}
+    for node in job.nodes.all:
+        seconds = dict(node.expect("finished").finished.seconds)
+        assert seconds["total"] > 0
+        assert sum(seconds.values()) == pytest.approx(2 * seconds["total"])
+        assert seconds[work[node.name.partition("-")[0]]] > 0
+        # The last report comes before the word of the end.
+        report = next(event.report for event in reversed(node.seen) if event.HasField("report"))
+        assert (report.node, report.execution, report.step, dict(report.seconds)) == (node.name, 1, 7, seconds)
+        assert report.memory_bytes > 2**20
+        assert report.cpu_seconds > 0
+    for shard, client in enumerate(clients):
+        found = client.read({f"w{shard}": (INNER, OUTER), "count": ()})
+        torch.testing.assert_close(found[f"w{shard}"], expected.weights[-1][shard], rtol=1e-5, atol=1e-5)
+        assert found["count"] == 7
+        client.close()
+    job.stop(1)
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_second_execution_goes_on_from_the_state(make_job: MakeJob, lane: int) -> None:
+    job = make_job(lane)
+    job.load(1)
+    (client,) = write_states(job)
+    job.start(1, num_steps=2, activation_steps=1, run_ahead_steps=8)
+    for step in (1, 2):
+        job.outputs(step)
+    for node in job.nodes.all:
+        node.expect("finished")
+    job.stop(1)
+    before = client.read({"w0": (INNER, OUTER)})["w0"]
+    torch.testing.assert_close(before, job.plan.expected(2).weights[-1][0], rtol=1e-5, atol=1e-5)
+    assert job.load(2)["memoryx-0"] == []
+    torch.testing.assert_close(client.read({"w0": (INNER, OUTER)})["w0"], before, rtol=0, atol=0)
+    job.start(2, num_steps=1, activation_steps=1, run_ahead_steps=8)
+    assert job.outputs(1)[1] == 3
+    client.close()
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_outputs_leave_only_in_activation_steps(make_job: MakeJob, lane: int) -> None:
+    job = make_job(lane, wafers=2)
+    job.load(1)
+    write_states(job)[0].close()
+    job.start(1, num_steps=10, activation_steps=4, run_ahead_steps=1)
+    expected = job.plan.expected(10)
+    for step in (4, 8, 10):
+        loss, count, _ = job.outputs(step)
+        assert loss == pytest.approx(expected.losses[step - 1], rel=1e-4, abs=1e-3)
+        assert count == step
+    for node in job.nodes.all:
+        node.expect("finished")
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_cluster_runs_ahead_only_up_to_the_bound(make_job: MakeJob, lane: int) -> None:
+    job = make_job(lane)
+    job.load(1)
+    (client,) = write_states(job)
+    job.start(1, num_steps=20, activation_steps=1, run_ahead_steps=3)
+    assert job.outputs(1, ack=False)[1] == 1
+    assert job.outputs(2, ack=False)[1] == 2
+    assert job.outputs(3, ack=False)[1] == 3
+    assert job.nodes.memoryx[0].says_nothing(0.3)
+    assert not any(link.inbox for link in job.links.values())
+    for step in (1, 2, 3):
+        for link in (job.links["swarmx", 0], job.links["memoryx", 0]):
+            link.ack(step)
+    for step in range(4, 21):
+        job.outputs(step)
+    job.nodes.memoryx[0].expect("finished")
+    client.close()
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_snapshots_are_of_their_step(make_job: MakeJob, lane: int) -> None:
+    job = make_job(lane)
+    job.load(1)
+    (client,) = write_states(job)
+    job.start(1, num_steps=6, activation_steps=1, run_ahead_steps=5, checkpoint_steps=[2, 4])
+    # It cannot end before its outputs are acknowledged.
+    expected = job.plan.expected(6)
+    shard = job.nodes.memoryx[0]
+    for step in (2, 4):
+        assert shard.expect("snapshot").snapshot.step == step
+        assert client.refused("ReadState", ["w0"]).code() is not grpc.StatusCode.OK
+        client = StateClient(shard, lane)
+        found = client.read({"w0": (INNER, OUTER), "count": ()}, step=step)
+        torch.testing.assert_close(found["w0"], expected.weights[step - 1][0], rtol=1e-5, atol=1e-5)
+        assert found["count"] == step
+        shard.send(release_snapshot=node_pb2.ReleaseSnapshot(step=step))
+    for step in range(1, 7):
+        job.outputs(step)
+    shard.expect("finished")
+    client.close()
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_state_that_does_not_exist_is_refused(make_job: MakeJob, lane: int) -> None:
+    job = make_job(lane)
+    job.load(1)
+    shard = job.nodes.memoryx[0]
+    for method, names, step in [
+        ("ReadState", ["w0"], 0),  # nobody has written it
+        ("ReadState", ["w0"], 3),  # no snapshot
+        ("WriteState", ["nothing"], 0),
+    ]:
+        client = StateClient(shard, lane)
+        assert client.refused(method, names, step).code() is grpc.StatusCode.NOT_FOUND
+        client.close()
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("role", ["memoryx", "swarmx", "wafers"])
+def test_lost_peer_is_a_failure_that_names_it(make_job: MakeJob, lane: int, role: str) -> None:
+    job = make_job(lane, wafers=2)
+    job.load(1)
+    write_states(job)[0].close()
+    job.start(1, num_steps=10**6, activation_steps=10**6, run_ahead_steps=8)
+    victim = getattr(job.nodes, role)[0]
+    neighbour = job.nodes.swarmx[0] if role != "swarmx" else job.nodes.wafers[1]
+    victim.close()  # the node drops the job, and its links
+    failure = neighbour.expect("failed").failed
+    assert failure.kind == node_pb2.Failure.KIND_NODE
+    assert failure.peer == victim.name
+    assert failure.node == neighbour.name
+    # A node whose job ended takes the next one.
+    again = AttachedNode(victim.address, victim.name, 0, lane)
+    again.close()
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_cancelling_is_silent(make_job: MakeJob, lane: int) -> None:
+    job = make_job(lane)
+    job.load(1)
+    write_states(job)[0].close()
+    job.start(1, num_steps=10**6, activation_steps=10**6, run_ahead_steps=8)
+    for node in job.nodes.all:
+        node.send(stop=node_pb2.Stop(execution=1))
+    for node in job.nodes.all:
+        event = node.expect_any("stopped", "failed")
+        assert event.WhichOneof("kind") == "stopped" or event.failed.kind == node_pb2.Failure.KIND_NODE
+
+
+def test_a_node_works_for_one_job_at_a_time(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_service, "VACANT_SECONDS", 0.2)
+    job = make_job(node_pb2.LANE_SHARED_MEMORY)
+    address = job.nodes.wafers[0].address
+    with pytest.raises(AssertionError, match="ended the stream"):
+        AttachedNode(address, "wafer-0", 0, node_pb2.LANE_SHARED_MEMORY)
+
+
+def test_a_plan_that_makes_no_sense_is_a_failure(make_job: MakeJob) -> None:
+    job = make_job(node_pb2.LANE_SHARED_MEMORY)
+    wafer = job.nodes.wafers[0]
+    wafer.send(start=node_pb2.Start(execution=9, num_steps=1))
+    assert wafer.expect("failed").failed.kind == node_pb2.Failure.KIND_INTERNAL
+    wafer.send(prepare_input=node_pb2.PrepareInput(loader="a"))
+    assert "no input function" in wafer.expect("failed").failed.message
+    wafer.send(load=node_pb2.Load(execution=1, links=[]))
+    failure = wafer.expect("failed").failed
+    assert failure.kind == node_pb2.Failure.KIND_INTERNAL
+    assert "Traceback" in failure.traceback

@@ -1,0 +1,124 @@
+"""The wafer's part of a plan, as a list of calls: receive a batch and weights, run kernels, send what is to be reduced.
+
+Nothing stays from one step to the next. Kernels write what is sent directly into the buffer that SwarmX reads, one for
+each group. It may be written again in the next step because the plan has the wafer receive something from every shard
+that gets the group before, and a shard sends that only when it has read the group. Groups that go to the coordinator
+alone travel as bytes.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from interconnect.links.hub import Hub
+from interconnect.links.link import Link
+from nodes.lifecycle.node_job import LinkKey
+from nodes.steps.groups import SendBuffers
+from nodes.steps.program import Action, Program
+from nodes.steps.schedule import (
+    CREDIT_GROUPS,
+    WEIGHTS_CREDIT_LOT,
+    StepSchedule,
+    is_for_coordinator_only,
+    is_received_by_wafers,
+    worker_of_step,
+)
+from wafer.kernels import WaferKernel, make_kernels
+from wsc.v1 import node_pb2, plan_pb2
+
+
+class WaferProgram:
+    """One execution's program; owns the buffers that are sent.
+
+    number: of this wafer, among all.
+    """
+
+    def __init__(self, plan: plan_pb2.WaferPlan, number: int, hub: Hub, links: Mapping[LinkKey, Link]) -> None:
+        self._program = Program(hub, "compute")
+        self.progress = self._program.progress
+        if plan.number_value:
+            values = self._program.values
+            values.tensors[values.index(plan.number_value)] = torch.tensor([number])
+        self._parent = links[node_pb2.LINK_PURPOSE_PARENT, 0]
+        workers = sorted(index for purpose, index in links if purpose == node_pb2.LINK_PURPOSE_WORKER)
+        self._workers = [links[node_pb2.LINK_PURPOSE_WORKER, index] for index in workers]
+        self._taken: dict[int, int] = {}  # weights groups, by shard
+        groups = {group.id: group for group in plan.groups}
+        self._expect(plan.groups)
+        kernels = make_kernels(plan)
+        kinds = [instruction.WhichOneof("kind") for instruction in plan.instructions]
+        sent = [i.send.group for i, kind in zip(plan.instructions, kinds, strict=True) if kind == "send"]
+        produced = {value for i in plan.instructions for value in i.run.outputs}
+        self._buffers = SendBuffers((groups[group] for group in sent), produced)
+        for instruction, kind in zip(plan.instructions, kinds, strict=True):
+            match kind:
+                case "receive":
+                    self._add_receive(groups[instruction.receive.group])
+                case "run":
+                    self._add_run(instruction.run, kernels[instruction.run.kernel])
+                case "send":
+                    group = groups[instruction.send.group]
+                    as_bytes = is_for_coordinator_only(group)
+                    self._program.add_send(group, [self._parent], self._buffers, as_bytes=as_bytes)
+                case _:
+                    raise ValueError(f"a wafer has no instruction {kind}")
+        if any(group.kind == plan_pb2.GROUP_KIND_BATCH for group in plan.groups):
+            self._program.add(self._acknowledge_batch, "batch taken", what="send")
+
+    def run(self, schedule: StepSchedule) -> Mapping[str, float]:
+        return self._program.run(schedule)
+
+    def interrupt(self) -> None:
+        """All waits are the hub's."""
+
+    def close(self) -> None:
+        self._program.close()
+        self._buffers.close()
+
+    def _expect(self, groups: Iterable[plan_pb2.Group]) -> None:
+        batch = {group.id: group.nbytes for group in groups if group.kind == plan_pb2.GROUP_KIND_BATCH}
+        for link in self._workers:
+            link.expect(batch)
+        self._parent.expect({group.id: group.nbytes for group in groups if is_received_by_wafers(group)})
+
+    def _add_receive(self, group: plan_pb2.Group) -> None:
+        if group.kind == plan_pb2.GROUP_KIND_BATCH:
+            self._program.add_receive(group, self._workers)
+            return
+        self._program.add_receive(group, [self._parent])
+        if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
+            self._program.add(
+                self._count_taken(group.source_shard), f"credit memoryx-{group.source_shard}", what="send"
+            )
+
+    def _add_run(self, run: plan_pb2.Run, kernel: WaferKernel) -> None:
+        values = self._program.values
+        tensors = values.tensors
+        inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
+        places = [self._buffers.place(value) for value in run.outputs]
+
+        def run_kernel(step: int) -> None:
+            results = kernel([tensors[index] for index in inputs], places)
+            for index, result in zip(outputs, results, strict=True):
+                tensors[index] = result
+            for index in drops:
+                tensors[index] = None
+
+        self._program.add(run_kernel, run.layer or f"kernel {run.kernel}")
+
+    def _count_taken(self, shard: int) -> Action:
+        """Says, lot by lot, how many weights groups of a shard have been taken, so that it may send more."""
+        hub, parent, taken = self._program.hub, self._parent, self._taken
+        taken.setdefault(shard, 0)
+        nothing = self._buffers.nothing
+
+        def count(step: int) -> None:
+            taken[shard] = number = taken[shard] + 1
+            if number % WEIGHTS_CREDIT_LOT == 0:
+                hub.send(parent, CREDIT_GROUPS + shard, number, nothing)
+
+        return count
+
+    def _acknowledge_batch(self, step: int) -> None:
+        """At the end of a step its batch is no longer read: the worker may use the slot again."""
+        self._workers[worker_of_step(step, len(self._workers))].ack(step)

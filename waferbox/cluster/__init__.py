@@ -1,0 +1,1 @@
+"""Clusters of this machine: their processes, started, recorded and ended."""

@@ -1,0 +1,109 @@
+"""`python -m waferbox.cluster.embedded`: a cluster of child processes for the process that starts it.
+
+Prints one line of JSON, {"management": "host:port", "page": "URL, or nothing"}, when all nodes are there, and lives
+until its standard input ends, SIGTERM comes, or somebody shuts the cluster down. With --detached it does not look at
+its standard input.
+"""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from nodes.launch.descriptors import readable
+from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
+from waferbox.cluster.launcher import ForkingLauncher
+from waferbox.cluster.records import recorded
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `up` and `run`."""
+    defaults = ClusterSettings()
+    parser.add_argument("--wafers", type=int, default=defaults.wafers)
+    parser.add_argument("--memoryx", type=int, default=defaults.memoryx)
+    parser.add_argument("--workers", type=int, help="in all; default: one for each wafer")
+    parser.add_argument("--swarmx", type=int, help="default: as many as a tree over the wafers has")
+    parser.add_argument("--threads", type=int, help="of a wafer at most; default: its share of the cores")
+    parser.add_argument("--listen", default=defaults.listen, metavar="HOST:PORT")
+    parser.add_argument("--page", metavar="HOST:PORT", help="where management serves a page; default: nowhere")
+    parser.add_argument("--metrics", action="store_true", help="every process serves figures for Prometheus")
+    parser.add_argument("--cache-root", metavar="DIR")
+    parser.add_argument("--detached", action="store_true", help="live until shut down; be found by `waferbox status`")
+    parser.add_argument("--log", type=Path, help="of a detached cluster: the file to take away at the end")
+
+
+def arguments(settings: ClusterSettings) -> list[str]:
+    """The command line that gives these settings."""
+    given = {
+        "--wafers": settings.wafers,
+        "--memoryx": settings.memoryx,
+        "--workers": settings.workers,
+        "--swarmx": settings.swarmx,
+        "--threads": settings.threads,
+        "--listen": settings.listen,
+        "--page": settings.page,
+        "--cache-root": settings.cache_root,
+    }
+    words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    return [*words, "--metrics"] if settings.metrics else words
+
+
+class StopSignals:
+    """SIGTERM and, if asked for, SIGINT and SIGHUP as a descriptor to select on."""
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        signal.set_wakeup_fd(self._writer.fileno())
+        for number in numbers:
+            signal.signal(number, lambda *_: None)
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+
+def stay(cluster: Cluster, ends: Sequence[int]) -> None:
+    """Until one of the descriptors is readable, or the management service ends; says which other processes die."""
+    ends = [*ends, cluster.announcement.fileno()]
+    while True:
+        processes = [process.fileno() for _, process in cluster.running()]
+        if not readable([*ends, *processes], None).isdisjoint(ends):
+            return
+        for module, pid, status in cluster.ended():
+            print(f"waferbox: {module} (pid {pid}) ended with status {status}", file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m waferbox.cluster.embedded", description=__doc__)
+    add_arguments(parser)
+    options = vars(parser.parse_args(argv))
+    detached, log = options.pop("detached"), options.pop("log")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's is for the script
+    signals = StopSignals(signal.SIGTERM)
+    ends = [signals.fileno()] if detached else [signals.fileno(), 0]
+    try:
+        cluster = Cluster(ClusterSettings(**options), ForkingLauncher(), ends)
+    except ClusterError as error:
+        print(f"waferbox: {error}", file=sys.stderr)
+        return 1
+    with cluster:
+        if detached:
+            with recorded(cluster.management, os.getpid(), log):
+                _announce(cluster)
+                stay(cluster, ends)
+        else:
+            _announce(cluster)
+            stay(cluster, ends)
+    return 0
+
+
+def _announce(cluster: Cluster) -> None:
+    print(json.dumps({"management": cluster.management, "page": cluster.page}), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""A cluster in a process of its own, `python -m waferbox.cluster.embedded`: for `waferbox run` and `up`."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from waferbox.cluster.cluster import ClusterError, ClusterSettings
+from waferbox.cluster.embedded import arguments
+
+STOP_SECONDS = 15.0
+
+
+class Embedded(NamedTuple):
+    """A cluster as its starter knows it."""
+
+    process: subprocess.Popen[bytes]
+    management: str  # the management service's address
+    page: str  # its page's, as a URL; empty: there is none
+
+
+def start_embedded(settings: ClusterSettings, *, detached_log: Path | None = None) -> Embedded:
+    """The cluster, once all nodes are there.
+
+    It ends when its standard input is closed. With detached_log, the file for its messages, it is detached: it does
+    not, and is the caller's no more. Raises ClusterError.
+    """
+    detached = detached_log is not None
+    extra = ["--detached", "--log", str(detached_log)] if detached else []
+    with contextlib.nullcontext() if detached_log is None else detached_log.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "waferbox.cluster.embedded", *arguments(settings), *extra],
+            stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert process.stdout is not None
+    try:
+        with process.stdout as output:
+            line = output.readline()  # it says something, or ends, within its own deadline
+    except BaseException:
+        process.terminate()
+        process.wait(STOP_SECONDS)
+        raise
+    if not line:
+        raise ClusterError(f"the cluster did not start (status {process.wait(STOP_SECONDS)})")
+    described = json.loads(line)
+    return Embedded(process, str(described["management"]), str(described["page"]))
+
+
+def stop_embedded(process: subprocess.Popen[bytes]) -> None:
+    """End the cluster and wait for it."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()  # its fork server, and all that it forked, die with it
+        process.wait()

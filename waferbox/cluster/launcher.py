@@ -1,0 +1,71 @@
+"""Who starts the processes of a cluster. The embedded cluster starts them as children of its own, by a fork server."""
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from nodes.launch.spawn import SOCKET_VARIABLE, Zygote, spawn, spawn_python
+from nodes.telemetry.terminal_log import LEVEL_VARIABLE
+
+
+class Process(Protocol):
+    """A process of the cluster, as its launcher knows it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def fileno(self) -> int:
+        """Readable once it has ended."""
+
+    def poll(self) -> int | None:
+        """The exit status, or None while it runs."""
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+
+    def close(self) -> int:
+        """End it; returns the exit status."""
+
+
+class Launcher(Protocol):
+    """Starts role processes: here, or wherever."""
+
+    def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
+        """Start `python -m module arguments`. The descriptors are 3, 4, ... there."""
+
+    def close(self) -> None:
+        """The last: what was started and still runs may be ended with it."""
+
+
+# What the roles need and what survives a fork: everything but gRPC. Named, not imported: the command needs none of it.
+PRELOAD = (
+    "torch",
+    "numpy",
+    "cirh.execution.kernel",
+    "cirh.execution.elementwise",
+    "lair.kernel",
+    "appliance.compiler.cache",
+    "wsc.v1.coordinator_pb2",
+    "wsc.v1.management_pb2",
+    "interconnect.links.hub",
+    "nodes.steps.schedule",
+)
+
+
+class ForkingLauncher:
+    """Children of this process and of a fork server, which dies with this process, and they with it."""
+
+    def __init__(self) -> None:
+        # The terminal is the script's: it hears of what is wrong, and the job's log has the rest. libgomp spins when it
+        # waits, unless told before torch is imported: ruinous where roles outnumber cores.
+        os.environ.setdefault(LEVEL_VARIABLE, "warning")
+        self._zygote = Zygote(PRELOAD, {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
+        os.environ[SOCKET_VARIABLE] = self._zygote.name
+
+    def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
+        # The management service needs no torch: it is there before the fork server has imported it.
+        return (spawn_python if module == "appliance" else spawn)(module, arguments, fds)
+
+    def close(self) -> None:
+        self._zygote.close()
+        os.environ.pop(SOCKET_VARIABLE, None)

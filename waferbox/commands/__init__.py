@@ -1,0 +1,1 @@
+"""The commands, and how they reach a cluster."""

@@ -1,0 +1,156 @@
+"""Commands for clusters of this machine: `waferbox up`, `run`, `down`."""
+
+import dataclasses
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from interconnect.rpc.address import split_address
+from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
+from waferbox.cluster.embedded import StopSignals, stay
+from waferbox.cluster.embedded_process import start_embedded, stop_embedded
+from waferbox.cluster.launcher import ForkingLauncher
+from waferbox.cluster.records import discard_log, recorded, runtime_folder
+from waferbox.cluster.script import run_script
+from waferbox.commands.connection import (
+    CALL_SECONDS,
+    MANAGEMENT_VARIABLE,
+    ManagementOption,
+    checked_address,
+    connected,
+    find_cluster,
+)
+from waferbox.output.console import errors, fail, head, output, remark, say
+from waferbox.output.tables import cluster_table
+from wsc.v1 import management_pb2
+
+DOWN_SECONDS: Final = 15.0
+
+Wafers = Annotated[int, typer.Option(min=1, help="Wafers.")]
+MemoryX = Annotated[int, typer.Option(min=1, help="MemoryX shards.")]
+Workers = Annotated[int | None, typer.Option(min=1, help=r"Input workers in all.  \[default: one for each wafer]")]
+SwarmX = Annotated[int | None, typer.Option(min=1, help=r"SwarmX nodes.  \[default: a tree over the wafers]")]
+Threads = Annotated[int | None, typer.Option(min=1, help=r"Threads of a wafer.  \[default: its share of the cores]")]
+CacheRoot = Annotated[Path | None, typer.Option(help=r"Folder for artifacts.  \[default: ~/.cache/waferbox]")]
+
+
+def up(
+    wafers: Wafers = 1,
+    memoryx: MemoryX = 1,
+    workers: Workers = None,
+    swarmx: SwarmX = None,
+    threads: Threads = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where management listens; port 0: any.")
+    ] = "127.0.0.1:0",
+    cache_root: CacheRoot = None,
+    page: Annotated[bool, typer.Option("--page", help="Serve a page to look at, on this machine.")] = False,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Serve figures for Prometheus, which finds them by the page.")
+    ] = False,
+    background: Annotated[bool, typer.Option("--background", help="Return when the cluster is there.")] = False,
+) -> None:
+    """Start a cluster, which stays until Ctrl-C or `waferbox down`."""
+    settings = _settings(wafers, memoryx, workers, swarmx, threads, checked_address(listen, any_port=True), cache_root)
+    settings = dataclasses.replace(settings, page="127.0.0.1:0" if page else None, metrics=metrics)
+    if split_address(listen, any_port=True)[0] not in ("127.0.0.1", "localhost", "[::1]"):
+        remark("everybody who reaches this address can use the cluster")
+    try:
+        if background:
+            _up_in_background(settings)
+        else:
+            _up_in_foreground(settings)
+    except (ClusterError, OSError) as error:
+        fail(str(error))
+
+
+def _up_in_foreground(settings: ClusterSettings) -> None:
+    signals = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with errors.status("starting the cluster"):
+        cluster = Cluster(settings, ForkingLauncher(), [signals.fileno()])
+    with cluster, recorded(cluster.management, os.getpid()):
+        _show(cluster.management, cluster.page, f"{sum(settings.roles.values())} nodes are up. Ctrl-C ends them.")
+        stay(cluster, [signals.fileno()])
+        errors.print("waferbox: ending the cluster")
+
+
+def _up_in_background(settings: ClusterSettings) -> None:
+    descriptor, name = tempfile.mkstemp(suffix=".log", dir=runtime_folder())
+    os.close(descriptor)
+    log = Path(name)
+    try:
+        with errors.status("starting the cluster"):
+            cluster = start_embedded(settings, detached_log=log)
+    except ClusterError as error:
+        messages = log.read_text(errors="replace").strip()
+        discard_log(log)
+        raise ClusterError(f"{error}\n{messages}") from error
+    _show(cluster.management, cluster.page, "The cluster is up in the background; `waferbox down` ends it.")
+
+
+def _show(management: str, page: str, what: str) -> None:
+    with connected(management) as cluster:
+        nodes = cluster.nodes()
+    head(f"Cluster at {management}")
+    output.print(cluster_table(nodes))
+    say(what)
+    say(f"To use it:  export {MANAGEMENT_VARIABLE}={management}")
+    if page:
+        say(f"To look at it:  {page}")
+
+
+def run(
+    script: Annotated[Path, typer.Argument(help="A Python script.", exists=True, dir_okay=False, readable=True)],
+    arguments: Annotated[list[str] | None, typer.Argument(help="What the script is given.")] = None,
+    wafers: Wafers = 1,
+    memoryx: MemoryX = 1,
+    workers: Workers = None,
+    swarmx: SwarmX = None,
+    threads: Threads = None,
+    cache_root: CacheRoot = None,
+) -> None:
+    """Run a script on a cluster that is there for it alone. Exits as the script does."""
+    settings = _settings(wafers, memoryx, workers, swarmx, threads, "127.0.0.1:0", cache_root)
+    try:
+        process, management, _ = start_embedded(settings)
+    except ClusterError as error:
+        fail(str(error))
+    try:
+        status = run_script(str(script), arguments or [], {MANAGEMENT_VARIABLE: management})
+    finally:
+        stop_embedded(process)
+    raise typer.Exit(status)
+
+
+def down(management: ManagementOption = None) -> None:
+    """End a cluster, and the jobs on it."""
+    address, record = find_cluster(management)
+    with connected(address) as cluster:
+        cluster.management.Shutdown(management_pb2.ShutdownRequest(), timeout=CALL_SECONDS)
+    if record is not None and not record.wait(DOWN_SECONDS):
+        fail(f"the cluster at {address} (pid {record.pid}) is still there after {DOWN_SECONDS:g} s")
+    say(f"The cluster at {address} is down.")
+
+
+def _settings(
+    wafers: int,
+    memoryx: int,
+    workers: int | None,
+    swarmx: int | None,
+    threads: int | None,
+    listen: str,
+    cache_root: Path | None,
+) -> ClusterSettings:
+    return ClusterSettings(
+        wafers=wafers,
+        memoryx=memoryx,
+        workers=workers,
+        swarmx=swarmx,
+        threads=threads,
+        listen=listen,
+        cache_root=None if cache_root is None else str(cache_root.absolute()),
+    )

@@ -1,0 +1,92 @@
+"""`waferbox compile-report`: what a compile told, told again."""
+
+from pathlib import Path
+
+from rich.console import Group
+from rich.markup import escape
+from rich.text import Text
+
+from appliance.compiler.cache import load_plan
+from appliance.compiler.cost.machine_model import machine_model
+from appliance.compiler.report.builder import make_report
+from appliance.compiler.report.report import Report
+from appliance.drawing.quantities import bytes_text, count_text, seconds_text
+from nodes.folders import cache_root
+from waferbox.output.tables import empty_table
+
+
+class NoArtifact(ValueError):
+    """There is no plan where one was looked for."""
+
+
+def read_report(path: Path) -> Report:
+    """The report of an artifact.
+
+    Args:
+        path: a plan, the folder beside it with the same name, or a folder of plans, of which the newest is taken.
+
+    Raises:
+        NoArtifact: see there; or the plan is damaged, or of another version.
+    """
+    file = _plan_file(path)
+    plan = load_plan(file)
+    if plan is None:
+        raise NoArtifact(f"{file} is no plan of this version, or is damaged; compile the step again")
+    return make_report(plan, file.stem, machine_model(cache_root()))
+
+
+def _plan_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    beside = path.with_name(f"{path.name}.plan")
+    if beside.is_file():
+        return beside
+    plans = sorted(path.glob("*.plan"), key=lambda plan: plan.stat().st_mtime) if path.is_dir() else []
+    if not plans:
+        raise NoArtifact(f"{path} is no artifact, and holds none: name a .plan file or a folder with some")
+    return plans[-1]
+
+
+def report_tables(report: Report) -> Group:
+    """The report for a terminal: the layers, then the wafer's memory, the step and MemoryX in a line each."""
+    totals, memory = report.totals, report.memory
+    libraries = sorted({layer.library for layer in report.layers})
+    numbers = ("parameters", "FLOPs", "streamed", "gradients", "activations", "forward", "backward")
+    columns = ("layer", *numbers, *(["kernel"] if len(libraries) > 1 else []))
+    layers = empty_table(*columns, right=numbers, whole=numbers, dense=True)
+    for layer in report.layers:
+        layers.add_row(
+            escape(layer.layer),
+            count_text(layer.parameters),
+            count_text(layer.flops),
+            bytes_text(layer.streamed_bytes),
+            bytes_text(layer.gradient_bytes),
+            bytes_text(layer.activation_bytes),
+            seconds_text(layer.forward_seconds),
+            seconds_text(layer.backward_seconds),
+            *([layer.library] if len(libraries) > 1 else []),
+        )
+    layers.add_section()
+    layers.add_row(
+        "[bold]total",
+        count_text(totals.parameters),
+        count_text(totals.flops),
+        bytes_text(totals.streamed_bytes),
+        bytes_text(totals.gradient_bytes),
+        "",
+        seconds_text(sum(layer.forward_seconds for layer in report.layers)),
+        seconds_text(sum(layer.backward_seconds for layer in report.layers)),
+    )
+    peak = memory.peak
+    weights = sum(shard.weight_bytes for shard in report.shards)
+    other = sum(shard.other_bytes for shard in report.shards)
+    lines = (
+        f"Kernels of the layers: {', '.join(libraries)}.",
+        f"A wafer holds at most {bytes_text(peak.total_bytes)} of {bytes_text(memory.capacity_bytes)}, "
+        f"in {peak.segment}.",
+        f"MemoryX holds {bytes_text(weights)} of weights and {bytes_text(other)} of other state "
+        f"on {report.num_shards} shard(s).",
+        f"A step of {report.batch_rows} rows on {report.num_csx} wafer(s) is predicted to take "
+        f"{seconds_text(totals.step_seconds)} ({report.machine.source}).",
+    )
+    return Group(layers, Text(), *(Text(line) for line in lines))

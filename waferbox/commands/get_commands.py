@@ -1,0 +1,180 @@
+"""`waferbox get`, `describe` and `status`: what there is on a cluster."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from interconnect.rpc.version import __version__
+from waferbox.commands.connection import Connection, ManagementOption, connected
+from waferbox.commands.job_names import ENDED, JobArgument, OptionalJobArguments, find_job
+from waferbox.output.console import errors, head, output, print_unfolded, printable, say
+from waferbox.output.formats import Format, FormatOption, print_data
+from waferbox.output.tables import (
+    ROLES,
+    age_text,
+    empty_table,
+    is_free,
+    jobs_table,
+    nodes_table,
+    safe,
+    sorted_nodes,
+    step_text,
+    styled_phase,
+    time_text,
+)
+from wsc.v1 import management_pb2
+
+NO_JOBS = "No jobs. To run a script:  WAFERBOX_MANAGEMENT={address} python SCRIPT"
+NO_NODES = "No nodes. To start one:  python -m wafer --management {address}; also memoryx, swarmx, workers"
+
+get = typer.Typer(no_args_is_help=True, help="Show jobs, nodes, or the cluster.")
+describe = typer.Typer(no_args_is_help=True, help="Show all that is known of one job.")
+
+Selector = Annotated[
+    list[str] | None, typer.Option("--selector", "-l", metavar="KEY=VALUE", help="Only jobs with this label.")
+]
+
+
+@get.command("job", hidden=True)
+@get.command("jobs")
+def get_jobs(
+    names: OptionalJobArguments = None,
+    selector: Selector = None,
+    form: FormatOption = Format.TABLE,
+    management: ManagementOption = None,
+) -> None:
+    """Show the jobs: those under way, newest first, then the last that ended."""
+    with connected(management) as cluster:
+        jobs = cluster.jobs()
+    chosen = [find_job(jobs, name) for name in names or ()] or jobs
+    wanted = set(selector or ())
+    chosen = [job for job in chosen if wanted <= set(job.labels)]
+    if form.is_data:
+        print_data(management_pb2.ListJobsResponse(jobs=chosen), form)
+    elif jobs and not chosen:
+        errors.print(f"No job has the label {safe(' and '.join(sorted(wanted)))}.")
+    else:
+        _show_jobs(cluster.address, chosen, wide=form == Format.WIDE)
+
+
+@get.command("node", hidden=True)
+@get.command("nodes")
+def get_nodes(form: FormatOption = Format.TABLE, management: ManagementOption = None) -> None:
+    """Show the nodes, the jobs that hold them, and how long each lease would last if the node said nothing more."""
+    with connected(management) as cluster:
+        listed = cluster.list_nodes()
+    nodes = sorted_nodes(listed.nodes)
+    if form.is_data:
+        print_data(management_pb2.ListNodesResponse(nodes=nodes, metrics=listed.metrics), form)
+    else:
+        _show_nodes(cluster.address, nodes, wide=form == Format.WIDE)
+
+
+@get.command("cluster")
+def get_cluster(form: FormatOption = Format.TABLE, management: ManagementOption = None) -> None:
+    """Show how many nodes of each role there are, how many are free, and how many jobs there are."""
+    with connected(management) as cluster:
+        summary = _summary(cluster)
+    if form.is_data:
+        print_data(summary, form)
+        return
+    head(f"Cluster at {cluster.address}")
+    table = empty_table("role", "nodes", "free", right=["nodes", "free"])
+    for role in summary["roles"]:
+        table.add_row(role["role"], str(role["nodes"]), str(role["free"]))
+    output.print(table)
+    jobs = summary["jobs"]
+    output.print(f"Jobs: {jobs['under_way']} under way ({jobs['queued']} in the queue), {jobs['ended']} ended.")
+    if summary["metrics"]:
+        say(f"Metrics of management: {summary['metrics']}")
+
+
+def status(management: ManagementOption = None) -> None:
+    """Show the nodes and the jobs at a glance."""
+    with connected(management) as cluster:
+        nodes, jobs = cluster.nodes(), cluster.jobs()
+    head(f"Nodes of {cluster.address}")
+    _show_nodes(cluster.address, nodes)
+    output.print()
+    head("Jobs")
+    _show_jobs(cluster.address, jobs)
+
+
+def _show_jobs(address: str, jobs: Sequence[management_pb2.JobInfo], *, wide: bool = False) -> None:
+    if jobs:
+        (print_unfolded if wide else output.print)(jobs_table(jobs, wide=wide))
+    else:
+        errors.print(NO_JOBS.format(address=address), soft_wrap=True)
+
+
+def _show_nodes(address: str, nodes: Sequence[management_pb2.NodeInfo], *, wide: bool = False) -> None:
+    if nodes:
+        (print_unfolded if wide else output.print)(nodes_table(nodes, wide=wide))
+    else:
+        errors.print(NO_NODES.format(address=address), soft_wrap=True)
+
+
+def _summary(cluster: Connection) -> dict[str, Any]:
+    listed, jobs = cluster.list_nodes(), cluster.jobs()
+    nodes = listed.nodes
+    there = Counter(node.role for node in nodes)
+    free = Counter(node.role for node in nodes if is_free(node))
+    ended = sum(job.phase in ENDED for job in jobs)
+    queued = sum(job.phase == management_pb2.JOB_PHASE_QUEUED for job in jobs)
+    return {
+        "management": cluster.address,
+        "metrics": listed.metrics,
+        "version": __version__,
+        "roles": [{"role": name, "nodes": there[role], "free": free[role]} for role, name in ROLES.items()],
+        "jobs": {"under_way": len(jobs) - ended, "queued": queued, "ended": ended},
+    }
+
+
+@describe.command("jobs", hidden=True)
+@describe.command("job")
+def describe_job(name: JobArgument, management: ManagementOption = None) -> None:
+    """Show all that is known of a job. For programs: `waferbox get jobs JOB -o json`."""
+    with connected(management) as cluster:
+        job = find_job(cluster.jobs(), name)
+    table = Table.grid(padding=(0, 2))
+    for title, text in _facts(job):
+        if text:
+            table.add_row(f"{title}:", text)
+    output.print(table)
+    if job.nodes:
+        output.print()
+        output.print(_job_nodes(job.nodes))
+
+
+def _facts(job: management_pb2.JobInfo) -> Sequence[tuple[str, str]]:
+    waited = f", after {age_text(job.started - job.created)}" if job.started else ""
+    took = f", after {age_text(job.ended - job.created)}" if job.ended else ""
+    return (
+        ("Job", job.job),
+        ("Phase", styled_phase(job)),
+        ("Step", step_text(job)),
+        ("Message", escape(printable(job.message.strip()))),
+        ("Waits for", safe(job.waiting_for)),
+        ("User", safe(f"{job.user} on {job.host}" if job.user else "")),
+        ("Labels", safe(" ".join(job.labels))),
+        ("Priority", str(job.priority)),
+        ("Wafers", str(job.num_csx)),
+        ("Created", f"{time_text(job.created)}"),
+        ("Got nodes", f"{time_text(job.started)}{waited}" if job.started else ""),
+        ("Ended", f"{time_text(job.ended)}{took}" if job.ended else ""),
+        ("Coordinator", safe(job.coordinator)),
+    )
+
+
+def _job_nodes(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
+    metrics = ["metrics"] if any(node.metrics for node in nodes) else []
+    columns = ("member", "node", "host", "address", *metrics, "pid")
+    table = empty_table(*columns, right=["pid"], whole=["member", "node", "pid"])
+    for node in sorted_nodes(nodes):
+        where = [safe(node.host), safe(node.address), *(safe(node.metrics) for _ in metrics)]
+        table.add_row(node.member, node.node_id, *where, str(node.process_id))
+    return table

@@ -1,0 +1,62 @@
+"""Commands that change a job: `waferbox cancel`, `label`, `set-priority`."""
+
+from typing import Annotated
+
+import typer
+
+from waferbox.commands.connection import CALL_SECONDS, ManagementOption, connected
+from waferbox.commands.job_names import ENDED, JobArgument, JobArguments, find_job
+from waferbox.output.console import fail, say
+from waferbox.output.tables import phase_text, step_text
+from wsc.v1 import management_pb2
+
+
+def cancel(names: JobArguments, management: ManagementOption = None) -> None:
+    """End jobs. Their scripts raise an error; what was not saved in a checkpoint is lost."""
+    with connected(management) as cluster:
+        jobs = cluster.jobs()
+        chosen = [find_job(jobs, name) for name in names]
+        for job in chosen:
+            if job.phase in ENDED:
+                continue
+            cluster.management.CancelJob(management_pb2.CancelJobRequest(job=job.job), timeout=CALL_SECONDS)
+            at = f" at step {step_text(job)}" if job.num_steps else ""
+            say(f"{job.job} is cancelled (it was {phase_text(job)}{at})")
+    over = [f"{job.job} has ended before ({phase_text(job)})" for job in chosen if job.phase in ENDED]
+    if over:
+        fail("; ".join(over))
+
+
+def label(
+    name: JobArgument,
+    labels: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE|KEY-", help="Labels to set; with KEY- one is taken away.")
+    ],
+    management: ManagementOption = None,
+) -> None:
+    """Set and take away labels of a job, also of one that has ended."""
+    removed = [text[:-1] for text in labels if text.endswith("-") and "=" not in text]
+    added = [text for text in labels if "=" in text]
+    wrong = [text for text in labels if "=" not in text and not text.endswith("-")]
+    if wrong:
+        raise typer.BadParameter(f"{wrong[0]!r} is neither KEY=VALUE nor KEY-")
+    with connected(management) as cluster:
+        job = find_job(cluster.jobs(), name)
+        request = management_pb2.LabelJobRequest(job=job.job, add=added, remove=removed)
+        now = cluster.management.LabelJob(request, timeout=CALL_SECONDS).labels
+    say(f"{job.job} has the labels {' '.join(now)}" if now else f"{job.job} has no labels")
+
+
+def set_priority(
+    name: JobArgument,
+    priority: Annotated[int, typer.Argument(metavar="PRIORITY", min=1, max=3, help="1 (first) to 3.")],
+    management: ManagementOption = None,
+) -> None:
+    """Move a job in the queue. A job that has its nodes keeps them."""
+    with connected(management) as cluster:
+        before = find_job(cluster.jobs(), name)
+        request = management_pb2.SetPriorityRequest(job=before.job, priority=priority)
+        cluster.management.SetPriority(request, timeout=CALL_SECONDS)
+        job = cluster.job(before.job)
+    place = f"; place {job.queue_position} in the queue" if job.queue_position else ""
+    say(f"{job.job} has priority {job.priority} (it was {before.priority}){place}")

@@ -1,0 +1,109 @@
+"""`waferbox logs`: what the processes of a job said."""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Final
+
+import grpc
+import typer
+from rich.text import Text
+
+from waferbox.commands.connection import Connection, ManagementOption, connected
+from waferbox.commands.following import Following
+from waferbox.commands.job_names import ENDED, JobArgument, find_job
+from waferbox.output.console import errors, fail, output, printable, remark
+from waferbox.output.tables import phase_text, safe, styled_phase
+from wsc.v1 import management_pb2, observation_pb2
+
+KEPT_SECONDS: Final = 30.0  # until all that is kept of a job has come
+
+_NODE_WIDTH: Final = 11  # "coordinator"
+_LEVEL_WIDTH: Final = 7  # "WARNING"
+
+
+def logs(
+    name: JobArgument,
+    role: Annotated[
+        str | None, typer.Option(metavar="ROLE", help="Only of one process (wafer-0), or of a role (wafer).")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    management: ManagementOption = None,
+) -> None:
+    """Show what the processes of a job said, oldest first, as far as the management service keeps it."""
+    seen: set[str] = set()
+    shown = False
+    with connected(management) as cluster:
+        job = find_job(cluster.jobs(), name)
+        _tell_end(job)
+        following = Following(cluster, job)
+        for record in _followed(cluster, following, job.job) if follow else _kept(cluster, job.job):
+            seen.add(record.node)
+            if role in (None, record.node, record.node.rpartition("-")[0]):
+                shown = True
+                output.print(_line(record), soft_wrap=True)
+        if job.phase not in ENDED:
+            job = following.job()
+            _tell_end(job)
+    if role is not None and not shown and seen:
+        fail(f"{job.job} has no messages of {role!r}; it has some of {', '.join(sorted(seen))}")
+    if not shown:
+        errors.print(f"{job.job} ({phase_text(job)}) has no messages.")
+
+
+def _tell_end(job: management_pb2.JobInfo) -> None:
+    """The line that matters most: why there is no more. Beside the messages, which a program may read."""
+    if job.phase in ENDED:
+        message = f": {safe(job.message.strip())}" if job.message else ""
+        errors.print(f"{job.job} has ended ({styled_phase(job)}){message}", soft_wrap=True)
+
+
+def _kept(cluster: Connection, job: str) -> Iterable[observation_pb2.LogRecord]:
+    """What there is now, in order of time: taken whole, for who reads it, in a pager, may take longer than the call."""
+    request = observation_pb2.WatchJobRequest(job=job, kinds=["log"])
+    lots = list(cluster.observation.WatchJob(request, timeout=KEPT_SECONDS))
+    return sorted(_records(event for lot in lots for event in lot.events), key=lambda record: record.time)
+
+
+def _followed(cluster: Connection, following: Following, job: str) -> Iterator[observation_pb2.LogRecord]:
+    """What there is, and what comes, each once, also if management is started anew meanwhile."""
+    request = observation_pb2.WatchJobRequest(job=job, follow=True, kinds=["log"])
+
+    def watch() -> "grpc.CallIterator[observation_pb2.JobEvents]":
+        return cluster.observation.WatchJob(request)
+
+    def events() -> Iterator[observation_pb2.JobEvent]:
+        for lot in following.responses(watch):
+            for event in lot.events:
+                request.after = event.number
+                yield event
+
+    return _records(events())
+
+
+def _records(events: Iterable[observation_pb2.JobEvent]) -> Iterator[observation_pb2.LogRecord]:
+    """Those of the events; says, by their numbers, how many are not there."""
+    last = 0
+    for event in events:
+        if event.number > last + 1:
+            lost = event.number - last - 1
+            messages = "1 message is" if lost == 1 else f"{lost} messages are"
+            remark(f"{messages} not kept, from before {_clock(event.log.time)}")
+        last = event.number
+        yield event.log
+
+
+def _clock(seconds: float) -> str:
+    """To the millisecond."""
+    return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{int(seconds % 1 * 1000):03d}"
+
+
+def _line(record: observation_pb2.LogRecord) -> Text:
+    style = "red" if record.level >= logging.ERROR else "yellow" if record.level >= logging.WARNING else ""
+    level = logging.getLevelName(record.level)
+    return Text.assemble(
+        (f"{_clock(record.time)} ", "dim"),
+        (f"{printable(record.node):{_NODE_WIDTH}} ", "cyan"),
+        (f"{level:{_LEVEL_WIDTH}} ", style),
+        (printable(record.message), style),
+    )

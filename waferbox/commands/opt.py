@@ -1,0 +1,55 @@
+"""`waferbox opt`: passes of the compiler on text, as `mlir-opt` runs them."""
+
+import sys
+from pathlib import Path
+
+from appliance.compiler.core.target import Half, Precision, Target
+from appliance.compiler.opt import OptError, run_passes
+from cirh.text.scanner import MAXIMUM_TEXT
+from waferbox.output.console import printable
+
+
+def make_target(num_csx: int, half: str, optimization_level: int) -> Target:
+    """The cluster that stages divide the work for. half: the type of mixed precision; empty: float32 throughout.
+
+    Raises:
+        OptError: there is no such type.
+    """
+    try:
+        precision = Precision(half=Half(half), level=optimization_level) if half else None
+    except ValueError as error:
+        known = ", ".join(one.value for one in Half)
+        raise OptError(f"there is no half precision {half!r}; known are {known}") from error
+    return Target(num_csx=num_csx, num_shards=1, precision=precision)
+
+
+def optimise(file: str, names: list[str], target: Target, print_after_all: bool, out: str) -> None:
+    """Reads a module, runs passes on it and writes it; "-" is standard input and output.
+
+    Raises:
+        OptError: the text or a pass is refused. The message can be shown on a terminal.
+    """
+    shown = "<stdin>" if file == "-" else file
+    try:
+        made = run_passes(_read(file), shown, names, target, _show if print_after_all else None)
+        if out == "-":
+            sys.stdout.write(made)
+        else:
+            Path(out).write_text(made)
+    except UnicodeDecodeError as error:
+        raise OptError(f"{shown}: not a text: {error}") from error
+    except (OptError, OSError) as error:
+        # The text that is quoted may hold anything.
+        raise OptError(printable(str(error))) from error
+
+
+def _read(file: str) -> str:
+    limit = MAXIMUM_TEXT + 1
+    if file == "-":
+        return sys.stdin.buffer.read(limit).decode()
+    with open(file, "rb") as stream:
+        return stream.read(limit).decode()
+
+
+def _show(name: str, text: str) -> None:
+    sys.stderr.write(f"// -----// IR Dump After {name} //----- //\n{text}\n")

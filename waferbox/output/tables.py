@@ -1,0 +1,167 @@
+"""What the commands show, as tables."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from waferbox.output.console import printable
+from wsc.v1 import management_pb2, node_pb2
+
+ROLES: Final = {
+    node_pb2.ROLE_WAFER: "wafer",
+    node_pb2.ROLE_MEMORYX: "memoryx",
+    node_pb2.ROLE_SWARMX: "swarmx",
+    node_pb2.ROLE_WORKER: "worker",
+    node_pb2.ROLE_INGRESS: "ingress",
+}
+_STYLES: Final = {
+    management_pb2.JOB_PHASE_RUNNING: "green",
+    management_pb2.JOB_PHASE_FAILED: "red",
+    management_pb2.JOB_PHASE_CANCELLED: "yellow",
+}
+
+
+def empty_table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = (), dense: bool = False) -> Table:
+    """A table in the command's style.
+
+    Args:
+        right: the columns with numbers.
+        whole: those that are never folded.
+        dense: less room between columns.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0) if dense else (0, 1))
+    for column in columns:
+        table.add_column(
+            column,
+            justify="right" if column in right else "left",
+            overflow="fold",
+            no_wrap=column in whole,
+        )
+    return table
+
+
+def sorted_nodes(nodes: Iterable[management_pb2.NodeInfo]) -> list[management_pb2.NodeInfo]:
+    """By role, then in the order in which they came."""
+    order = list(ROLES)
+    return sorted(nodes, key=lambda node: (order.index(node.role), int(node.node_id.lstrip("n") or 0)))
+
+
+def is_free(node: management_pb2.NodeInfo) -> bool:
+    """Whether a job may get it: an ingress serves all."""
+    return not node.job and node.role != node_pb2.ROLE_INGRESS
+
+
+def cluster_table(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
+    """One line for each role that is there: what `up` shows."""
+    table = empty_table("role", "nodes", "processes", right=["nodes"])
+    for role, name in ROLES.items():
+        pids = [str(node.process_id) for node in sorted_nodes(nodes) if node.role == role]
+        if pids:
+            table.add_row(name, str(len(pids)), ", ".join(pids))
+    return table
+
+
+def nodes_table(nodes: Sequence[management_pb2.NodeInfo], *, wide: bool = False) -> Table:
+    """One line for each node, with its lease; wide: and where it is."""
+    more = ("host", "address", "metrics", "pid", "version") if wide else ()
+    columns = ("node", "role", "job", "member", "lease", *more)
+    table = empty_table(*columns, right=["pid", "lease"], whole=columns)
+    for node in sorted_nodes(nodes):
+        cells = [
+            node.node_id,
+            ROLES[node.role],
+            "[dim]free[/]" if is_free(node) else node.job,
+            node.member,
+            f"{node.lease_left_seconds:.1f} s",
+        ]
+        if wide:
+            cells += [safe(text) for text in (node.host, node.address, node.metrics)]
+            cells += [str(node.process_id), safe(node.version)]
+        table.add_row(*cells)
+    return table
+
+
+def jobs_table(jobs: Sequence[management_pb2.JobInfo], *, wide: bool = False) -> Table:
+    """One line for each job, newest first; wide: and whose it is, and what is to be said of it."""
+    more = ("priority", "host", "nodes", "message") if wide else ()
+    whole = ("job", "phase", "step", "age", "user", "wafers", "priority", "host", "nodes")
+    columns = ("job", "phase", "step", "age", "user", "wafers", "labels", *more)
+    table = empty_table(*columns, right=["step", "age", "wafers", "priority", "nodes"], whole=whole)
+    for job in jobs:
+        cells: list[str | Text] = [
+            job.job,
+            styled_phase(job),
+            step_text(job),
+            age_text(job.age_seconds),
+            safe(job.user),
+            str(job.num_csx),
+            one_line(Text.from_markup(safe(" ".join(job.labels)))),
+        ]
+        if wide:
+            cells += [str(job.priority), safe(job.host), str(len(job.nodes)), _first_line(reason(job))]
+        table.add_row(*cells)
+    return table
+
+
+def phase_text(job: management_pb2.JobInfo) -> str:
+    """Such as "running"; of a job in the queue also at which place."""
+    name = management_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
+    return f"{name}, place {job.queue_position}" if job.queue_position else name
+
+
+def styled_phase(job: management_pb2.JobInfo) -> str:
+    """The same with its colour, as markup."""
+    style = _STYLES.get(job.phase)
+    return f"[{style}]{phase_text(job)}[/]" if style else phase_text(job)
+
+
+def reason(job: management_pb2.JobInfo) -> str:
+    """What a job waits for, or what became of it."""
+    return f"waits for {job.waiting_for}" if job.waiting_for else job.message
+
+
+def step_text(job: management_pb2.JobInfo) -> str:
+    """Such as 20/400; empty before the first execution."""
+    return f"{job.step}/{job.num_steps}" if job.num_steps else ""
+
+
+def age_text(seconds: float) -> str:
+    """Such as 15 s, 3 min, 2.5 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def time_text(seconds: float) -> str:
+    """Seconds since 1970 as local time, such as 2026-11-21 16:20:11."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def safe(text: str) -> str:
+    """Text from anybody, on one line, for a place where markup is read."""
+    return escape(printable(text).replace("\n", "\\n").replace("\t", "\\t"))
+
+
+def one_line(text: Text) -> Text:
+    """Cut, not folded, where the terminal is narrow: what is shown again and again does not jump."""
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _first_line(text: str) -> str:
+    return safe(text.strip().splitlines()[0]) if text.strip() else ""
+
+
+def passes_table(descriptions: Mapping[str, str]) -> Table:
+    """One line for each pass of the compiler."""
+    table = empty_table("pass", "what it does")
+    for name, description in descriptions.items():
+        table.add_row(name, escape(description))
+    return table

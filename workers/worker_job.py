@@ -1,0 +1,62 @@
+"""A job on an input worker."""
+
+import os
+import socket
+from collections.abc import Mapping
+
+from interconnect.links.hub import Hub
+from interconnect.links.link import Link
+from nodes.lifecycle.node_job import JobContext, JobFailure, LinkKey
+from nodes.lifecycle.role_job import RoleJob
+from workers.input_process import InputProcess
+from workers.worker_program import WorkerProgram
+from wsc.v1 import node_pb2
+
+
+class WorkerJob(RoleJob):
+    """Keeps the loaders that were prepared, so that an execution can begin one anew."""
+
+    def __init__(self, context: JobContext) -> None:
+        super().__init__(context)
+        self._prepared: dict[str, node_pb2.PrepareInput] = {}
+        self._waiting: dict[str, InputProcess] = {}  # started, and not yet part of an execution
+
+    def prepare_input(self, request: node_pb2.PrepareInput) -> None:
+        """Start the input_fn's process at once: it makes the loader while the step is compiled."""
+        for folder in request.mount_dirs:
+            if not os.path.isdir(folder):
+                raise JobFailure(
+                    node_pb2.Failure.KIND_USER,
+                    f"{self.context.node} on {socket.gethostname()} has no folder {folder!r} (mount_dirs of the "
+                    "ClusterConfig): make it there, or mount it where this worker runs, or take it out of mount_dirs",
+                )
+        self._end_waiting(request.loader)
+        self._prepared[request.loader] = request
+        self._waiting[request.loader] = InputProcess(request)
+
+    def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> WorkerProgram:
+        prepared = self._prepared.get(request.loader)
+        if prepared is None:
+            raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"no input was prepared as {request.loader!r}")
+        if request.loader not in self._waiting:
+            self._waiting[request.loader] = InputProcess(prepared)
+        ((_, link),) = ((key, link) for key, link in links.items() if key[0] == node_pb2.LINK_PURPOSE_WAFER)
+
+        def emit(step: int, state: bytes) -> None:
+            response = node_pb2.InputState(execution=request.execution, step=step, state=state)
+            self.context.emit(node_pb2.AttachResponse(input_state=response))
+
+        process = self._waiting[request.loader]
+        program = WorkerProgram(request.worker, prepared, process, hub, link, request.state_steps, emit)
+        del self._waiting[request.loader]  # the program's from now on
+        return program
+
+    def close(self) -> None:
+        super().close()
+        for loader in list(self._waiting):
+            self._end_waiting(loader)
+
+    def _end_waiting(self, loader: str) -> None:
+        process = self._waiting.pop(loader, None)
+        if process is not None:
+            process.close()

@@ -1,0 +1,134 @@
+"""One execution of a worker: batches from the input_fn's process, by shared memory, to the wafer.
+
+The process writes into a ring of slots that the wafer reads in place. A slot is asked for again when the wafer has
+acknowledged the batch that it held, so the process is at most the ring ahead, and one batch that it holds itself.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from interconnect.links.elements import tensor_bytes
+from interconnect.links.hub import Hub
+from interconnect.links.link import Link
+from interconnect.links.shared_memory import Segment, Slice
+from nodes.lifecycle.node_job import JobFailure
+from nodes.steps.schedule import StepSchedule, worker_of_step
+from nodes.telemetry.progress import Progress
+from workers.input_process import InputProcess
+from wsc.v1 import node_pb2, plan_pb2
+
+NUM_SLOTS = 4
+PAGE_BYTES = 4096
+
+
+class WorkerProgram:
+    """Supplies the batches of this worker's steps; owns the ring and the input_fn's process."""
+
+    def __init__(
+        self,
+        plan: plan_pb2.WorkerPlan,
+        prepared: node_pb2.PrepareInput,
+        process: InputProcess,
+        hub: Hub,
+        link: Link,
+        state_steps: Sequence[int],
+        on_state: Callable[[int, bytes], None],
+    ) -> None:
+        """on_state(step, state) is called, while it runs, with the loader's state after each of the state_steps."""
+        self.progress = Progress("input")
+        self._begin = 0.0
+        self._process = process
+        self._hub = hub
+        self._link = link
+        self._group = plan.batch.id
+        self._nbytes = plan.batch.nbytes
+        self._worker = prepared.worker
+        self._num_workers = max(1, prepared.num_workers)
+        self._state_steps = frozenset(state_steps)
+        self._states_due = len(self._state_steps)
+        self._on_state = on_state
+        self._slot_bytes = -(-max(self._nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
+        layout = {
+            "members": [_layout(member, plan.batch) for member in plan.batch.members],
+            "global_rows": plan.global_rows,
+            "local_rows": plan.local_rows,
+            "slot_bytes": self._slot_bytes,
+            "num_slots": NUM_SLOTS,
+        }
+        self._ring = Segment.create(self._slot_bytes * NUM_SLOTS)
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        process.load(layout, self._ring.fileno(), self._states_wanted(1, 1 + self._worker))
+
+    def run(self, schedule: StepSchedule) -> Mapping[str, float]:
+        """Send the batch of every step that is this worker's. Returns the seconds spent on what."""
+        steps = [s for s in range(1, schedule.num_steps + 1) if worker_of_step(s, self._num_workers) == self._worker]
+        self._begin = time.perf_counter()
+        try:
+            for number, step in enumerate(steps[:NUM_SLOTS]):
+                self._ask(number, step)
+            for number, step in enumerate(steps):
+                self._supply(number % NUM_SLOTS, step, steps[number - NUM_SLOTS] if number >= NUM_SLOTS else 0)
+            while self._states_due:
+                self._receive_state(*self._process.wait_state(self._stop))
+            if steps:
+                # The ring must last until the wafer has read all of it.
+                self._hub.wait_acked(self._link, steps[-1])
+        finally:
+            self.progress.end_trace()
+        return self.progress.seconds()
+
+    def _supply(self, slot: int, step: int, holder: int) -> None:
+        """Send the batch of a step. holder: the step whose batch has the slot until it is acknowledged; 0: none."""
+        progress, now = self.progress, time.perf_counter
+        begin = now()
+        if holder:
+            self._hub.wait_acked(self._link, holder)
+            self._ask(slot, step)
+        asked = now()
+        self._process.wait_filled(slot, self._stop, self._receive_state)
+        filled = now()
+        self._hub.send(self._link, self._group, step, Slice(self._ring, slot * self._slot_bytes, self._nbytes))
+        sent = now()
+        progress.wait += asked - begin
+        progress.send += sent - filled
+        progress.step, progress.total = step, sent - self._begin
+        recorder = progress.recorder
+        if recorder is not None:
+            recorder.add("wait", "batch taken", step, begin, asked)
+            recorder.add("input", "batch", step, asked, filled)
+            recorder.add("send", "batch", step, filled, sent)
+            if step + self._num_workers >= recorder.end:
+                progress.end_trace()
+
+    def _ask(self, slot: int, step: int) -> None:
+        self._process.ask(slot, self._states_wanted(step, step + self._num_workers))
+
+    def _states_wanted(self, first: int, end: int) -> list[int]:
+        return [step for step in range(first, end) if step in self._state_steps]
+
+    def _receive_state(self, step: int, state: bytes) -> None:
+        self._states_due -= 1
+        self._on_state(step, state)
+
+    def interrupt(self) -> None:
+        """Make run raise Stopped where it waits for the input_fn."""
+        os.eventfd_write(self._stop, 1)
+
+    def close(self) -> None:
+        """End the input_fn's process, drop the ring."""
+        self._process.close()
+        self._ring.close()
+        os.close(self._stop)
+
+
+def _layout(member: plan_pb2.GroupMember, group: plan_pb2.Group) -> dict[str, object]:
+    """A member as workers.child takes it. JobFailure for one that does not lie in its group."""
+    if member.offset + tensor_bytes(member.type) > group.nbytes:
+        raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"value {member.value} lies outside group {group.id}")
+    name = plan_pb2.ElementType.Name(member.type.element_type)
+    return {
+        "dtype": name.removeprefix("ELEMENT_TYPE_").lower(),
+        "shape": list(member.type.shape),
+        "offset": member.offset,
+    }
