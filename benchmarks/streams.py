@@ -24,7 +24,7 @@ import torch
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from interconnect.links.listener import LinkListener, dial
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.rpc.allocator import keep_large_blocks
 from interconnect.rpc.server import make_channel, make_server
 from nodes.steps.schedule import WEIGHTS_CREDIT_LOT, WEIGHTS_WINDOW
@@ -106,11 +106,11 @@ class _Sender:
         for link in self._links.values():
             link.limit_credit(WEIGHTS_WINDOW)
             self._hub.add(link)
-        self._segment = Segment.create(NUM_GROUPS * GROUP_BYTES)
-        self._segment.tensor(torch.uint8, (self._segment.nbytes,), 0).fill_(1)
+        self._memory = SharedMemory.create(NUM_GROUPS * GROUP_BYTES)
+        self._memory.tensor(torch.uint8, (self._memory.nbytes,), 0).fill_(1)
         self._step = 0
         for lane in LANES:
-            self.stream(lane)  # segments mapped, pages and buffers there
+            self.stream(lane)  # shared memory mapped, pages and buffers there
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -122,7 +122,7 @@ class _Sender:
         _pipe(self._receiver.stdout).close()
         self._listener.close()
         self._server.stop(None).wait()
-        self._segment.close()
+        self._memory.close()
 
     def stream(self, lane: str) -> float:
         """GB/s of one stream of weights."""
@@ -132,7 +132,7 @@ class _Sender:
         begin = time.perf_counter()
         for group in range(NUM_GROUPS):
             self._hub.send(
-                link, group, self._step, Slice(self._segment, group * GROUP_BYTES, GROUP_BYTES), window="credit"
+                link, group, self._step, Slice(self._memory, group * GROUP_BYTES, GROUP_BYTES), window="credit"
             )
         self._hub.wait_acked(link, self._step)
         return NUM_GROUPS * GROUP_BYTES / (time.perf_counter() - begin) / 1e9
@@ -147,7 +147,7 @@ class _Sender:
         link = self._links[lane]
         self._step += 1
         self._order("hop", lane, self._step)
-        payload = Slice(self._segment, 0, GROUP_BYTES if lane == "shared memory" else 64)
+        payload = Slice(self._memory, 0, GROUP_BYTES if lane == "shared memory" else 64)
         latencies = []
         busy = time.process_time()
         for _ in range(HOPS):

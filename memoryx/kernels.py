@@ -14,7 +14,7 @@ from cirh.execution.elementwise import ElementwiseKernel
 from cirh.execution.kernel import Kernel
 from cirh.modules.verify import verify
 from cirh.text.parser import parse_module
-from interconnect.links.shared_memory import Segment
+from interconnect.links.shared_memory import SharedMemory
 from lair.kernel import GeneratedKernel, generate
 from lair.library import NotBuilt, NotWritable
 from nodes.folders import why_not_kept
@@ -27,8 +27,8 @@ Buffers = Sequence[torch.Tensor | None]  # one for each result
 class StateKernel:
     """One kernel of a plan. Built once; bound for each Run."""
 
-    def __init__(self, module: ModuleOp, generated: GeneratedKernel | None, states: Segment) -> None:
-        """states: the segment that the states lie in."""
+    def __init__(self, module: ModuleOp, generated: GeneratedKernel | None, states: SharedMemory) -> None:
+        """states: the shared memory that the states lie in."""
         self._generated = generated
         self._elementwise = None if generated is not None else ElementwiseKernel.build(module)
         self._general = Kernel(module) if generated is None and self._elementwise is None else None
@@ -74,7 +74,7 @@ class StateKernel:
         return call
 
 
-def make_kernels(texts: Mapping[int, str], states: Segment, folder: Path) -> dict[int, StateKernel]:
+def make_kernels(texts: Mapping[int, str], states: SharedMemory, folder: Path) -> dict[int, StateKernel]:
     """The kernels of a plan, from their text, under the same numbers.
 
     What LAIR can express is generated and compiled, or found in the folder; torch's calls do the rest.

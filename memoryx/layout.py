@@ -1,4 +1,4 @@
-"""Where the states of a job, and the weights groups of a plan, lie in the segment that the wafers map.
+"""Where the states of a job, and the weights groups of a plan, lie in the shared memory that the wafers map.
 
 A weights group is sent in place, so its members lie together, in the order and at the offsets of the plan. A state that
 belongs to several groups lies in the first; the later ones are either found to lie there as well, or have a copy.
@@ -13,7 +13,7 @@ from wsc.v1 import plan_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One state's place in the segment."""
+    """One state's place in the shared memory."""
 
     offset: int
     element_type: "plan_pb2.ElementType.ValueType"

@@ -49,7 +49,7 @@ class MemoryXProgram:
             self._program.values.tensors[index] = tensor
         groups = {group.id: group for group in plan.groups}
         texts = {kernel.id: kernel.cirh for kernel in plan.kernels}
-        kernels = make_kernels(texts, store.segment, cache_root() / "kernels")
+        kernels = make_kernels(texts, store.memory, cache_root() / "kernels")
         self._buffers = self._make_buffers(plan, groups, store)
         for instruction in plan.instructions:
             match instruction.WhichOneof("kind"):
@@ -89,7 +89,7 @@ class MemoryXProgram:
         for group in sent:
             base = store.group_base(group.id)
             if base is not None:
-                homes[group.id] = Slice(store.segment, base, group.nbytes)
+                homes[group.id] = Slice(store.memory, base, group.nbytes)
         runs = [instruction.run for instruction in plan.instructions if instruction.WhichOneof("kind") == "run"]
         settled = dict(self._states)
         for run in runs:

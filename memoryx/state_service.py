@@ -19,7 +19,7 @@ from cirh.execution import initialisation
 from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import Link, LinkLost
 from interconnect.links.listener import LinkListener, PendingLink
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 from memoryx.layout import Place
 from memoryx.snapshots import Snapshots
 from memoryx.staging import Staging, run_all
@@ -119,7 +119,7 @@ class StateService(node_pb2_grpc.StateServiceServicer):
                         grpc.StatusCode.INVALID_ARGUMENT,
                         f"{request.names[group]} has {place.nbytes} bytes, {message.nbytes} came",
                     )
-                _bytes_of(states.store.segment, place).copy_(message.tensor(torch.uint8, (place.nbytes,), 0))
+                _bytes_of(states.store.memory, place).copy_(message.tensor(torch.uint8, (place.nbytes,), 0))
             states.store.mark_written(request.names)
         return node_pb2.TransferStateResponse(nbytes=sum(place.nbytes for place in places))
 
@@ -134,12 +134,12 @@ class StateService(node_pb2_grpc.StateServiceServicer):
                     except KeyError:
                         context.abort(grpc.StatusCode.NOT_FOUND, f"there is no snapshot of step {request.step}")
                     places = _parts(request, _places(request.names, snapshot.places, context), context)
-                    _send(session, request, snapshot.segment, places)
+                    _send(session, request, snapshot.memory, places)
             else:
                 _refuse_while_running(states, context)
                 written = {n: place for n, place in states.store.places().items() if states.store.is_written(n)}
                 places = _parts(request, _places(request.names, written, context), context)
-                _send(session, request, states.store.segment, places)
+                _send(session, request, states.store.memory, places)
         return node_pb2.TransferStateResponse(nbytes=sum(nbytes for _, nbytes in places))
 
     def StageStates(
@@ -240,13 +240,13 @@ def _parts(
 
 
 def _send(
-    session: Session, request: node_pb2.TransferStateRequest, segment: Segment, parts: Sequence[tuple[int, int]]
+    session: Session, request: node_pb2.TransferStateRequest, memory: SharedMemory, parts: Sequence[tuple[int, int]]
 ) -> None:
     link = session.link()
     for group, (offset, nbytes) in enumerate(parts):
-        payload = Slice(segment, offset, nbytes)
+        payload = Slice(memory, offset, nbytes)
         session.hub.send(link, group, request.step, payload, window=None, as_bytes=True)
 
 
-def _bytes_of(segment: Segment, place: Place) -> torch.Tensor:
-    return segment.tensor(torch.uint8, (place.nbytes,), place.offset)
+def _bytes_of(memory: SharedMemory, place: Place) -> torch.Tensor:
+    return memory.tensor(torch.uint8, (place.nbytes,), place.offset)

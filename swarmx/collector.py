@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from interconnect.links.link import Message
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 from nodes.steps.schedule import part_bytes
 from wsc.v1 import plan_pb2
 
@@ -22,9 +22,9 @@ def child_bytes(group: plan_pb2.Group, wafers: int) -> int:
 class Collector:
     """A child may be steps ahead of another, in groups that nobody waits for: those for the coordinator."""
 
-    def __init__(self, group: plan_pb2.Group, wafers_below: Sequence[int], segment: Segment, offset: int) -> None:
-        """The result is written into the segment at offset. wafers_below: of each child, in order."""
-        self._result = Slice(segment, offset, joined_bytes(group, wafers_below))
+    def __init__(self, group: plan_pb2.Group, wafers_below: Sequence[int], memory: SharedMemory, offset: int) -> None:
+        """The result is written into the shared memory at offset. wafers_below: of each child, in order."""
+        self._result = Slice(memory, offset, joined_bytes(group, wafers_below))
         self._num_children = len(wafers_below)
         self._parts: dict[int, dict[int, Message]] = {}  # step -> child -> frame
         if self._num_children > 1:

@@ -31,7 +31,7 @@ class Join:
         self._frames = [
             ReceivedGroup(_flat(group.id, element_type, nbytes // dtype.itemsize, nbytes)) for nbytes in child_bytes
         ]
-        self._out = result.segment.tensor(dtype, (result.nbytes // dtype.itemsize,), result.offset)
+        self._out = result.memory.tensor(dtype, (result.nbytes // dtype.itemsize,), result.offset)
         self._scratch = torch.empty(min(BLOCK_ELEMENTS, self._out.numel())) if dtype in HALVES else None
 
     def __call__(self, messages: Sequence[Message]) -> None:

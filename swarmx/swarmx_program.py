@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from interconnect.links.elements import aligned
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link, LinkLost, Message
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 from nodes.lifecycle.node_job import LinkKey
 from nodes.steps.schedule import CREDIT_GROUPS, StepSchedule, is_for_coordinator_only, is_received_by_wafers
 from nodes.telemetry.progress import Progress, Recorder, group_label
@@ -20,7 +20,7 @@ from wsc.v1 import node_pb2, plan_pb2
 
 
 class SwarmXProgram:
-    """One execution's handlers of frames; owns the segment that results are sent from."""
+    """One execution's handlers of frames; owns the shared memory that results are sent from."""
 
     def __init__(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> None:
         self._hub = hub
@@ -42,7 +42,7 @@ class SwarmXProgram:
         groups = list(request.swarmx.groups)
         self._labels = {group.id: group_label(group) for group in groups}
         self._broadcast(groups)
-        self._segment = self._reduce([group for group in groups if group.kind == plan_pb2.GROUP_KIND_REDUCTION])
+        self._memory = self._reduce([group for group in groups if group.kind == plan_pb2.GROUP_KIND_REDUCTION])
         self._count_credit({group.source_shard for group in groups if group.kind == plan_pb2.GROUP_KIND_WEIGHTS})
         for link in links.values():
             link.expect({group: nbytes for (source, group), nbytes in self._sizes.items() if source is link})
@@ -87,7 +87,7 @@ class SwarmXProgram:
 
     def close(self) -> None:
         self._handlers.clear()
-        self._segment.close()
+        self._memory.close()
 
     def _broadcast(self, groups: Iterable[plan_pb2.Group]) -> None:
         """Weights come from the shards at the root, and from the parent elsewhere, as do reductions for the wafers."""
@@ -107,14 +107,14 @@ class SwarmXProgram:
             self._hub.forward(child, message)
         self._left -= 1
 
-    def _reduce(self, groups: Iterable[plan_pb2.Group]) -> Segment:
-        """Collectors for what the children send; returns the segment that their results are in."""
+    def _reduce(self, groups: Iterable[plan_pb2.Group]) -> SharedMemory:
+        """Collectors for what the children send; returns the shared memory that their results are in."""
         extents = []
         end = 0
         for group in groups:
             extents.append((group, end))
             end = aligned(end + joined_bytes(group, self._wafers_below))
-        segment = Segment.create(max(end, 1))
+        memory = SharedMemory.create(max(end, 1))
         for group, offset in extents:
             if is_for_coordinator_only(group):
                 self._output_steps_only += 1
@@ -125,12 +125,12 @@ class SwarmXProgram:
             elif len(self._children) == 1 and self._coordinator is not None and is_for_coordinator_only(group):
                 handlers = [self._pass_to_coordinator(self._coordinator)]
             else:
-                collector = Collector(group, self._wafers_below, segment, offset)
+                collector = Collector(group, self._wafers_below, memory, offset)
                 handlers = [self._collect(group, collector, child) for child in range(len(self._children))]
             for child, handler, wafers in zip(self._children, handlers, self._wafers_below, strict=True):
                 self._handlers[child, group.id] = handler
                 self._sizes[child, group.id] = child_bytes(group, wafers)
-        return segment
+        return memory
 
     def _pass_through(self, group: plan_pb2.Group) -> Callable[[Message], None]:
         """There is nothing to add to a single child's frame: on it goes, by reference where it is one."""
@@ -185,7 +185,7 @@ class SwarmXProgram:
 
     def _credit(self, shard: int, taken: list[int], child: int) -> Callable[[Message], None]:
         """A child says how many weights groups it has taken: what all children have, the shard may send anew."""
-        nothing = Slice(self._segment, 0, 0)
+        nothing = Slice(self._memory, 0, 0)
 
         def credit(message: Message) -> None:
             before = min(taken)

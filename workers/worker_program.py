@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from interconnect.links.elements import tensor_bytes
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 from nodes.lifecycle.node_job import JobFailure
 from nodes.steps.schedule import StepSchedule, worker_of_step
 from nodes.telemetry.progress import Progress
@@ -56,7 +56,7 @@ class WorkerProgram:
             "slot_bytes": self._slot_bytes,
             "num_slots": NUM_SLOTS,
         }
-        self._ring = Segment.create(self._slot_bytes * NUM_SLOTS)
+        self._ring = SharedMemory.create(self._slot_bytes * NUM_SLOTS)
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         process.load(layout, self._ring.fileno(), self._states_wanted(1, 1 + self._worker))
 

@@ -3,12 +3,12 @@
 from xdsl.ir import SSAValue
 
 from appliance.compiler.core.target import HALF_TYPES, Target
+from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.memoryx.exchanges import find_exchanges, find_output
 from appliance.compiler.memoryx.schedule import ShardScheduler
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, Numbers
 from appliance.compiler.partition.shards import divide
-from appliance.compiler.report.builder import profile_kernels
 from appliance.compiler.wafer.memory_plan import check_memory, plan_memory
 from appliance.compiler.wafer.schedule import WaferSchedule, schedule_wafer
 from cirh.dialect import types

@@ -20,7 +20,7 @@ _NAMES = {
     plan_pb2.ELEMENT_TYPE_BFLOAT16: ("bfloat16", 2),
 }
 
-# Members of a group, and states in their segment, begin at multiples of this.
+# Members of a group, and states in their memory, begin at multiples of this.
 ALIGNMENT = 64
 
 

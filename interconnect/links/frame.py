@@ -28,11 +28,11 @@ class FrameKind(IntEnum):
     """What a frame says."""
 
     HELLO = 1  # the first on a link, in both directions; the payload is the token that the listener expects
-    REFERENCE = 2  # a group that lies in a segment
+    REFERENCE = 2  # a group that lies in shared memory
     BYTES = 3  # a chunk of a group that is to stay bytes wherever it is passed on
     COPY = 4  # a chunk of a group that is sent as bytes only because this lane cannot refer to it
-    SEGMENT = 5  # a segment that references will name; its file descriptor comes along
-    RELEASE = 6  # a segment that no reference will name any more
+    SHARE = 5  # shared memory that references will name; its file descriptor comes along
+    RELEASE = 6  # shared memory that no reference will name any more
     ACK = 7  # everything of the steps up to `step` has been consumed
     CREDIT = 8  # `length` more groups may be sent
     CLOSE = 9  # the sender will say nothing more
@@ -47,14 +47,14 @@ class FrameError(ConnectionError):
 
 
 class Frame(NamedTuple):
-    """A header. Offset and length lie in the segment (REFERENCE), or in the group of `total` bytes (BYTES, COPY).
+    """A header. Offset and length lie in the shared memory (REFERENCE), or in the group of `total` bytes (BYTES, COPY).
 
     Behind the header of HELLO, BYTES and COPY there are `length` bytes of payload, behind the others none.
     """
 
     kind: FrameKind
     group: int = 0
-    segment: int = 0
+    memory: int = 0
     step: int = 0
     offset: int = 0
     length: int = 0
@@ -75,7 +75,7 @@ def parse(data: "bytes | bytearray | memoryview") -> tuple[Frame, memoryview]:
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
         raise FrameError(f"a frame of {len(view)} bytes is shorter than its header")
-    magic, number, group, segment, step, offset, length, total, payload_sum, header_sum = _HEADER.unpack_from(view)
+    magic, number, group, memory, step, offset, length, total, payload_sum, header_sum = _HEADER.unpack_from(view)
     if _checksum(view[: _FIELDS.size]) != header_sum:
         raise FrameError("the checksum of a frame's header does not fit")
     if magic != _MAGIC:
@@ -84,10 +84,10 @@ def parse(data: "bytes | bytearray | memoryview") -> tuple[Frame, memoryview]:
     if kind is None:
         raise FrameError(f"a frame of unknown kind {number}")
     if kind not in _WITH_PAYLOAD:
-        return Frame(kind, group, segment, step, offset, length, total), _NOTHING
+        return Frame(kind, group, memory, step, offset, length, total), _NOTHING
     payload = view[HEADER_BYTES : HEADER_BYTES + length]
     if len(payload) != length:
         raise FrameError(f"a frame has {len(payload)} bytes of its payload of {length}")
     if length and _checksum(payload) != payload_sum:
         raise FrameError("the checksum of a frame's payload does not fit")
-    return Frame(kind, group, segment, step, offset, length, total), payload
+    return Frame(kind, group, memory, step, offset, length, total), payload

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from interconnect.links.frame import INLINE_BYTES, Frame, FrameError, FrameKind
-from interconnect.links.shared_memory import Segment, Slice, view_as_tensor
+from interconnect.links.shared_memory import SharedMemory, Slice, view_as_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -32,13 +32,13 @@ class LinkLost(ConnectionError):
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A whole group of one step. Either it lies in a mapped segment, or its bytes came along."""
+    """A whole group of one step. Either it lies in a mapped shared memory, or its bytes came along."""
 
     link: "Link"
     group: int
     step: int
     nbytes: int
-    segment: Segment | None = None
+    memory: SharedMemory | None = None
     offset: int = 0
     payload: memoryview | None = None
     stays_bytes: bool = False  # its sender asked for bytes, so as to write the group again at once
@@ -46,15 +46,15 @@ class Message:
     @property
     def view(self) -> memoryview:
         """The bytes, wherever they are."""
-        if self.segment is not None:
-            return self.segment.buffer[self.offset : self.offset + self.nbytes]
+        if self.memory is not None:
+            return self.memory.buffer[self.offset : self.offset + self.nbytes]
         assert self.payload is not None
         return self.payload
 
     def tensor(self, dtype: "torch.dtype", shape: tuple[int, ...], offset: int) -> "torch.Tensor":
         """A tensor of the group, `offset` bytes from the group's start; it views the message's bytes."""
-        if self.segment is not None:
-            return self.segment.tensor(dtype, shape, self.offset + offset)
+        if self.memory is not None:
+            return self.memory.tensor(dtype, shape, self.offset + offset)
         assert self.payload is not None
         return view_as_tensor(self.payload, dtype, shape, offset)
 
@@ -117,7 +117,7 @@ class Link(ABC):
 
     @abstractmethod
     def _queue_reference(self, group: int, step: int, payload: Slice) -> None:
-        """Adds a group that lies in a segment."""
+        """Adds a group that lies in shared memory."""
 
     @abstractmethod
     def _queue_bytes(self, kind: FrameKind, group: int, step: int, payload: memoryview) -> None:
@@ -167,8 +167,8 @@ class Link(ABC):
         """Adds a message that came over another link: by reference where this lane can and it may, else as bytes."""
         self._count(message.step, window)
         self.sent_bytes += message.nbytes
-        if message.segment is not None:
-            self._queue_reference(message.group, message.step, Slice(message.segment, message.offset, message.nbytes))
+        if message.memory is not None:
+            self._queue_reference(message.group, message.step, Slice(message.memory, message.offset, message.nbytes))
         elif message.stays_bytes or message.nbytes <= INLINE_BYTES:
             self._queue_bytes(FrameKind.BYTES, message.group, message.step, message.view)
         else:
@@ -255,8 +255,8 @@ class Link(ABC):
         if offset + length > total:
             raise self._lost(f"a chunk of group {group} does not lie in it")
 
-    def _take_reference(self, frame: Frame, segment: Segment | None) -> None:
-        if segment is None or frame.offset + frame.length > segment.nbytes:
-            raise self._lost(f"a reference to group {frame.group} lies in no segment that was shared")
+    def _take_reference(self, frame: Frame, memory: SharedMemory | None) -> None:
+        if memory is None or frame.offset + frame.length > memory.nbytes:
+            raise self._lost(f"a reference to group {frame.group} lies in no memory that was shared")
         self.received_bytes += frame.length
-        self.inbox.append(Message(self, frame.group, frame.step, frame.length, segment, frame.offset))
+        self.inbox.append(Message(self, frame.group, frame.step, frame.length, memory, frame.offset))

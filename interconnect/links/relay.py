@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 
 ARENA_BYTES: Final = 16 * 1024 * 1024
 ALIGNMENT: Final = 64
@@ -16,7 +16,7 @@ class RelayBuffers:
     """
 
     def __init__(self) -> None:
-        self._arenas: list[Segment] = []
+        self._arenas: list[SharedMemory] = []
         self._free = 0  # bytes at the end of the last arena
         self._places: dict[tuple[int, int], Slice] = {}
 
@@ -41,7 +41,7 @@ class RelayBuffers:
         rounded = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if rounded > self._free:
             self._free = max(ARENA_BYTES, rounded)
-            self._arenas.append(Segment.create(self._free))
+            self._arenas.append(SharedMemory.create(self._free))
         arena = self._arenas[-1]
         place = Slice(arena, arena.nbytes - self._free, nbytes)
         self._free -= rounded

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class Segment:
+class SharedMemory:
     """A mapped piece of shared memory. Its owner makes it; a peer maps the file descriptor that came over a link."""
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
@@ -27,7 +27,7 @@ class Segment:
         self.buffer = memoryview(self._map)
 
     @classmethod
-    def create(cls, nbytes: int) -> "Segment":
+    def create(cls, nbytes: int) -> "SharedMemory":
         """New memory, filled with zeros; pages are taken when they are touched first."""
         assert nbytes > 0
         descriptor = os.memfd_create("waferbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -40,7 +40,7 @@ class Segment:
             raise
 
     @classmethod
-    def from_fd(cls, descriptor: int, nbytes: int) -> "Segment":
+    def from_fd(cls, descriptor: int, nbytes: int) -> "SharedMemory":
         """Maps memory that another process made; takes the descriptor over.
 
         Raises:
@@ -62,7 +62,7 @@ class Segment:
         return self._descriptor < 0
 
     def fileno(self) -> int:
-        """The memory's file descriptor; it stays this segment's."""
+        """The memory's file descriptor; it stays this memory's."""
         return self._descriptor
 
     def tensor(self, dtype: "torch.dtype", shape: tuple[int, ...], offset: int) -> "torch.Tensor":
@@ -82,15 +82,15 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Bytes in a segment."""
+    """Bytes in shared memory."""
 
-    segment: Segment
+    memory: SharedMemory
     offset: int
     nbytes: int
 
     @property
     def view(self) -> memoryview:
-        return self.segment.buffer[self.offset : self.offset + self.nbytes]
+        return self.memory.buffer[self.offset : self.offset + self.nbytes]
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """The lane within one host: references on a Unix SOCK_SEQPACKET socket, the payload in shared memory.
 
-A hop costs a fraction of a gRPC message. Segments come as file descriptors over the same socket, which proves that both
-ends see the same memory; a peer that dies is an end of file.
+A hop costs a fraction of a gRPC message. Shared memory comes as file descriptors over the same socket, which proves
+that both ends see the same memory; a peer that dies is an end of file.
 """
 
 import array
@@ -14,7 +14,7 @@ from typing import Final
 from interconnect.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind, parse
 from interconnect.links.link import Link, LinkLost, Message
 from interconnect.links.relay import RelayBuffers
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 
 CHUNK_BYTES: Final = 128 * 1024
 MAX_SEGMENTS: Final = 1024
@@ -36,10 +36,10 @@ class SocketLink(Link):
         self._receive_buffer = bytearray(HEADER_BYTES + CHUNK_BYTES)
         self._receive_buffers = [self._receive_buffer]
         self._receive_view = memoryview(self._receive_buffer)
-        self._outgoing: deque[tuple[bytes, memoryview | None, Segment | None]] = deque()
-        self._shared: dict[Segment, int] = {}
-        self._next_segment = 0
-        self._mapped: dict[int, Segment] = {}
+        self._outgoing: deque[tuple[bytes, memoryview | None, SharedMemory | None]] = deque()
+        self._shared: dict[SharedMemory, int] = {}
+        self._next_number = 0
+        self._mapped: dict[int, SharedMemory] = {}
         self._relay = RelayBuffers()
 
     @property
@@ -56,10 +56,10 @@ class SocketLink(Link):
     def flush(self) -> bool:
         outgoing = self._outgoing
         while outgoing:
-            header, payload, segment = outgoing[0]
+            header, payload, memory = outgoing[0]
             try:
-                if segment is not None:
-                    socket.send_fds(self._socket, [header], [segment.fileno()])
+                if memory is not None:
+                    socket.send_fds(self._socket, [header], [memory.fileno()])
                 elif payload is not None:
                     self._socket.sendmsg((header, payload))
                 else:
@@ -83,8 +83,8 @@ class SocketLink(Link):
             self.flush()
         self._outgoing.clear()
         self._socket.close()
-        for segment in self._mapped.values():
-            segment.close()
+        for memory in self._mapped.values():
+            memory.close()
         self._mapped.clear()
         self._shared.clear()
         self._relay.close()
@@ -95,9 +95,9 @@ class SocketLink(Link):
         self._outgoing.append((frame.header(payload or b""), payload, None))
 
     def _queue_reference(self, group: int, step: int, payload: Slice) -> None:
-        number = self._shared.get(payload.segment)
+        number = self._shared.get(payload.memory)
         if number is None:
-            number = self._share(payload.segment)
+            number = self._share(payload.memory)
         nbytes = payload.nbytes
         frame = Frame(FrameKind.REFERENCE, group, number, step, payload.offset, nbytes, nbytes)
         self._outgoing.append((frame.header(), None, None))
@@ -114,17 +114,17 @@ class SocketLink(Link):
     def _queue_copy(self, message: Message) -> None:
         place = self._relay.place(message.group, message.step, message.view)
         # The next link that the message is passed on to finds it in shared memory.
-        message.segment, message.offset = place.segment, place.offset
+        message.memory, message.offset = place.memory, place.offset
         self._queue_reference(message.group, message.step, place)
 
-    def _share(self, segment: Segment) -> int:
-        """Sends a segment's descriptor, once; and says which of those before are no more."""
+    def _share(self, memory: SharedMemory) -> int:
+        """Sends shared memory's descriptor, once; and says which of those before are no more."""
         for other in [other for other in self._shared if other.closed]:
-            self._queue(Frame(FrameKind.RELEASE, segment=self._shared.pop(other)))
-        self._next_segment += 1
-        number = self._shared[segment] = self._next_segment
-        header = Frame(FrameKind.SEGMENT, segment=number, length=segment.nbytes).header()
-        self._outgoing.append((header, None, segment))
+            self._queue(Frame(FrameKind.RELEASE, memory=self._shared.pop(other)))
+        self._next_number += 1
+        number = self._shared[memory] = self._next_number
+        header = Frame(FrameKind.SHARE, memory=number, length=memory.nbytes).header()
+        self._outgoing.append((header, None, memory))
         return number
 
     # -- receiving
@@ -142,7 +142,7 @@ class SocketLink(Link):
         except OSError as error:
             raise self._lost(error.strerror or str(error)) from error
         if ancillary:
-            self._take_segment(count, ancillary)
+            self._take_memory(count, ancillary)
             return True
         if count == 0:
             # An end of file. After a CLOSE it is the orderly end.
@@ -159,18 +159,18 @@ class SocketLink(Link):
             raise self._damaged(error) from error
         kind = frame.kind
         if kind is FrameKind.REFERENCE:
-            self._take_reference(frame, self._mapped.get(frame.segment))
+            self._take_reference(frame, self._mapped.get(frame.memory))
         elif kind is FrameKind.BYTES or kind is FrameKind.COPY:
             self._take_bytes(frame, payload, lasts=False)
         elif kind is FrameKind.RELEASE:
-            segment = self._mapped.pop(frame.segment, None)
-            if segment is not None:
-                segment.close()
+            memory = self._mapped.pop(frame.memory, None)
+            if memory is not None:
+                memory.close()
         else:
             self._control(frame)
         return True
 
-    def _take_segment(self, count: int, ancillary: list[tuple[int, int, bytes]]) -> None:
+    def _take_memory(self, count: int, ancillary: list[tuple[int, int, bytes]]) -> None:
         """A frame with file descriptors; every one of them is owned here, or closed."""
         descriptors = array.array("i")
         for level, kind, data in ancillary:
@@ -179,10 +179,10 @@ class SocketLink(Link):
         owned = list(descriptors)
         try:
             frame, _ = parse(self._receive_view[:count])
-            fits = frame.kind is FrameKind.SEGMENT and frame.segment not in self._mapped
+            fits = frame.kind is FrameKind.SHARE and frame.memory not in self._mapped
             if len(owned) != 1 or not fits or len(self._mapped) >= MAX_SEGMENTS:
-                raise self._lost("it shared a segment that it may not share")
-            self._mapped[frame.segment] = Segment.from_fd(owned.pop(), frame.length)
+                raise self._lost("it shared a memory that it may not share")
+            self._mapped[frame.memory] = SharedMemory.from_fd(owned.pop(), frame.length)
         except (FrameError, ValueError) as error:
             raise LinkLost(self.name, str(error)) from error
         finally:

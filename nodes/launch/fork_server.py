@@ -1,9 +1,9 @@
 """The fork server: a process with torch imported, and without gRPC or threads, that forks the others.
 
-`python -m nodes.launch.fork_server LISTENER_FD [MODULE ...]`; nodes.launch.spawn.Zygote starts it. One connection
-asks for one process, in one message of JSON, and hears its number at once and its exit status in the end. A process
-whose connection ends is ended, unless it was asked for as one that outlives it. When standard input ends, or SIGTERM
-comes, everything is ended.
+`python -m nodes.launch.fork_server LISTENER_FD [MODULE ...]`; `nodes.launch.spawn.ForkServerProcess` starts it. One
+connection asks for one process, in one message of JSON, and hears its number at once and its exit status in the end. A
+process whose connection ends is ended, unless it was asked for as one that outlives it. When standard input ends, or
+SIGTERM comes, everything is ended.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class _Forked:
     kill_at: float | None = None  # when it is killed, after SIGTERM
 
 
-class ZygoteServer:
+class ForkServer:
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
@@ -187,7 +187,7 @@ def main() -> int:
     )  # of idle threads, in 3.12 and later
     gc.collect()
     gc.freeze()  # what is here stays shared with the children
-    ZygoteServer(listener).serve()
+    ForkServer(listener).serve()
     return 0
 
 

@@ -1,8 +1,8 @@
-"""Starting processes of the cluster: by the fork server (zygote) where one runs, else as a Python of their own.
+"""Starting processes of the cluster: by the fork server where one runs, else as a Python of their own.
 
 The fork server has torch imported, so a process that it forks is there in milliseconds. It is found by the environment
-variable WAFERBOX_ZYGOTE, the name of its abstract Unix socket. Every process started here lives at most as long as the
-process that asked for it and holds its Child; or, if it was asked for as one that outlives it, as the fork server.
+variable WAFERBOX_FORK_SERVER, the name of its abstract Unix socket. Every process started here lives at most as long as
+the process that asked for it and holds its Child; or, if it was asked for as one that outlives it, as the fork server.
 """
 
 import concurrent.futures
@@ -21,13 +21,13 @@ from typing import Protocol
 from nodes.launch.descriptors import readable
 from nodes.launch.process import MODULES
 
-SOCKET_VARIABLE = "WAFERBOX_ZYGOTE"
+SOCKET_VARIABLE = "WAFERBOX_FORK_SERVER"
 MAX_MESSAGE_BYTES = 128 * 1024
 MAX_FDS = 16
 START_DEADLINE_SECONDS = 60.0  # torch may have to come from a cold disk first
 CLOSE_DEADLINE_SECONDS = 8.0  # more than the fork server gives its children
 
-__all__ = ["MODULES", "Child", "SpawnError", "Zygote", "spawn", "spawn_python"]
+__all__ = ["MODULES", "Child", "ForkServerProcess", "SpawnError", "spawn", "spawn_python"]
 
 
 class SpawnError(RuntimeError):
@@ -197,7 +197,7 @@ def spawn_python(module: str, argv: Sequence[str], fds: Sequence[int] = (), *, o
 # --- the fork server itself -------------------------------------------------------------------------------------------
 
 
-class Zygote:
+class ForkServerProcess:
     """Owns a fork server, which ends, with all that it forked, when this object is closed or its process dies."""
 
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str], output: int = 2) -> None:

@@ -8,7 +8,7 @@ import torch
 from interconnect.links.elements import aligned, tensor_bytes, torch_dtype
 from interconnect.links.frame import INLINE_BYTES
 from interconnect.links.link import Message
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 from nodes.steps.schedule import part_bytes
 from wsc.v1 import plan_pb2
 
@@ -51,7 +51,7 @@ class ReceivedGroup:
         self.members = members(group)
         self._id = group.id
         self._nbytes = group.nbytes
-        self._mapped: dict[tuple[Segment, int], list[torch.Tensor]] = {}
+        self._mapped: dict[tuple[SharedMemory, int], list[torch.Tensor]] = {}
         self._small = bytearray(group.nbytes) if 0 < group.nbytes <= INLINE_BYTES else None
         self._small_views = [_view(self._small, member) for member in self.members] if self._small is not None else []
 
@@ -61,9 +61,9 @@ class ReceivedGroup:
             raise ValueError(
                 f"a frame of group {self._id} from {message.link.name} has {message.nbytes} bytes, not {self._nbytes}"
             )
-        segment = message.segment
-        if segment is not None:
-            place = (segment, message.offset)
+        memory = message.memory
+        if memory is not None:
+            place = (memory, message.offset)
             views = self._mapped.get(place)
             if views is None:
                 views = [message.tensor(member.dtype, member.shape, member.offset) for member in self.members]
@@ -79,7 +79,7 @@ class ReceivedGroup:
 class SendBuffers:
     """The buffers that a role sends its groups from: one for each group, written again in each step.
 
-    Most lie in one segment of their own; MemoryX's weights lie among its states (homes). A value that a kernel makes is
+    Most lie in one memory of their own; MemoryX's weights lie among its states (homes). A value that a kernel makes is
     written by it into the first group that sends it, and copied into the others just before they are sent.
     """
 
@@ -100,15 +100,15 @@ class SendBuffers:
             if group.id not in slices:
                 bases[group.id] = (end, part_bytes(group))
                 end = aligned(end + group.nbytes)
-        self._segment = Segment.create(max(end, 1))
-        self._slices = slices | {group: Slice(self._segment, *extent) for group, extent in bases.items()}
+        self._memory = SharedMemory.create(max(end, 1))
+        self._slices = slices | {group: Slice(self._memory, *extent) for group, extent in bases.items()}
         self._places: dict[int, torch.Tensor] = {}
         self._copies: dict[int, list[tuple[int, torch.Tensor]]] = {}
         settled = settled or {}
         for group in groups:
             home = self._slices[group.id]
             for member in members(group):
-                tensor = home.segment.tensor(member.dtype, member.shape, home.offset + member.offset)
+                tensor = home.memory.tensor(member.dtype, member.shape, home.offset + member.offset)
                 owner = settled.get(member.value)
                 if owner is not None and owner.data_ptr() == tensor.data_ptr():
                     continue
@@ -120,7 +120,7 @@ class SendBuffers:
     @property
     def nothing(self) -> Slice:
         """No bytes."""
-        return Slice(self._segment, 0, 0)
+        return Slice(self._memory, 0, 0)
 
     def slice(self, group: int) -> Slice:
         """What is sent."""
@@ -138,7 +138,7 @@ class SendBuffers:
         """Nothing may use the buffers any more."""
         self._places.clear()
         self._copies.clear()
-        self._segment.close()
+        self._memory.close()
 
 
 def _view(buffer: bytearray, member: Member) -> torch.Tensor:

@@ -21,7 +21,7 @@ from appliance.coordinator.settings import CoordinatorHome, CoordinatorSettings,
 from appliance.management.service import ManagementService, ManagementSettings
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.rpc.address import bind
 from interconnect.rpc.server import make_channel, make_server, through
 from interconnect.rpc.version import __version__
@@ -117,7 +117,7 @@ class PretendingProgram:
         self.load = load
         self.hub = hub
         self.link = link
-        self.segment = Segment.create(4096)
+        self.memory = SharedMemory.create(4096)
         self.progress = Progress("compute")
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
@@ -150,17 +150,17 @@ class PretendingProgram:
     def fill(self, group: plan_pb2.Group, step: int) -> None:
         count = group.nbytes // 4
         values = torch.arange(count, dtype=torch.float32) + step
-        view = self.segment.tensor(torch.float32, (count,), 0)
+        view = self.memory.tensor(torch.float32, (count,), 0)
         view.copy_(values)
         assert self.link is not None
-        self.hub.send(self.link, group.id, step, Slice(self.segment, 0, group.nbytes), window="ack", as_bytes=True)
+        self.hub.send(self.link, group.id, step, Slice(self.memory, 0, group.nbytes), window="ack", as_bytes=True)
 
     def interrupt(self) -> None:
         pass  # it waits only in the hub
 
     def close(self) -> None:
         self.behaviour.stopped.append(self.context.node)
-        self.segment.close()
+        self.memory.close()
 
 
 class PretendingJob(RoleJob):

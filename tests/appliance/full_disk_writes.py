@@ -23,7 +23,7 @@ from cirh.dialect.types import tensor_type
 from cirh.modules.builder import GraphBuilder
 from cirh.text.printer import print_module
 from cstorch.storage import load, save
-from interconnect.links.shared_memory import Segment
+from interconnect.links.shared_memory import SharedMemory
 from memoryx.kernels import make_kernels
 
 TARGET = Target(num_csx=1, num_shards=1)
@@ -94,7 +94,7 @@ def check_kernels(disk: Path, advice: Advice) -> None:
     x = builder.argument(tensor_type((3, 3), torch.float32))
     (total,) = builder.op("cirh.Add", [x, x])
     text = print_module(builder.finish([(total, None), (builder.op("cirh.Mul", [x, total])[0], None)]))
-    states = Segment.create(64)
+    states = SharedMemory.create(64)
     for _ in nearly_full(disk, 300):
         make_kernels({1: text}, states, folder)
         messages = advice.taken()

@@ -23,7 +23,7 @@ from cirh.execution.kernel import Kernel
 from cirh.text.parser import parse_module
 from interconnect.links.elements import tensor_bytes, torch_dtype
 from interconnect.links.frame import INLINE_BYTES
-from interconnect.links.shared_memory import Segment
+from interconnect.links.shared_memory import SharedMemory
 from memoryx.kernels import StateKernel
 from nodes.steps.schedule import WEIGHTS_CREDIT_LOT, WEIGHTS_WINDOW, is_for_coordinator_only
 from wsc.v1 import plan_pb2
@@ -216,15 +216,15 @@ class Shard(Role):
         super().__init__(f"shard{plan.shard}", plan, wires)
         self.num_wafers = num_wafers
         nbytes = sum(-(-tensor_bytes(slot.type) // 64) * 64 for slot in plan.states)
-        self.segment = Segment.create(max(nbytes, 64))
+        self.memory = SharedMemory.create(max(nbytes, 64))
         self.states: dict[int, torch.Tensor] = {}
         self.names = {slot.name: slot.value for slot in plan.states}
         offset = 0
         for slot in plan.states:
-            tensor = self.segment.tensor(torch_dtype(slot.type.element_type), tuple(slot.type.shape), offset)
+            tensor = self.memory.tensor(torch_dtype(slot.type.element_type), tuple(slot.type.shape), offset)
             self.states[slot.value] = tensor.copy_(states[slot.name])
             offset += -(-tensor_bytes(slot.type) // 64) * 64
-        self.kernels = {number: StateKernel(module, None, self.segment) for number, module in modules.items()}
+        self.kernels = {number: StateKernel(module, None, self.memory) for number, module in modules.items()}
         for group, places in self.places.items():
             if self.groups[group].kind == plan_pb2.GROUP_KIND_WEIGHTS:
                 places |= {value: self.states[value] for value in places if value in self.states}
@@ -383,7 +383,7 @@ class Simulation:
                 for part, modules in zip(plan.memoryx, self.modules, strict=True)
             ]
             for shard in shards:
-                memory.callback(shard.segment.close)
+                memory.callback(shard.memory.close)
             swarmx = SwarmX(plan.swarmx, plan.num_csx, plan.num_shards, wires)
             threads = {wafer.name: wafer.run() for wafer in wafers}
             threads |= {shard.name: shard.run(len(batches)) for shard in shards}

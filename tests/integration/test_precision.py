@@ -18,7 +18,7 @@ from cirh.dialect.types import info
 from cirh.modules.graph import func_of, signature
 from cirh.text.parser import parse_module
 from cirh.text.printer import print_module
-from interconnect.links.shared_memory import Segment
+from interconnect.links.shared_memory import SharedMemory
 from memoryx.kernels import StateKernel, make_kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "appliance"))
@@ -56,7 +56,7 @@ def simulated(
 def generated_updates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The simulation updates by the same generated loops as MemoryX: the last bits of a weight may decide a half."""
 
-    def make(module: ModuleOp, generated: None, states: Segment) -> StateKernel:
+    def make(module: ModuleOp, generated: None, states: SharedMemory) -> StateKernel:
         return make_kernels({1: print_module(module)}, states, tmp_path / "generated")[1]
 
     monkeypatch.setattr(plan_simulator, "StateKernel", make)

@@ -15,7 +15,7 @@ WITH_PAYLOAD = (FrameKind.HELLO, FrameKind.BYTES, FrameKind.COPY)
 def test_what_was_packed_is_parsed(
     kind: FrameKind,
     group: int,
-    segment: int,
+    memory: int,
     step: int,
     offset: int,
     length: int,
@@ -27,7 +27,7 @@ def test_what_was_packed_is_parsed(
         length = len(payload)
     else:
         payload = b""
-    frame = Frame(kind, group, segment, step, offset, length, total)
+    frame = Frame(kind, group, memory, step, offset, length, total)
     header = frame.header(payload)
     assert len(header) == HEADER_BYTES == 64
     found, rest = parse(header + payload + following)

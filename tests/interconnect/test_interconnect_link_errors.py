@@ -15,21 +15,21 @@ from interconnect.links.frame import Frame, FrameKind
 from interconnect.links.hub import Hub
 from interconnect.links.link import UNEXPECTED_BYTES, Link, LinkLost
 from interconnect.links.listener import LinkListener
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.links.socket_lane import SocketLink
 
 PEER = """
 import json, sys, time
 from interconnect.links.hub import Hub
 from interconnect.links.listener import dial
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 from wsc.v1 import node_pb2
 setting = json.loads(sys.argv[1])
 link = dial(node_pb2.LinkEndpoint(**setting["endpoint"]), "token", name="test", own_name="peer",
             lane=setting["lane"], deadline_seconds=10)
 hub = Hub()
 hub.add(link)
-hub.send(link, 1, 1, Slice(Segment.create(100000), 0, 100000))
+hub.send(link, 1, 1, Slice(SharedMemory.create(100000), 0, 100000))
 hub.receive(link, 2, 1)
 """
 
@@ -119,8 +119,8 @@ HOSTILE = {
         Frame(FrameKind.COPY, 1, 0, 1, 0, 100, 300),
         Frame(FrameKind.COPY, 1, 0, 1, 100, 100, 400),
     ],
-    "a segment that was not shared": [Frame(FrameKind.REFERENCE, 1, 5, 1, 0, 100, 100)],
-    "a segment without a descriptor": [Frame(FrameKind.SEGMENT, segment=1, length=4096)],
+    "a memory that was not shared": [Frame(FrameKind.REFERENCE, 1, 5, 1, 0, 100, 100)],
+    "a memory without a descriptor": [Frame(FrameKind.SHARE, memory=1, length=4096)],
     "a greeting in the middle": [Frame(FrameKind.HELLO)],
 }
 
@@ -137,21 +137,21 @@ def test_senseless_frames_end_the_link(raw: tuple[socket.socket, Link, Hub], fra
 @pytest.mark.parametrize("offset", [0, 1, 2**63, 2**64 - 1])
 def test_a_reference_beyond_its_segment_is_refused(raw: tuple[socket.socket, Link, Hub], offset: int) -> None:
     peer, _, hub = raw
-    segment = Segment.create(4096)
-    send(peer, Frame(FrameKind.SEGMENT, segment=1, length=4096), descriptors=(segment.fileno(),))
+    memory = SharedMemory.create(4096)
+    send(peer, Frame(FrameKind.SHARE, memory=1, length=4096), descriptors=(memory.fileno(),))
     send(peer, Frame(FrameKind.REFERENCE, 1, 1, 1, offset, 4096 + (offset == 0), 4096))
-    with pytest.raises(LinkLost, match="lies in no segment"):
+    with pytest.raises(LinkLost, match="lies in no memory"):
         hub.wait()
-    segment.close()
+    memory.close()
 
 
 def test_a_segment_said_to_be_larger_than_it_is_is_refused(raw: tuple[socket.socket, Link, Hub]) -> None:
     peer, _, hub = raw
-    segment = Segment.create(4096)
-    send(peer, Frame(FrameKind.SEGMENT, segment=1, length=2**40), descriptors=(segment.fileno(),))
+    memory = SharedMemory.create(4096)
+    send(peer, Frame(FrameKind.SHARE, memory=1, length=2**40), descriptors=(memory.fileno(),))
     with pytest.raises(LinkLost, match="4096 bytes"):
         hub.wait()
-    segment.close()
+    memory.close()
 
 
 def test_descriptors_that_nobody_wants_are_closed(raw: tuple[socket.socket, Link, Hub]) -> None:
@@ -161,7 +161,7 @@ def test_descriptors_that_nobody_wants_are_closed(raw: tuple[socket.socket, Link
     send(peer, Frame(FrameKind.ACK, step=1), descriptors=(writer,))
     with pytest.raises(LinkLost, match="may not share"):
         hub.wait()
-    send(peer, Frame(FrameKind.SEGMENT, segment=1, length=1), descriptors=(writer, writer))
+    send(peer, Frame(FrameKind.SHARE, memory=1, length=1), descriptors=(writer, writer))
     os.close(writer)
     with pytest.raises(LinkLost):
         hub.wait()
@@ -199,12 +199,12 @@ def test_what_closes_a_link_leaves_no_descriptor(listener: LinkListener) -> None
     for lane in LANES:
         for _ in range(5):
             a, b = connect(listener, lane)
-            a.hub.send(a.link, 1, 1, Slice(payload.segment, 0, 100_000))
+            a.hub.send(a.link, 1, 1, Slice(payload.memory, 0, 100_000))
             b.hub.receive(b.link, 1, 1)
             a.close()
             a.close()
             b.close()
-    payload.segment.close()
+    payload.memory.close()
     deadline = time.monotonic() + DEADLINE_SECONDS  # gRPC closes its sockets in its own time
     while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
         time.sleep(0.01)

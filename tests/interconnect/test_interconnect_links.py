@@ -12,7 +12,7 @@ from interconnect.links.frame import INLINE_BYTES
 from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import LinkLost
 from interconnect.links.listener import LinkListener
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 
 MIB = 1024 * 1024
 Pair = tuple[End, End]
@@ -55,7 +55,7 @@ def test_a_group_arrives_whole(pair: Pair, lane: str, nbytes: int, as_bytes: boo
     assert message.view == payload.view
     assert message.tensor(torch.uint8, (nbytes,), 0).sum(dtype=torch.int64) == sum(payload.view)
     by_reference = lane == "socket" and not as_bytes and nbytes > INLINE_BYTES
-    assert (message.segment is not None) == by_reference
+    assert (message.memory is not None) == by_reference
     assert (message.payload is not None) != by_reference
 
 
@@ -76,8 +76,8 @@ def test_a_reference_shows_the_sender_s_memory(listener: LinkListener) -> None:
     payload.view[5:6] = b"\x63"
     assert tensor[5] == 0x63
     a.hub.send(a.link, 1, 2, payload)
-    a.hub.send(a.link, 2, 2, Slice(payload.segment, 0, MIB))
-    assert b.hub.receive(b.link, 1, 2).segment is b.hub.receive(b.link, 2, 2).segment, "a segment is mapped once"
+    a.hub.send(a.link, 2, 2, Slice(payload.memory, 0, MIB))
+    assert b.hub.receive(b.link, 1, 2).memory is b.hub.receive(b.link, 2, 2).memory, "a memory is mapped once"
     a.close()
     b.close()
 
@@ -284,7 +284,7 @@ def test_messages_are_passed_on(listener: LinkListener, first: str, second: str,
         for one in arrived:
             assert one.view == payload.view
             # On one host a large group is mapped, unless its sender wants to write it again.
-            assert (one.segment is not None) == (second == "socket" and nbytes > INLINE_BYTES and not as_bytes)
+            assert (one.memory is not None) == (second == "socket" and nbytes > INLINE_BYTES and not as_bytes)
     for end in (a, b, c, d, e, f):
         end.close()
 
@@ -292,9 +292,9 @@ def test_messages_are_passed_on(listener: LinkListener, first: str, second: str,
 def test_segments_that_were_closed_are_given_back(listener: LinkListener) -> None:
     a, b = connect(listener, "socket")
     for step in range(3000):  # more than a link may have at a time
-        segment = Segment.create(INLINE_BYTES + 1)
-        a.hub.send(a.link, 1, step, Slice(segment, 0, segment.nbytes))
+        memory = SharedMemory.create(INLINE_BYTES + 1)
+        a.hub.send(a.link, 1, step, Slice(memory, 0, memory.nbytes))
         b.hub.receive(b.link, 1, step)
-        segment.close()
+        memory.close()
     a.close()
     b.close()

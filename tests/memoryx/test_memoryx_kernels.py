@@ -11,32 +11,32 @@ from xdsl.dialects.builtin import ModuleOp
 from cirh.dialect.types import tensor_type
 from cirh.modules.builder import GraphBuilder
 from cirh.text.printer import print_module
-from interconnect.links.shared_memory import Segment
+from interconnect.links.shared_memory import SharedMemory
 from memoryx.kernels import StateKernel, make_kernels
 
-Make: TypeAlias = Callable[[ModuleOp, Segment], StateKernel]
+Make: TypeAlias = Callable[[ModuleOp, SharedMemory], StateKernel]
 
 
 @pytest.fixture(params=["generated", "by torch"])
 def kernel_of(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     if request.param == "by torch":
         monkeypatch.setenv("CXX", "/bin/false")
-    return lambda module, segment: make_kernels({7: print_module(module)}, segment, tmp_path / "kernels")[7]
+    return lambda module, memory: make_kernels({7: print_module(module)}, memory, tmp_path / "kernels")[7]
 
 
-def states(*shapes: tuple[int, ...]) -> tuple[Segment, list[torch.Tensor]]:
-    segment = Segment.create(4096)
-    tensors = [segment.tensor(torch.float32, shape, 1024 * number) for number, shape in enumerate(shapes)]
+def states(*shapes: tuple[int, ...]) -> tuple[SharedMemory, list[torch.Tensor]]:
+    memory = SharedMemory.create(4096)
+    tensors = [memory.tensor(torch.float32, shape, 1024 * number) for number, shape in enumerate(shapes)]
     for number, tensor in enumerate(tensors):
         tensor.copy_(torch.arange(tensor.numel(), dtype=torch.float32).reshape(tensor.shape) + 100 * number)
-    return segment, tensors
+    return memory, tensors
 
 
 def test_swap_of_two_states(kernel_of: Make) -> None:
-    segment, (a, b) = states((3, 3), (3, 3))
+    memory, (a, b) = states((3, 3), (3, 3))
     builder = GraphBuilder()
     x, y = (builder.argument(tensor_type((3, 3), torch.float32)) for _ in range(2))
-    call = kernel_of(builder.finish([(y, None), (x, None)]), segment).bind([a, b], [None, None])
+    call = kernel_of(builder.finish([(y, None), (x, None)]), memory).bind([a, b], [None, None])
     old_a, old_b = a.clone(), b.clone()
     results = call([a, b])
     assert torch.equal(a, old_b)
@@ -45,23 +45,23 @@ def test_swap_of_two_states(kernel_of: Make) -> None:
 
 
 def test_transpose_of_a_state_in_place(kernel_of: Make) -> None:
-    segment, (a,) = states((3, 3))
+    memory, (a,) = states((3, 3))
     builder = GraphBuilder()
     x = builder.argument(tensor_type((3, 3), torch.float32))
     permutation = builder.dense(torch.tensor([1, 0]))
     turned = builder.op("cirh.Transpose", [x, permutation])[0]
-    call = kernel_of(builder.finish([(turned, None)]), segment).bind([a], [None])
+    call = kernel_of(builder.finish([(turned, None)]), memory).bind([a], [None])
     old = a.clone()
     call([a])
     assert torch.equal(a, old.T)
 
 
 def test_view_of_a_state_is_a_value_of_its_own(kernel_of: Make) -> None:
-    segment, (a,) = states((4,))
+    memory, (a,) = states((4,))
     builder = GraphBuilder()
     x = builder.argument(tensor_type((4,), torch.float32))
     view = builder.op("cirh.Reshape", [x], types=[tensor_type((2, 2), torch.float32)])[0]
-    call = kernel_of(builder.finish([(view, None)]), segment).bind([None], [None])
+    call = kernel_of(builder.finish([(view, None)]), memory).bind([None], [None])
     (value,) = call([a])
     old = a.clone()
     a.zero_()
@@ -69,7 +69,7 @@ def test_view_of_a_state_is_a_value_of_its_own(kernel_of: Make) -> None:
 
 
 def test_elementwise_update_goes_straight_into_state_and_place(kernel_of: Make) -> None:
-    segment, (a, b) = states((100,), (100,))
+    memory, (a, b) = states((100,), (100,))
     builder = GraphBuilder()
     x, y = (builder.argument(tensor_type((100,), torch.float32)) for _ in range(2))
     total = builder.op("cirh.Add", [x, y])[0]
@@ -77,7 +77,7 @@ def test_elementwise_update_goes_straight_into_state_and_place(kernel_of: Make) 
     square = builder.op("cirh.Mul", [x, y])[0]
     module = builder.finish([(total, None), (difference, None), (square, None)])
     place = torch.empty(100)
-    call = kernel_of(module, segment).bind([a, b, None], [None, None, place])
+    call = kernel_of(module, memory).bind([a, b, None], [None, None, place])
     old_a, old_b = a.clone(), b.clone()
     results = call([a, b])
     assert torch.equal(a, old_a + old_b)

@@ -12,7 +12,7 @@ from cirh.dialect.types import tensor_type
 from cirh.modules.builder import GraphBuilder
 from cirh.text.printer import print_module
 from interconnect.links.hub import Hub
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.links.socket_lane import SocketLink
 from memoryx.memoryx_program import MemoryXProgram
 from memoryx.snapshots import Snapshots
@@ -125,7 +125,7 @@ def test_computed_weights_exchange_and_commits(stack: ExitStack) -> None:
     rig = Rig(plan, 3, w=torch.ones(SIZE), s=torch.tensor(2.0), v=torch.zeros(SIZE))
     stack.callback(rig.close)
     weight = 1.0
-    theirs = Segment.create(SIZE * 4)
+    theirs = SharedMemory.create(SIZE * 4)
     for step in (1, 2, 3):
         both = rig.far_hub.receive(rig.far[NEAR], 1, step).tensor(torch.float32, (2, SIZE), 0)
         assert (both[0] == weight).all()

@@ -84,7 +84,7 @@ def test_snapshot_waits_for_the_one_before() -> None:
     snapshots.take(2)
     store.tensor("a").fill_(5.0)
     with snapshots.reading(2) as snapshot:
-        assert snapshot.segment.tensor(torch.float32, (4,), snapshot.places["a"].offset).sum() == 0
+        assert snapshot.memory.tensor(torch.float32, (4,), snapshot.places["a"].offset).sum() == 0
     with pytest.raises(KeyError), snapshots.reading(4):
         pass
     thread = threading.Thread(target=snapshots.take, args=(4,))
@@ -95,7 +95,7 @@ def test_snapshot_waits_for_the_one_before() -> None:
     thread.join(10)
     assert announced == [2, 4]
     with snapshots.reading(4) as snapshot:
-        assert snapshot.segment.tensor(torch.float32, (4,), snapshot.places["a"].offset).sum() == 20
+        assert snapshot.memory.tensor(torch.float32, (4,), snapshot.places["a"].offset).sum() == 20
     snapshots.interrupt()
     with pytest.raises(Stopped):
         snapshots.take(6)

@@ -16,7 +16,7 @@ from small_plan import BATCH, COUNT, GATHERED, LOSS, OUTER, ROWS, SmallPlan
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from interconnect.links.listener import LinkListener, dial
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.rpc.address import bind
 from interconnect.rpc.server import make_channel, make_server
 from nodes.steps.schedule import StepSchedule, worker_of_step
@@ -306,7 +306,7 @@ class SmallJob:
         def feed() -> None:
             from interconnect.links.hub import Stopped
 
-            ring = Segment.create(slots * group.nbytes)
+            ring = SharedMemory.create(slots * group.nbytes)
             link.limit_ahead(slots)
             try:
                 for number, step in enumerate(
@@ -346,10 +346,10 @@ class StateClient:
     def write(self, tensors: dict[str, torch.Tensor]) -> int:
         call = self._stub.WriteState.future(self._request(list(tensors), 0), timeout=DEADLINE)
         for group, tensor in enumerate(tensors.values()):
-            segment = Segment.create(max(1, tensor.nbytes))
-            segment.tensor(tensor.dtype, tuple(tensor.shape), 0).copy_(tensor)
-            self._hub.send(self._link, group, 0, Slice(segment, 0, tensor.nbytes), as_bytes=True)
-            segment.close()
+            memory = SharedMemory.create(max(1, tensor.nbytes))
+            memory.tensor(tensor.dtype, tuple(tensor.shape), 0).copy_(tensor)
+            self._hub.send(self._link, group, 0, Slice(memory, 0, tensor.nbytes), as_bytes=True)
+            memory.close()
         return call.result().nbytes
 
     def read(self, shapes: dict[str, tuple[int, ...]], step: int = 0) -> dict[str, torch.Tensor]:

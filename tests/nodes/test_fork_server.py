@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nodes.launch import spawn as zygote
-from nodes.launch.spawn import Child, SpawnError, Zygote, spawn
+from nodes.launch import spawn as fork_server
+from nodes.launch.spawn import Child, ForkServerProcess, SpawnError, spawn
 
 pytestmark = pytest.mark.cluster
 
@@ -61,12 +61,12 @@ def probe_folder(tmp_path: Path) -> Path:
 def way(request: pytest.FixtureRequest, probe_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     environment = {**os.environ, "PYTHONPATH": str(probe_folder)}
     if request.param == "python":
-        monkeypatch.delenv(zygote.SOCKET_VARIABLE, raising=False)
+        monkeypatch.delenv(fork_server.SOCKET_VARIABLE, raising=False)
         monkeypatch.setenv("PYTHONPATH", str(probe_folder))
         yield request.param
         return
-    server = Zygote(["json"], environment)
-    monkeypatch.setenv(zygote.SOCKET_VARIABLE, server.name)
+    server = ForkServerProcess(["json"], environment)
+    monkeypatch.setenv(fork_server.SOCKET_VARIABLE, server.name)
     yield request.param
     server.close()
     assert server.poll() == 0
@@ -181,8 +181,8 @@ def test_a_process_can_outlive_the_one_that_asked_for_it(way: str) -> None:
 
 
 def test_everything_dies_with_the_fork_server(probe_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Zygote([], {**os.environ, "PYTHONPATH": str(probe_folder)})
-    monkeypatch.setenv(zygote.SOCKET_VARIABLE, server.name)
+    server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)})
+    monkeypatch.setenv(fork_server.SOCKET_VARIABLE, server.name)
     child, (end,) = run(["stubborn"])
     assert end.recv(100) == b"here"
     os.kill(server.pid, signal.SIGKILL)
@@ -198,8 +198,8 @@ def test_everything_dies_with_the_fork_server(probe_folder: Path, monkeypatch: p
 def test_the_fork_server_outlives_children_that_are_ended_as_soon_as_they_are_there(
     probe_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Zygote([], {**os.environ, "PYTHONPATH": str(probe_folder)})
-    monkeypatch.setenv(zygote.SOCKET_VARIABLE, server.name)
+    server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)})
+    monkeypatch.setenv(fork_server.SOCKET_VARIABLE, server.name)
     for _ in range(20):
         child, (end,) = run(["stay"])
         assert child.close() == -signal.SIGTERM
@@ -211,8 +211,8 @@ def test_the_fork_server_outlives_children_that_are_ended_as_soon_as_they_are_th
 def test_closing_the_fork_server_ends_all_within_its_deadline(
     probe_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Zygote([], {**os.environ, "PYTHONPATH": str(probe_folder)})
-    monkeypatch.setenv(zygote.SOCKET_VARIABLE, server.name)
+    server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)})
+    monkeypatch.setenv(fork_server.SOCKET_VARIABLE, server.name)
     children = [run([kind]) for kind in ("stay", "stubborn")]
     for _, (end,) in children:
         assert end.recv(100) == b"here"
@@ -229,8 +229,8 @@ def test_closing_the_fork_server_ends_all_within_its_deadline(
 def test_a_preloaded_module_that_imports_grpc_is_refused(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Zygote(["wsc.v1.node_pb2_grpc"], os.environ)
-    monkeypatch.setenv(zygote.SOCKET_VARIABLE, server.name)
+    server = ForkServerProcess(["wsc.v1.node_pb2_grpc"], os.environ)
+    monkeypatch.setenv(fork_server.SOCKET_VARIABLE, server.name)
     with pytest.raises(SpawnError):
         spawn("swarmx", [])
     server.close()
@@ -241,8 +241,8 @@ def test_a_preloaded_module_that_imports_grpc_is_refused(
 def test_the_fork_server_survives_foreign_messages(
     probe_folder: Path, monkeypatch: pytest.MonkeyPatch, message: bytes
 ) -> None:
-    server = Zygote([], {**os.environ, "PYTHONPATH": str(probe_folder)})
-    monkeypatch.setenv(zygote.SOCKET_VARIABLE, server.name)
+    server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)})
+    monkeypatch.setenv(fork_server.SOCKET_VARIABLE, server.name)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
         channel.connect(f"\0{server.name}")
         channel.send(message)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from interconnect.links.listener import LinkListener, dial
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.rpc.server import make_server
 from wsc.v1 import node_pb2
 
@@ -62,10 +62,10 @@ def connect(listener: LinkListener, lane: str) -> tuple[End, End]:
 
 
 def filled(nbytes: int, seed: int = 1) -> Slice:
-    """A slice, not at the start of its segment, with bytes that differ from place to place."""
-    segment = Segment.create(nbytes + 64)
+    """A slice, not at the start of its shared memory, with bytes that differ from place to place."""
+    memory = SharedMemory.create(nbytes + 64)
     pattern = bytes((seed + i * 7 + (i >> 8)) & 255 for i in range(min(nbytes, 65536)))
-    view = segment.buffer[64:]
+    view = memory.buffer[64:]
     for begin in range(0, nbytes, len(pattern) or 1):
         view[begin : begin + len(pattern)] = pattern[: nbytes - begin]
-    return Slice(segment, 64, nbytes)
+    return Slice(memory, 64, nbytes)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 from nodes.steps.schedule import part_bytes
 from swarmx.collector import Collector, joined_bytes
 from swarmx.reduction import BLOCK_ELEMENTS, Join
@@ -25,17 +25,17 @@ class Frame:
     def __init__(self, tensor: torch.Tensor, step: int = 1) -> None:
         self.step = step
         self.nbytes = tensor.nbytes
-        self.segment = Segment.create(max(1, tensor.nbytes))
+        self.memory = SharedMemory.create(max(1, tensor.nbytes))
         self.offset = 0
         self.payload = None
         self.tensor(tensor.dtype, tuple(tensor.shape), 0).copy_(tensor)
 
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> torch.Tensor:
-        return self.segment.tensor(dtype, shape, offset)
+        return self.memory.tensor(dtype, shape, offset)
 
     @property
     def view(self) -> memoryview:
-        return self.segment.buffer[: self.nbytes]
+        return self.memory.buffer[: self.nbytes]
 
 
 def group(dtype: torch.dtype, count: int, reduction: int) -> plan_pb2.Group:
@@ -53,14 +53,14 @@ def join(reduction: int, parts: list[torch.Tensor]) -> torch.Tensor:
     plan = group(parts[0].dtype, parts[0].numel(), reduction)
     wafers = [part.numel() // parts[0].numel() for part in parts]
     nbytes = joined_bytes(plan, wafers)
-    segment = Segment.create(nbytes)
-    collector = Collector(plan, wafers, segment, 0)
+    memory = SharedMemory.create(nbytes)
+    collector = Collector(plan, wafers, memory, 0)
     for child in reversed(range(1, len(parts))):
         assert collector.add(child, Frame(parts[child])) is None
     result = collector.add(0, Frame(parts[0]))
     assert result is not None
     assert result.nbytes == nbytes
-    return segment.tensor(parts[0].dtype, (nbytes // parts[0].dtype.itemsize,), 0).clone()
+    return memory.tensor(parts[0].dtype, (nbytes // parts[0].dtype.itemsize,), 0).clone()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64])
@@ -92,17 +92,17 @@ def test_gather_keeps_wafer_order_and_takes_uneven_children() -> None:
 
 def test_child_may_be_steps_ahead() -> None:
     plan = group(torch.float32, 4, plan_pb2.REDUCTION_SUM)
-    segment = Segment.create(16)
-    collector = Collector(plan, [1, 1], segment, 0)
+    memory = SharedMemory.create(16)
+    collector = Collector(plan, [1, 1], memory, 0)
     for step in (1, 2, 3):
         assert collector.add(0, Frame(torch.full((4,), float(step)), step)) is None
     for step in (1, 2, 3):
         assert collector.add(1, Frame(torch.ones(4), step)) is not None
-        assert segment.tensor(torch.float32, (4,), 0)[0] == step + 1
+        assert memory.tensor(torch.float32, (4,), 0)[0] == step + 1
 
 
 def test_group_that_cannot_be_reduced() -> None:
-    result = Slice(Segment.create(64), 0, 16)
+    result = Slice(SharedMemory.create(64), 0, 16)
     with pytest.raises(ValueError, match="how it is reduced"):
         Join(group(torch.float32, 4, plan_pb2.REDUCTION_UNSPECIFIED), [16, 16], result)
     mixed = group(torch.float32, 4, plan_pb2.REDUCTION_SUM)

@@ -11,7 +11,7 @@ from cirh.dialect.types import tensor_type
 from cirh.modules.builder import GraphBuilder
 from cirh.text.printer import print_module
 from interconnect.links.hub import Hub
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.links.socket_lane import SocketLink
 from nodes.steps.schedule import CREDIT_GROUPS, WEIGHTS_CREDIT_LOT, StepSchedule
 from wafer.wafer_program import WaferProgram
@@ -73,7 +73,7 @@ def test_value_that_several_groups_send_and_outputs_of_some_steps(ends: tuple[So
     seconds: list[float] = []
     thread = threading.Thread(target=lambda: seconds.extend(program.run(STEPS).values()))
     thread.start()
-    weights = Segment.create(SIZE * 8)
+    weights = SharedMemory.create(SIZE * 8)
     values = weights.tensor(torch.float32, (2, SIZE), 0)
     seen = []
     for step in range(1, 7):

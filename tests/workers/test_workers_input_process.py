@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from interconnect.links.hub import Stopped
-from nodes.launch.spawn import SOCKET_VARIABLE, Zygote
+from nodes.launch.spawn import SOCKET_VARIABLE, ForkServerProcess
 from nodes.lifecycle.node_job import JobFailure
 from workers import child
 from workers.input_process import InputProcess, _read_state
@@ -247,7 +247,7 @@ def test_an_interpreter_that_is_not_on_this_host(prepare: Prepare) -> None:
 
 
 def test_forked_by_the_fork_server(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Zygote(["torch"], dict(os.environ))
+    server = ForkServerProcess(["torch"], dict(os.environ))
     try:
         monkeypatch.setenv(SOCKET_VARIABLE, server.name)
         with running(prepare(input_functions.random_rows, ROWS)) as harness:

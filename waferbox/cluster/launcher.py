@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from nodes.launch.spawn import SOCKET_VARIABLE, Zygote, spawn, spawn_python
+from nodes.launch.spawn import SOCKET_VARIABLE, ForkServerProcess, spawn, spawn_python
 from nodes.telemetry.terminal_log import LEVEL_VARIABLE
 
 
@@ -59,13 +59,13 @@ class ForkingLauncher:
         # The terminal is the script's: it hears of what is wrong, and the job's log has the rest. libgomp spins when it
         # waits, unless told before torch is imported: ruinous where roles outnumber cores.
         os.environ.setdefault(LEVEL_VARIABLE, "warning")
-        self._zygote = Zygote(PRELOAD, {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
-        os.environ[SOCKET_VARIABLE] = self._zygote.name
+        self._fork_server = ForkServerProcess(PRELOAD, {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
+        os.environ[SOCKET_VARIABLE] = self._fork_server.name
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
         # The management service needs no torch: it is there before the fork server has imported it.
         return (spawn_python if module == "appliance" else spawn)(module, arguments, fds)
 
     def close(self) -> None:
-        self._zygote.close()
+        self._fork_server.close()
         os.environ.pop(SOCKET_VARIABLE, None)

@@ -1,6 +1,6 @@
 """What can be told of one kernel of a plan: its arithmetic, its time, and the memory that it needs while it runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +14,8 @@ from cirh.dialect import types
 from cirh.dialect.operations import Const, body_ops, return_of
 from cirh.modules.graph import func_of
 from cirh.table.lookup import site_of
+from cirh.text.parser import parse_module
+from wsc.v1 import plan_pb2
 
 _ATTENTION: Final = {"cirh.Attention": "forward", "cirh.AttentionGrad": "backward"}
 
@@ -94,3 +96,8 @@ def _source(value: SSAValue, arguments: Mapping[SSAValue, int]) -> int | None:
             return None
         value = owner.operands[0]
     return arguments[value]
+
+
+def profile_kernels(kernels: Iterable[plan_pb2.Kernel]) -> dict[int, KernelProfile]:
+    """Profiles of a role's kernels, by number."""
+    return {kernel.id: profile_kernel(parse_module(kernel.cirh)) for kernel in kernels}

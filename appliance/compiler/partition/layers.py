@@ -5,20 +5,17 @@ its part of the forward pass, or of the backward pass. Segments are runs in the 
 valid order; a run is joined to an earlier one of the same layer if nothing that it needs was made in between.
 """
 
-import re
 from dataclasses import dataclass, field
 
 from xdsl.ir import Block, Operation, SSAValue, Use
 
+from appliance.compiler.core.layer_names import layer_of
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.waits import Waits, closure, inputs_of
 from cirh.dialect.locations import source_of
 from cirh.dialect.operations import Const
 from cirh.table.lookup import spec
 
-_UP_TO_INDEX = re.compile(r"(.*?(?:^|\.)\d+)(?:\.|$)")
-# Without a list in the path: as deep as this.
-_DEPTH = 2
 # The layer of what is made of the batch alone, and of keys of random numbers: before all others.
 INPUT = "input"
 # The end of the label of a segment of the backward pass.
@@ -36,12 +33,6 @@ class Segment:
     @property
     def label(self) -> str:
         return f"{self.layer or 'model'}{BACKWARD if self.backward else ''}"
-
-
-def layer_of(module_path: str) -> str:
-    """The layer of a module path; "" for operations outside all modules."""
-    indexed = _UP_TO_INDEX.match(module_path)
-    return indexed.group(1) if indexed else ".".join(module_path.split(".")[:_DEPTH])
 
 
 def partition(cut: Cut, waits: Waits) -> list[Segment]:

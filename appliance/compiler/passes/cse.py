@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from appliance.compiler.core.layer_names import layer_of
 from appliance.compiler.core.rewriter import erase
-from appliance.compiler.partition.layers import layer_of
 from cirh.dialect.attributes import is_annotation
 from cirh.dialect.locations import source_of
 from cirh.dialect.operations import Const, Return

@@ -11,9 +11,9 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
+from appliance.compiler.core.reductions import MEAN, TOTAL
 from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.passes.matching import are_private, fuse_each, made_by
-from appliance.compiler.sharding.rules.network import MEAN, TOTAL
 from cirh.dialect import types
 from cirh.dialect.attributes import attrs
 

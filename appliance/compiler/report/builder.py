@@ -7,7 +7,7 @@ from math import prod
 from typing import Final
 
 from appliance.compiler.core.target import KernelLibrary
-from appliance.compiler.cost.kernel_profile import KernelProfile, loop_time, operations_time, profile_kernel
+from appliance.compiler.cost.kernel_profile import KernelProfile, loop_time, operations_time, profile_kernels
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.partition.layers import BACKWARD
 from appliance.compiler.report.report import (
@@ -21,7 +21,6 @@ from appliance.compiler.report.report import (
 from appliance.compiler.report.timeline import play
 from appliance.compiler.wafer.memory_plan import plan_memory
 from appliance.drawing.floor_plan import HEIGHT, WIDTH, FloorPlan, plan_floor
-from cirh.text.parser import parse_module
 from interconnect.links.elements import tensor_bytes
 from lair.lower import NotLowered, lower
 from wsc.v1 import plan_pb2
@@ -31,11 +30,6 @@ _LAYER_REASONS: Final = {
     "inductor": "asked for by csx.performance.kernel_library",
 }
 _LOOP_REASON: Final = "element by element: one generated loop, or blocks of torch calls where there is no C++ compiler"
-
-
-def profile_kernels(kernels: Iterable[plan_pb2.Kernel]) -> dict[int, KernelProfile]:
-    """Profiles of a role's kernels, by number."""
-    return {kernel.id: profile_kernel(parse_module(kernel.cirh)) for kernel in kernels}
 
 
 def make_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Report:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from xdsl.ir import Operation, SSAValue
 
+from appliance.compiler.core.reductions import NONE
 from appliance.compiler.core.rewriter import Rewriter
-from appliance.compiler.sharding.rules.network import NONE
 from appliance.compiler.sharding.rules.norm import CHANNELS
 from appliance.compiler.sharding.sums import divided, spread, sum_over
 from cirh.dialect import types

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.errors import refuse
+from appliance.compiler.core.reductions import MEAN, TOTAL
 from appliance.compiler.core.rewriter import Rewriter, erase
 from appliance.compiler.sharding.batch_norm import batch_norm, batch_norm_backward
 from appliance.compiler.sharding.layer_norm import layer_norm
 from appliance.compiler.sharding.rules.decompose_index import index_own, index_put_own
-from appliance.compiler.sharding.rules.network import MEAN, TOTAL
 from appliance.compiler.sharding.rules.rule import ONE_WAFER
 from appliance.compiler.sharding.sums import divided, spread, sum_over
 from cirh.dialect import types

@@ -15,7 +15,7 @@ from interconnect.links.elements import aligned
 from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import Link, LinkLost
 from interconnect.links.listener import dial
-from interconnect.links.shared_memory import Segment, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.rpc.server import through
 from wsc.v1 import coordinator_pb2, node_pb2, node_pb2_grpc
 
@@ -169,7 +169,7 @@ class _OpenConnection:
         for state in states:
             offsets.append(end)
             end += aligned(state.nbytes)
-        segment = Segment.create(max(end, 1))
+        memory = SharedMemory.create(max(end, 1))
         try:
             call = self._stub.WriteState.future(
                 self._request([state.name for state in states], 0), timeout=TRANSFER_SECONDS
@@ -177,12 +177,12 @@ class _OpenConnection:
             with self._watching(call):
                 for index, (state, offset) in enumerate(zip(states, offsets, strict=True)):
                     value = state.value()
-                    segment.tensor(value.dtype, tuple(value.shape), offset).copy_(value)
-                    # As bytes: whoever gets a reference keeps the segment mapped as long as the link lives.
-                    self._hub.send(self._link, index, 0, Slice(segment, offset, state.nbytes), as_bytes=True)
+                    memory.tensor(value.dtype, tuple(value.shape), offset).copy_(value)
+                    # As bytes: whoever gets a reference keeps the shared memory mapped as long as the link lives.
+                    self._hub.send(self._link, index, 0, Slice(memory, offset, state.nbytes), as_bytes=True)
                 call.result()
         finally:
-            segment.close()
+            memory.close()
 
     def initialise(self, states: Sequence[node_pb2.InitialState]) -> None:
         request = node_pb2.InitialiseStatesRequest(job=self._job, states=states)

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from appliance.compiler.core.errors import CompileError
-from appliance.compiler.partition.layers import layer_of
+from appliance.compiler.core.layer_names import layer_of
+from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.pipeline import Target, compile_module
-from appliance.compiler.report.builder import profile_kernels
 from appliance.compiler.wafer.memory_plan import plan_memory
 from cirh.dialect.errors import CirhError
 

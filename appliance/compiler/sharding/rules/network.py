@@ -1,5 +1,6 @@
 """Sharding rules: products, losses, embeddings, normalisation."""
 
+from appliance.compiler.core.reductions import MEAN, NONE
 from appliance.compiler.sharding.rules.placement import SUM, Placement, R
 from appliance.compiler.sharding.rules.rule import Decompose, Outcome, Query, rule
 from cirh.dialect.attributes import AttrValue
@@ -103,9 +104,6 @@ def addmm(query: Query) -> Outcome:
     dim = result.dim - (2 - len(query.shape(0)))
     cut = dim >= 0 and query.shape(0)[dim] > 1
     return Outcome(wants=[result.at(dim) if cut else R, *inner.wants], results=[result])
-
-
-NONE, MEAN, TOTAL = 0, 1, 2  # ATen's numbers of reductions
 
 
 @rule("aten.nll_loss_forward", "aten.nll_loss2d_forward")
