@@ -22,6 +22,6 @@ class GuardedThread(threading.Thread):
     def run(self) -> None:
         try:
             self._work()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the owner hears of it
+        except Exception as error:
             logger.exception("a defect in thread %s", self.name)
             self._on_defect(error)
