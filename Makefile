@@ -30,6 +30,7 @@ proto: venv
 
 docs: venv
 	$(BIN)/python docs/compatibility.py
+	$(BIN)/python docs/folders.py
 	$(BIN)/python docs/picture.py
 	$(BIN)/python docs/roles.py
 

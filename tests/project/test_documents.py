@@ -13,7 +13,8 @@ from waferbox.cli import app
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
-import roles  # noqa: E402  from docs
+import folders  # noqa: E402  from docs
+import roles  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = ("*.py", "*.proto", "*.toml", "*.yml", "Makefile", "Dockerfile", ".ci/run")
@@ -131,6 +132,10 @@ def test_commands_exist(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_tree_of_folders_is_current() -> None:
+    assert folders.PAGE.read_text() == folders.page(), "stale: run `python docs/folders.py`"
 
 
 @pytest.mark.parametrize("role", roles.FOLDERS)
