@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from appliance.members import member_name
-from appliance.swarmx_tree import SwarmXPlace, swarmx_tree
+from interconnect.swarmx_tree import SwarmXPlace, swarmx_tree
 from wsc.v1 import management_pb2, node_pb2
 
 COORDINATOR = "coordinator"

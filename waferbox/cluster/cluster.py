@@ -10,8 +10,8 @@ from typing import IO, Self
 
 import grpc
 
-from appliance.swarmx_tree import tree_size
 from interconnect.rpc.server import make_channel
+from interconnect.swarmx_tree import tree_size
 from nodes.launch.descriptors import readable
 from nodes.launch.spawn import SpawnError
 from waferbox.cluster.launcher import Launcher, Process

@@ -2,7 +2,7 @@
 
 import pytest
 
-from appliance.swarmx_tree import FAN_IN, swarmx_tree, tree_size
+from interconnect.swarmx_tree import FAN_IN, swarmx_tree, tree_size
 
 
 @pytest.mark.parametrize("num_wafers", [*range(1, 40), 64, 65, 100])
