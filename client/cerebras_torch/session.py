@@ -10,7 +10,7 @@ import torch
 from cerebras_torch.run import current_run
 from cerebras_torch.setup import check_initialized
 from cerebras_torch.setup import optimizer as check_optimizer
-from cstorch.closures import step_closure
+from cstorch.core.closures import step_closure
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import current_execution
 

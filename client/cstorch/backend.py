@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 import torch
 
 from cstorch import backends, log, state
-from cstorch.cluster_config import ClusterConfig
 from cstorch.distributed import is_streamer
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import CpuExecution, Execution, current_execution
 from cstorch.tracing import DEVICE, device_scope, is_tracing, laziness, random_counter

@@ -37,7 +37,7 @@ _MOVED = {
     "cstorch.sparse.utils": "cstorch.sparse.schedules",
     "cstorch.utils.data.data_executor": "cstorch.utils.data.executor",
     "cstorch.utils.data.utils": "cstorch.utils.data",
-    "cstorch.utils.step_closures": "cstorch.closures",
+    "cstorch.utils.step_closures": "cstorch.core.closures",
 }
 
 _OWN = Path(__file__).resolve().parents[1]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from cstorch import state
-from cstorch.closures import step_closure
+from cstorch.core.closures import step_closure
 from cstorch.errors import UsageError
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from cstorch.cluster_config import ClusterConfig, check_address
+from cstorch.distributed.cluster_config import ClusterConfig, check_address
 from cstorch.errors import ClusterError
 from nodes.launch.descriptors import readable
 

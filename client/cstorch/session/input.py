@@ -6,7 +6,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed.cluster_config import ClusterConfig
 from wsc.v1 import node_pb2
 
 

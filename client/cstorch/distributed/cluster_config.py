@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from cstorch import cluster_defaults
+from cstorch.distributed import cluster_defaults
 from cstorch.errors import ConfigurationError
 from wsc.v1 import node_pb2
 

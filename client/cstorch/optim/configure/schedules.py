@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
 
+from cstorch.optim.configure.named import class_named
 from cstorch.optim.lr_scheduler import ChainedLR, ConstantLR, LRScheduler, ScalePerParamLR, SequentialLR
-from cstorch.optim.named import class_named
 from cstorch.optim.optimizer import Optimizer
 
 LearningRate: TypeAlias = float | str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | None

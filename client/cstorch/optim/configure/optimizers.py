@@ -4,7 +4,7 @@ import inspect
 import warnings
 from typing import Any
 
-from cstorch.optim.named import class_named
+from cstorch.optim.configure.named import class_named
 from cstorch.optim.optimizer import Optimizer, ParamsT
 
 # Settings of older configuration files, and the setting whose first and second number they are.
