@@ -72,7 +72,7 @@ class Session:
 
     def mark_step(self) -> None:
         """Ends the step here, not with the next batch: waits for its values and runs its step closures."""
-        from cstorch.session.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+        from cstorch.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
 
         execution = current_execution()
         if isinstance(execution, LoopExecution):

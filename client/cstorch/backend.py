@@ -18,7 +18,9 @@ from cstorch.distributed import is_streamer
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import CpuExecution, Execution, current_execution
-from cstorch.tracing import DEVICE, device_scope, is_tracing, laziness, random_counter
+from cstorch.tracing import DEVICE, device_scope, is_tracing
+from cstorch.tracing.recording.aliases import laziness
+from cstorch.tracing.tensors.random_counter import random_counter
 
 if TYPE_CHECKING:
     from cstorch.session.session import Session
@@ -216,7 +218,7 @@ class CsxBackend(Backend):
         return self._session
 
     def make_execution(self, executor: "DataExecutor") -> Execution:
-        from cstorch.session.execution import CsxExecution
+        from cstorch.session.execution.csx import CsxExecution
 
         return CsxExecution(executor, self)
 

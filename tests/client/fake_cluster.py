@@ -17,7 +17,7 @@ import torch
 
 from cirh.execution import initialisation
 from cstorch.session import cluster_state
-from cstorch.session import execution as session_execution
+from cstorch.session.execution import csx as session_execution
 from cstorch.session.transfer import Outgoing
 from cstorch.tracing import Trace
 from interconnect.links.elements import torch_dtype

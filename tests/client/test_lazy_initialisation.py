@@ -15,7 +15,7 @@ from cstorch import backends
 from cstorch.backend import BackendType, Device
 from cstorch.errors import TraceError
 from cstorch.tracing import DEVICE, cell_of, device_scope
-from cstorch.tracing.laziness import laziness
+from cstorch.tracing.recording.aliases import laziness
 
 LARGE = 130  # squared, this many float32 are more than what stays in memory
 

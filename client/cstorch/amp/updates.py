@@ -9,7 +9,7 @@ import torch
 
 from cstorch.errors import UsageError
 from cstorch.tracing.context import context
-from cstorch.tracing.recorder import Recorder
+from cstorch.tracing.recording.recorder import Recorder
 
 
 class StepNotes:

@@ -3,7 +3,7 @@
 import torch
 
 from cstorch.backend import has_backend, use_cs
-from cstorch.tracing import random_counter
+from cstorch.tracing.tensors.random_counter import random_counter
 
 
 def get_rng_state() -> torch.Tensor:

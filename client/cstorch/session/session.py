@@ -16,7 +16,7 @@ from cstorch.session.cluster_state import ClusterState
 from cstorch.session.embedded import EmbeddedCluster
 from cstorch.session.initialisation import stage
 from cstorch.session.job import Job
-from cstorch.tracing import random_counter
+from cstorch.tracing.tensors.random_counter import random_counter
 from wsc.v1 import initialisation_pb2, node_pb2
 
 logger = logging.getLogger("cstorch.session")

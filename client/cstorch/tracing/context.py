@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cstorch.tracing.recorder import Recorder
+    from cstorch.tracing.recording.recorder import Recorder
 
 
 class Context(threading.local):

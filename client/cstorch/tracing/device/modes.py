@@ -8,10 +8,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cstorch.tracing.composites import recorded_function
 from cstorch.tracing.context import context
-from cstorch.tracing.dispatch import dispatch
-from cstorch.tracing.tensor import DEVICE, LazyTensor, is_device
+from cstorch.tracing.device.dispatch import dispatch
+from cstorch.tracing.rewrites.composites import recorded_function
+from cstorch.tracing.tensors.tensor import DEVICE, LazyTensor, is_device
 
 
 class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

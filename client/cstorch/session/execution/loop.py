@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from cstorch import state
 from cstorch.errors import UsageError
 from cstorch.execution import Closure
-from cstorch.session.execution import CsxExecution
-from cstorch.session.habits import check_habits
-from cstorch.session.outputs import Outputs
+from cstorch.session.execution.csx import CsxExecution
+from cstorch.session.execution.outputs import Outputs
+from cstorch.session.execution.step_checks import check_habits
 from cstorch.tracing import OpenTrace
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ import torch
 from torch._ops import OpOverload
 
 from cstorch.tracing import messages
-from cstorch.tracing.cell import Cell
-from cstorch.tracing.deferral import defer
+from cstorch.tracing.eager.deferral import defer
 from cstorch.tracing.operators import Operator, aten, operator
-from cstorch.tracing.recorder import TAKES_CPU_TENSORS, moves_to_host
-from cstorch.tracing.tensor import META, Handle, LazyTensor, follow_meta, is_device, new_tensor
+from cstorch.tracing.recording.recorder import TAKES_CPU_TENSORS, moves_to_host
+from cstorch.tracing.tensors.cell import Cell
+from cstorch.tracing.tensors.tensor import META, Handle, LazyTensor, follow_meta, is_device, new_tensor
 
 _CPU = torch.device("cpu")
 

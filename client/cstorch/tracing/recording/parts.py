@@ -8,8 +8,8 @@ import torch
 from torch._ops import OpOverload
 
 from cirh.dialect.locations import Source
-from cstorch.tracing.cell import Cell
-from cstorch.tracing.tensor import LazyTensor
+from cstorch.tracing.tensors.cell import Cell
+from cstorch.tracing.tensors.tensor import LazyTensor
 
 
 @dataclass(frozen=True, slots=True)

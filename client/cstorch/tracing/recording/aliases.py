@@ -8,7 +8,7 @@ from torch._ops import OpOverload
 from cstorch.tracing import messages
 from cstorch.tracing.context import context
 from cstorch.tracing.operators import aten, operator
-from cstorch.tracing.tensor import LazyTensor
+from cstorch.tracing.tensors.tensor import LazyTensor
 
 # Functions that are called to get an alias; others, such as linear, alias a weight for their own use.
 _ALIASING = frozenset(

@@ -6,11 +6,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from cstorch.tracing import decompositions, eager, messages
+from cstorch.tracing import messages
 from cstorch.tracing.context import context
+from cstorch.tracing.eager import run as eager
 from cstorch.tracing.operators import aten, operator
-from cstorch.tracing.recorder import Recorder, moves_to_host
-from cstorch.tracing.tensor import LazyTensor
+from cstorch.tracing.recording.recorder import Recorder, moves_to_host
+from cstorch.tracing.rewrites import decompositions
+from cstorch.tracing.tensors.tensor import LazyTensor
 
 
 def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -5,7 +5,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from cstorch.tracing.tensor import LazyTensor, from_cpu
+from cstorch.tracing.tensors.tensor import LazyTensor, from_cpu
 
 
 def move_module(model: nn.Module) -> None:

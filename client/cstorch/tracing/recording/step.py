@@ -12,14 +12,14 @@ from torch.utils import _pytree as pytree
 
 from cstorch.errors import TraceError
 from cstorch.tracing import messages
-from cstorch.tracing.cell import Cell
 from cstorch.tracing.context import context
-from cstorch.tracing.functional import functionalize
-from cstorch.tracing.kept import check_kept
-from cstorch.tracing.modes import device_modes
+from cstorch.tracing.device.modes import device_modes
 from cstorch.tracing.provenance import Scopes
-from cstorch.tracing.recorder import Recorder, is_whole
-from cstorch.tracing.tensor import Handle, LazyTensor
+from cstorch.tracing.recording.functional import functionalize
+from cstorch.tracing.recording.kept import check_kept
+from cstorch.tracing.recording.recorder import Recorder, is_whole
+from cstorch.tracing.tensors.cell import Cell
+from cstorch.tracing.tensors.tensor import Handle, LazyTensor
 
 Getter = Callable[[], torch.Tensor]
 

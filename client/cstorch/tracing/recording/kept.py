@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import torch
 
 from cstorch.tracing import messages
-from cstorch.tracing.recorder import Recorder
-from cstorch.tracing.recording import Made
+from cstorch.tracing.recording.parts import Made
+from cstorch.tracing.recording.recorder import Recorder
 
 
 def check_kept(

@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional
 
 from cstorch.errors import TraceError
-from cstorch.tracing import losses
 from cstorch.tracing.provenance import user_line
-from cstorch.tracing.tensor import LazyTensor
+from cstorch.tracing.rewrites import losses
+from cstorch.tracing.tensors.tensor import LazyTensor
 
 
 def _embedding_bag(

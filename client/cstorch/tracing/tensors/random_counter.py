@@ -11,8 +11,8 @@ from typing import Final
 
 import torch
 
-from cstorch.tracing.cell import Cell
-from cstorch.tracing.tensor import LazyTensor, cell_of, new_tensor
+from cstorch.tracing.tensors.cell import Cell
+from cstorch.tracing.tensors.tensor import LazyTensor, cell_of, new_tensor
 
 COUNTER: Final = "state.random.counter"
 

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cirh.dialect.locations import Source
-from cstorch.tracing.recording import Argument, Call, Ref
+from cstorch.tracing.recording.parts import Argument, Call, Ref
 
 # Say where a tensor is made. There is no choice on the device.
 _PLACEMENT = frozenset({"device", "pin_memory", "layout", "non_blocking"})

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from cstorch.tracing.attention import attention
 from cstorch.tracing.context import context
-from cstorch.tracing.dispatch import dispatch
+from cstorch.tracing.device.dispatch import dispatch
 from cstorch.tracing.operators import aten
-from cstorch.tracing.tensor import DEVICE
+from cstorch.tracing.rewrites.attention import attention
+from cstorch.tracing.tensors.tensor import DEVICE
 
 _library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 

@@ -14,13 +14,13 @@ from torch._ops import OpOverload
 from cirh.dialect.locations import Source
 from cstorch.errors import TraceError
 from cstorch.tracing import messages
-from cstorch.tracing.cell import Cell
-from cstorch.tracing.laziness import check_alias
 from cstorch.tracing.operators import aten, operator
 from cstorch.tracing.provenance import Scopes, user_line
-from cstorch.tracing.random_counter import COUNTER, random_counter
-from cstorch.tracing.recording import Argument, Call, Made, Met, Ref
-from cstorch.tracing.tensor import DEVICE, META, Base, Handle, LazyTensor, cell_of, follow_meta
+from cstorch.tracing.recording.aliases import check_alias
+from cstorch.tracing.recording.parts import Argument, Call, Made, Met, Ref
+from cstorch.tracing.tensors.cell import Cell
+from cstorch.tracing.tensors.random_counter import COUNTER, random_counter
+from cstorch.tracing.tensors.tensor import DEVICE, META, Base, Handle, LazyTensor, cell_of, follow_meta
 
 CONSTANT_ELEMENTS = 1024
 """A larger CPU tensor that the step moves to the device travels as state that never changes, not within the module."""

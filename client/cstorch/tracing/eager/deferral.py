@@ -12,12 +12,12 @@ import torch
 from torch._ops import OpOverload
 
 from cirh.execution.initialisation import OPERATORS, RANDOM
-from cstorch.tracing import generator
-from cstorch.tracing.cell import RAM_BYTES, Cell
-from cstorch.tracing.initialisation import Call, Initialisation, Operand
+from cstorch.tracing.eager import generator
 from cstorch.tracing.operators import aten, operator
-from cstorch.tracing.recorder import as_meta, is_whole, moves_to_host
-from cstorch.tracing.tensor import META, LazyTensor, is_device, new_tensor
+from cstorch.tracing.recording.recorder import as_meta, is_whole, moves_to_host
+from cstorch.tracing.tensors.cell import RAM_BYTES, Cell
+from cstorch.tracing.tensors.initialisation import Call, Initialisation, Operand
+from cstorch.tracing.tensors.tensor import META, LazyTensor, is_device, new_tensor
 
 # One number in every place: never worth any bytes, whether initialisation is lazy or not.
 _FILLS = frozenset(

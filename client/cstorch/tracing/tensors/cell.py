@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from cstorch.tracing.initialisation import Initialisation
-from cstorch.tracing.spool import spool
+from cstorch.tracing.tensors.initialisation import Initialisation
+from cstorch.tracing.tensors.spool import spool
 
 RAM_BYTES = 64 * 1024
 """Smaller cells stay in memory; larger ones are spooled to a file and mapped only while an operation uses them."""

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from cstorch.errors import TraceTypeError
-from cstorch.tracing.cell import Cell
 from cstorch.tracing.context import context
 from cstorch.tracing.messages import value_read
+from cstorch.tracing.tensors.cell import Cell
 
 DEVICE = torch.device("lazy")
 META = torch.device("meta")
@@ -66,7 +66,7 @@ class LazyTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        from cstorch.tracing.dispatch import dispatch  # it needs this class
+        from cstorch.tracing.device.dispatch import dispatch  # it needs this class
 
         return dispatch(func, args, kwargs or {})
 

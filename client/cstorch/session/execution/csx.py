@@ -17,14 +17,14 @@ from cstorch.batch import check_batch
 from cstorch.errors import ClusterError, UsageError
 from cstorch.execution import Closure, Execution
 from cstorch.lowering import lower
-from cstorch.session.arguments import Arguments
-from cstorch.session.habits import check_habits
+from cstorch.session.execution.arguments import Arguments
+from cstorch.session.execution.input import loader_name, prepared_input
+from cstorch.session.execution.outputs import Outputs, unknown_tensor, unpack, weight_in_closure
+from cstorch.session.execution.step_checks import check_habits
+from cstorch.session.execution.stream import ExecutionStream
 from cstorch.session.initialisation import Staged
-from cstorch.session.input import loader_name, prepared_input
 from cstorch.session.job import Job
-from cstorch.session.outputs import Outputs, unknown_tensor, unpack, weight_in_closure
 from cstorch.session.session import outcome
-from cstorch.session.stream import ExecutionStream
 from cstorch.tracing import LazyTensor, Trace, is_tracing, trace_step, user_line
 from cstorch.utils.data.restartable import read_state
 from wsc.v1 import coordinator_pb2, plan_pb2
