@@ -19,7 +19,7 @@ from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import CpuExecution, Execution, current_execution
 from cstorch.tracing import DEVICE, device_scope, is_tracing
-from cstorch.tracing.recording.aliases import laziness
+from cstorch.tracing.recording.aliases import alias_rule
 from cstorch.tracing.tensors.random_counter import random_counter
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class DeviceConfig:
     __slots__ = ()
 
     def __init__(self) -> None:
-        laziness.refuses_aliases = False
+        alias_rule.refuses_explicit = False
 
     @property
     def lazy_initialization(self) -> bool:
@@ -74,7 +74,7 @@ class DeviceConfig:
 
     @lazy_initialization.setter
     def lazy_initialization(self, enabled: bool) -> None:
-        backends.csx.debug.lazy_initialization = laziness.refuses_aliases = enabled
+        backends.csx.debug.lazy_initialization = alias_rule.refuses_explicit = enabled
 
 
 class Device:

@@ -9,8 +9,9 @@ from cstorch.tracing.context import is_tracing, name_operations
 from cstorch.tracing.device.modes import device_scope
 from cstorch.tracing.device.registration import register
 from cstorch.tracing.provenance import user_line
-from cstorch.tracing.recording.aliases import laziness
-from cstorch.tracing.recording.step import InputInfo, OpenTrace, OutputInfo, StateInfo, Trace, trace_step
+from cstorch.tracing.recording.aliases import alias_rule
+from cstorch.tracing.recording.step import OpenTrace, trace_step
+from cstorch.tracing.recording.trace import InputInfo, OutputInfo, StateInfo, Trace
 from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.move import move_module
 from cstorch.tracing.tensors.random_counter import COUNTER, random_counter
@@ -26,11 +27,11 @@ __all__ = [
     "OutputInfo",
     "StateInfo",
     "Trace",
+    "alias_rule",
     "cell_of",
     "device_scope",
     "from_cpu",
     "is_tracing",
-    "laziness",
     "move_module",
     "name_operations",
     "new_tensor",

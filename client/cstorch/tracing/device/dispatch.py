@@ -7,11 +7,11 @@ import torch
 from torch._ops import OpOverload
 
 from cstorch.tracing import messages
-from cstorch.tracing.context import context
-from cstorch.tracing.eager import run as eager
+from cstorch.tracing.context import StepRecorder, context
+from cstorch.tracing.eager.run import run as run_eagerly
 from cstorch.tracing.operators import aten, operator
-from cstorch.tracing.recording.recorder import Recorder, moves_to_host
 from cstorch.tracing.rewrites import decompositions
+from cstorch.tracing.tensors.operands import moves_to_host
 from cstorch.tracing.tensors.tensor import LazyTensor
 
 
@@ -25,9 +25,9 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         args = _batch_norm_backward(args)
     recorder = context.recorder
     if recorder is None:
-        return eager.run(func, args, kwargs)
+        return run_eagerly(func, args, kwargs)
     if func is aten._local_scalar_dense.default and _is_constant(args[0], recorder):
-        return eager.run(func, args, kwargs)
+        return run_eagerly(func, args, kwargs)
     if operator(func).reads_values or moves_to_host(func, args, kwargs) or _has_mask(func, args):
         raise messages.value_read(func)
     if decompositions.applies(func):
@@ -53,7 +53,7 @@ def _batch_norm_backward(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (gradient, tensor, weight, *statistics, training, epsilon, mask)
 
 
-def _is_constant(tensor: LazyTensor, recorder: Recorder) -> bool:
+def _is_constant(tensor: LazyTensor, recorder: StepRecorder) -> bool:
     """A tensor made before the step that is no state and that the step has not used: its value is known and stays."""
     cell = tensor._handle.cell
     return tensor._handle.trace != recorder.number and cell is not None and not recorder.knows(cell)

@@ -16,7 +16,7 @@ from cstorch.tracing.context import context
 from cstorch.tracing.device.dispatch import dispatch
 from cstorch.tracing.operators import aten
 from cstorch.tracing.rewrites.attention import attention
-from cstorch.tracing.tensors.tensor import DEVICE
+from cstorch.tracing.tensors.tensor import DEVICE, LazyTensor
 
 _library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 
@@ -87,6 +87,7 @@ def _module() -> types.ModuleType:
 
 def register() -> None:
     """Once per process, at import."""
+    LazyTensor._dispatch = staticmethod(dispatch)
     _library.impl("empty.memory_format", _empty, "Lazy")  # type: ignore[no-untyped-call]
     _library.impl("empty_strided", _empty_strided, "Lazy")  # type: ignore[no-untyped-call]
     for name, operation in _FACTORIES.items():

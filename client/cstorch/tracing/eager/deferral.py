@@ -12,11 +12,12 @@ import torch
 from torch._ops import OpOverload
 
 from cirh.execution.initialisation import OPERATORS, RANDOM
+from cstorch.backends import csx
 from cstorch.tracing.eager import generator
 from cstorch.tracing.operators import aten, operator
-from cstorch.tracing.recording.recorder import as_meta, is_whole, moves_to_host
 from cstorch.tracing.tensors.cell import RAM_BYTES, Cell
 from cstorch.tracing.tensors.initialisation import Call, Initialisation, Operand
+from cstorch.tracing.tensors.operands import as_meta, is_whole, moves_to_host
 from cstorch.tracing.tensors.tensor import META, LazyTensor, is_device, new_tensor
 
 # One number in every place: never worth any bytes, whether initialisation is lazy or not.
@@ -51,7 +52,7 @@ class _Impossible(Exception):
 
 def defer(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LazyTensor | None:
     """Remembers a call and returns its result, or None if it must run at once."""
-    if func not in _FILLS and not _is_lazy():
+    if func not in _FILLS and not csx.debug.lazy_initialization:
         return None
     try:
         if func in _FACTORIES:
@@ -61,12 +62,6 @@ def defer(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     except _Impossible:
         pass
     return None
-
-
-def _is_lazy() -> bool:
-    from cstorch.backends import csx  # flags look at the execution, and that at tensors
-
-    return csx.debug.lazy_initialization
 
 
 def _in_place(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LazyTensor:

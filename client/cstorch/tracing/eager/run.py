@@ -9,8 +9,8 @@ from torch._ops import OpOverload
 from cstorch.tracing import messages
 from cstorch.tracing.eager.deferral import defer
 from cstorch.tracing.operators import Operator, aten, operator
-from cstorch.tracing.recording.recorder import TAKES_CPU_TENSORS, moves_to_host
 from cstorch.tracing.tensors.cell import Cell
+from cstorch.tracing.tensors.operands import TAKES_CPU_TENSORS, moves_to_host
 from cstorch.tracing.tensors.tensor import META, Handle, LazyTensor, follow_meta, is_device, new_tensor
 
 _CPU = torch.device("cpu")

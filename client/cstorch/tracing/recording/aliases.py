@@ -1,4 +1,4 @@
-"""What lazy initialisation forbids, where a script asks for it as in older releases."""
+"""Explicit aliases of weights, which lazy initialisation forbids where a script asks for it as in older releases."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,17 +21,17 @@ _SAME = frozenset({aten.detach.default, aten.alias.default})
 
 
 @dataclass(slots=True)
-class Laziness:
-    """`refuses_aliases`: the forward pass may not alias a weight that is initialised lazily.
+class AliasRule:
+    """`refuses_explicit`: the forward pass may not alias a weight that is initialised lazily.
 
     Nothing here needs that. The releases in which a script asks for lazy initialisation by `backend.device.config` have
     this limitation, and a script that runs here must run there.
     """
 
-    refuses_aliases: bool = False
+    refuses_explicit: bool = False
 
 
-laziness = Laziness()
+alias_rule = AliasRule()
 
 
 def check_alias(func: OpOverload, args: tuple[Any, ...]) -> None:
@@ -40,7 +40,7 @@ def check_alias(func: OpOverload, args: tuple[Any, ...]) -> None:
     Raises:
         TraceError: it aliases a weight that is initialised lazily, where that is refused.
     """
-    if not laziness.refuses_aliases or func in _SAME or not args or not isinstance(args[0], LazyTensor):
+    if not alias_rule.refuses_explicit or func in _SAME or not args or not isinstance(args[0], LazyTensor):
         return
     cell = args[0]._handle.cell
     if cell is None or cell.initialisation is None or not args[0].requires_grad:

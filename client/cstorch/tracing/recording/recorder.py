@@ -19,17 +19,12 @@ from cstorch.tracing.provenance import Scopes, user_line
 from cstorch.tracing.recording.aliases import check_alias
 from cstorch.tracing.recording.parts import Argument, Call, Made, Met, Ref
 from cstorch.tracing.tensors.cell import Cell
+from cstorch.tracing.tensors.operands import TAKES_CPU_TENSORS, as_meta, is_whole
 from cstorch.tracing.tensors.random_counter import COUNTER, random_counter
-from cstorch.tracing.tensors.tensor import DEVICE, META, Base, Handle, LazyTensor, cell_of, follow_meta
+from cstorch.tracing.tensors.tensor import META, Base, Handle, LazyTensor, cell_of, follow_meta
 
 CONSTANT_ELEMENTS = 1024
 """A larger CPU tensor that the step moves to the device travels as state that never changes, not within the module."""
-
-# Operations that may be given a CPU tensor with dimensions beside device tensors.
-TAKES_CPU_TENSORS = frozenset(
-    {aten._to_copy.default, aten.copy_.default, aten.lift_fresh.default, aten.index.Tensor, aten.index_put_.default}
-    | {aten.index_put.default, aten._index_put_impl_.default}
-)
 
 _numbers = itertools.count(1)
 
@@ -75,7 +70,7 @@ class Recorder:
         self.arguments.append(argument)
         return LazyTensor(Handle(meta, None, self.number, argument.value, Base()))
 
-    def knows(self, cell: Cell) -> bool:
+    def knows(self, cell: object) -> bool:
         return id(cell) in self._states
 
     def value_of(self, tensor: LazyTensor) -> int:
@@ -217,21 +212,6 @@ class Recorder:
         return known[1]
 
 
-def as_meta(argument: Any) -> Any:
-    """The argument as the meta kernel gets it."""
-    if isinstance(argument, LazyTensor):
-        return argument._handle.meta
-    if isinstance(argument, torch.Tensor):
-        return argument if argument.dim() == 0 else argument.to(META)
-    if isinstance(argument, (list, tuple)):
-        return [as_meta(item) for item in argument]
-    if isinstance(argument, torch.device):
-        return META
-    if isinstance(argument, torch.Generator):
-        return None
-    return argument
-
-
 def _results(out: Any) -> Iterator[Any]:
     if isinstance(out, (list, tuple)):
         yield from out
@@ -248,16 +228,3 @@ def _written(
         for item in argument if isinstance(argument, (list, tuple)) else (argument,):
             if isinstance(item, LazyTensor):
                 yield item
-
-
-def is_whole(meta: torch.Tensor, cell: Cell) -> bool:
-    """True for a tensor that is the whole cell, as it is."""
-    return tuple(meta.shape) == cell.shape and meta.is_contiguous() and meta.storage_offset() == 0
-
-
-def moves_to_host(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """True for a copy from the device to the host: `.to("cpu")`, or `copy_` into a CPU tensor."""
-    if func is aten._to_copy.default:
-        device = kwargs.get("device")
-        return device is not None and torch.device(device).type != DEVICE.type
-    return func is aten.copy_.default and not isinstance(args[0], LazyTensor)

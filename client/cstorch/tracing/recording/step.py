@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,53 +17,13 @@ from cstorch.tracing.device.modes import device_modes
 from cstorch.tracing.provenance import Scopes
 from cstorch.tracing.recording.functional import functionalize
 from cstorch.tracing.recording.kept import check_kept
-from cstorch.tracing.recording.recorder import Recorder, is_whole
+from cstorch.tracing.recording.recorder import Recorder
+from cstorch.tracing.recording.trace import InputInfo, OutputInfo, StateInfo, Trace
 from cstorch.tracing.tensors.cell import Cell
+from cstorch.tracing.tensors.operands import is_whole
 from cstorch.tracing.tensors.tensor import Handle, LazyTensor
 
 Getter = Callable[[], torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateInfo:
-    """A loop-carried tensor that the step reads or changes. `changed`: it has a new value after each step."""
-
-    name: str
-    cell: Cell
-    changed: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputInfo:
-    """A tensor of the batch, in flatten order."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputInfo:
-    """A tensor whose value goes to the user after each step: the value that it has at the end of the step."""
-
-    name: str
-    tensor: LazyTensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """A traced step as a graph of pure ATen functions.
-
-    The placeholders of `graph` are the states and then the inputs, in these orders; its results are the new values of
-    the changed states and then the outputs. `result` is what the step returned, `optimizers` those that stepped in it.
-    """
-
-    graph: fx.Graph
-    states: tuple[StateInfo, ...]
-    inputs: tuple[InputInfo, ...]
-    outputs: tuple[OutputInfo, ...]
-    result: Any
-    optimizers: tuple[torch.optim.Optimizer, ...] = ()
 
 
 def trace_step(

@@ -1,9 +1,11 @@
 """LazyTensor: what the user holds for a tensor on the Cerebras device."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import torch
+from torch._ops import OpOverload
 
 from cstorch.errors import TraceTypeError
 from cstorch.tracing.context import context
@@ -12,6 +14,8 @@ from cstorch.tracing.tensors.cell import Cell
 
 DEVICE = torch.device("lazy")
 META = torch.device("meta")
+
+Dispatch: TypeAlias = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any]], Any]
 
 
 class Base:
@@ -43,6 +47,7 @@ class LazyTensor(torch.Tensor):
     Outside a traced step, operations run at once on the CPU, on the bytes of the cell. Within one they are recorded.
     """
 
+    _dispatch: ClassVar[Dispatch]  # runs or records one ATen call; set when the device is registered
     _handle: Handle
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -66,9 +71,7 @@ class LazyTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        from cstorch.tracing.device.dispatch import dispatch  # it needs this class
-
-        return dispatch(func, args, kwargs or {})
+        return cls._dispatch(func, args, kwargs or {})
 
     # What follows is the part of the Python surface that does not reach __torch_dispatch__ by itself.
 
