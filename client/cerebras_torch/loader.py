@@ -22,7 +22,7 @@ class LoopExecutor(DataExecutor):
             return super().make_execution()
         from cstorch.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
 
-        return LoopExecution(self, self.backend)
+        return LoopExecution(self, self.backend.target())
 
 
 class SessionLoader:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 
@@ -13,9 +13,7 @@ from cerebras_torch.setup import optimizer as check_optimizer
 from cstorch.core.closures import step_closure
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import current_execution
-
-if TYPE_CHECKING:
-    from cerebras_torch.loader import LoopExecutor
+from cstorch.utils.data import DataExecutor
 
 
 class Session:
@@ -58,7 +56,7 @@ class Session:
             loop.close()  # one that was left early still records
         self._loops.clear()
 
-    def steps(self, executor: "LoopExecutor") -> Generator[Any]:
+    def steps(self, executor: DataExecutor) -> Generator[Any]:
         """The batches of an executor."""
         loop = _counted(executor)
         self._loops = [loop]
@@ -79,7 +77,7 @@ class Session:
             execution.mark_step()
 
 
-def _counted(executor: "LoopExecutor") -> Generator[Any]:
+def _counted(executor: DataExecutor) -> Generator[Any]:
     run = current_run()
     run.executor = executor
     with closing(iter(executor)) as batches:  # type: ignore[type-var]  # a generator

@@ -1,16 +1,21 @@
-"""Habits from plain PyTorch with which a traced step would run, and give other numbers than the script expects."""
+"""Checks of a step that would run, but give other numbers than the script expects of plain PyTorch."""
 
 import warnings
+from collections.abc import Sequence
 
+import torch
 from torch import nn
 
-from cstorch import optim
 from cstorch.errors import UsageError
 from cstorch.tracing import Trace
 
 
-def check_habits(trace: Trace, model: nn.Module | None) -> None:
-    """Looks at a step that has just been traced; model: the compiled one that it called.
+def check_step(trace: Trace, model: nn.Module | None, traceable: Sequence[torch.optim.Optimizer]) -> None:
+    """Warns of a step that has just been traced.
+
+    Args:
+        model: the compiled one that it called, if any.
+        traceable: the optimizers of cstorch, whose settings may change in traced steps.
 
     Raises:
         UsageError: a schedule of torch sets the learning rate of an optimizer that stepped.
@@ -23,7 +28,7 @@ def check_habits(trace: Trace, model: nn.Module | None) -> None:
                 "traced step does not see, so the learning rate would stay the first one. Use the scheduler of the "
                 "same name in cstorch.optim.lr_scheduler, which is a function of the step"
             )
-        if not isinstance(optimizer, optim.Optimizer):
+        if not any(optimizer is known for known in traceable):
             warnings.warn(
                 f"{name} is an optimizer of torch: the settings of its groups are frozen as they are in the first "
                 "step. Use the optimizer of the same name in cstorch.optim, or a subclass of cstorch.optim.Optimizer",

@@ -39,7 +39,7 @@ def outcome(future: Future[Result]) -> Result:
     return future.result()
 
 
-class Session:
+class ClusterSession:
     """Owns the embedded cluster and the job. Used by the script's thread; the job is opened by a thread of ours.
 
     Args:
