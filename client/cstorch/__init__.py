@@ -12,7 +12,7 @@ from cstorch.core.tensors import full, full_like, make_constant, ones, ones_like
 from cstorch.core.trace import trace
 from cstorch.decomp.registry import register_decomposition
 from cstorch.execution import current_executor
-from cstorch.generations import tell_of_other_providers
+from cstorch.generations import warn_of_other_providers
 from cstorch.numpy_arrays import from_numpy, to_numpy
 from cstorch.storage import load, save
 from interconnect.rpc.version import __version__
@@ -66,5 +66,5 @@ __all__ = [
     "zeros_like",
 ]
 
-tell_of_other_providers()
+warn_of_other_providers()
 explain_in_modules()

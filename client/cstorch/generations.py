@@ -130,8 +130,8 @@ def _keep_functions(name: str, real: str) -> None:
             sys.modules[name + loaded.removeprefix(real)] = module
 
 
-def tell_of_other_providers() -> None:
-    """Says which of two distributions gives an import name, where not only this one does."""
+def warn_of_other_providers() -> None:
+    """Warns where another distribution gives one of our import names too, and says which of the two is imported."""
     entries = [entry for entry in map(Path, sys.path) if not (entry / "cstorch").is_dir()]
     for name in NAMES:
         others = [folder for entry in entries if (folder := entry.joinpath(*name.split("."))).is_dir()]

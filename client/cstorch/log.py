@@ -16,13 +16,11 @@ class _StandardError(logging.StreamHandler[TextIO]):
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
+        self.addFilter(lambda record: not self._is_taken(record))
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
         return sys.stderr
-
-    def filter(self, record: logging.LogRecord) -> bool | logging.LogRecord:
-        return False if self._is_taken(record) else super().filter(record)
 
     def _is_taken(self, record: logging.LogRecord) -> bool:
         logger: logging.Logger | None = logging.getLogger(record.name)

@@ -16,8 +16,8 @@ Expected = Literal["state_wanted", "started", "outputs", "checkpoint", "finished
 
 CHECK_SECONDS = 1.0
 JOIN_SECONDS = 5.0
-# Steps after which the coordinator hears that they were consumed, even if more outputs are here already.
-CONSUMED_LOT = 4
+# After so many consumed steps the coordinator is told, even if more outputs are here already.
+CONSUMED_INTERVAL = 4
 
 
 class ExecutionStream:
@@ -76,9 +76,9 @@ class ExecutionStream:
         return self._outputs.popleft()
 
     def consumed(self, step: int) -> None:
-        """The closures of all steps up to this one have run; the coordinator is told in lots."""
+        """The closures of all steps up to this one have run; the coordinator is told of several at once."""
         self._consumed += 1
-        if self._consumed >= CONSUMED_LOT or not self._outputs:
+        if self._consumed >= CONSUMED_INTERVAL or not self._outputs:
             self._consumed = 0
             self.send(coordinator_pb2.ExecuteRequest(consumed=coordinator_pb2.Consumed(step=step)))
 

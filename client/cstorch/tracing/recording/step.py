@@ -16,9 +16,9 @@ from cstorch.tracing.context import context
 from cstorch.tracing.device.modes import device_modes
 from cstorch.tracing.provenance import Scopes
 from cstorch.tracing.recording.functional import functionalize
-from cstorch.tracing.recording.kept import check_kept
 from cstorch.tracing.recording.recorder import Recorder
 from cstorch.tracing.recording.trace import InputInfo, OutputInfo, StateInfo, Trace
+from cstorch.tracing.recording.unregistered_state import check_unregistered_state
 from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.operands import is_whole
 from cstorch.tracing.tensors.tensor import Handle, LazyTensor
@@ -98,7 +98,7 @@ class OpenTrace:
             trace = _finish(recorder, states, before, self._inputs, outputs, result)
             carried = [*before.values(), *(get() for get in states.values())]
             known = [*self._inputs, *(tensor for _, tensor in outputs), *carried]
-            check_kept(recorder, known, before.values(), self._optimizers)
+            check_unregistered_state(recorder, known, before.values(), self._optimizers)
         finally:
             self.close()
         _settle(recorder, states, before)

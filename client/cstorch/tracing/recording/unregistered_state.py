@@ -10,7 +10,7 @@ from cstorch.tracing.recording.parts import Made
 from cstorch.tracing.recording.recorder import Recorder
 
 
-def check_kept(
+def check_unregistered_state(
     recorder: Recorder,
     known: Iterable[torch.Tensor],
     parameters: Iterable[torch.Tensor],
