@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cstorch import backends
-from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError
 
 

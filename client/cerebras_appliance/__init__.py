@@ -5,7 +5,7 @@ import logging
 from cerebras_appliance import errors, log, utils
 from cerebras_appliance.CSConfig import CSConfig
 from cstorch.absent import explain_in_modules
-from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed.cluster_config import ClusterConfig
 
 __all__ = ["CSConfig", "ClusterConfig", "errors", "log", "logger", "utils"]
 

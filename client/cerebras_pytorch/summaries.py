@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from cstorch.backend import use_cs
-from cstorch.closures import step_closure
+from cstorch.core.closures import step_closure
 from cstorch.execution import current_executor
 
 

@@ -20,9 +20,9 @@ class LoopExecutor(DataExecutor):
     def make_execution(self) -> Execution:
         if not isinstance(self.backend, CsxBackend):
             return super().make_execution()
-        from cstorch.session.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+        from cstorch.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
 
-        return LoopExecution(self, self.backend)
+        return LoopExecution(self, self.backend.target())
 
 
 class SessionLoader:

@@ -83,7 +83,7 @@ class Run:
 
     def track_object(self, obj: Any) -> None:
         """Has the cluster compute the tensors of a nest in each step, also if no step closure asks for them."""
-        from cstorch.session.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+        from cstorch.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
 
         execution = current_execution()
         if isinstance(execution, LoopExecution):

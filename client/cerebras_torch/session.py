@@ -3,19 +3,17 @@
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 
 from cerebras_torch.run import current_run
 from cerebras_torch.setup import check_initialized
 from cerebras_torch.setup import optimizer as check_optimizer
-from cstorch.closures import step_closure
+from cstorch.core.closures import step_closure
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import current_execution
-
-if TYPE_CHECKING:
-    from cerebras_torch.loader import LoopExecutor
+from cstorch.utils.data import DataExecutor
 
 
 class Session:
@@ -58,7 +56,7 @@ class Session:
             loop.close()  # one that was left early still records
         self._loops.clear()
 
-    def steps(self, executor: "LoopExecutor") -> Generator[Any]:
+    def steps(self, executor: DataExecutor) -> Generator[Any]:
         """The batches of an executor."""
         loop = _counted(executor)
         self._loops = [loop]
@@ -72,14 +70,14 @@ class Session:
 
     def mark_step(self) -> None:
         """Ends the step here, not with the next batch: waits for its values and runs its step closures."""
-        from cstorch.session.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+        from cstorch.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
 
         execution = current_execution()
         if isinstance(execution, LoopExecution):
             execution.mark_step()
 
 
-def _counted(executor: "LoopExecutor") -> Generator[Any]:
+def _counted(executor: DataExecutor) -> Generator[Any]:
     run = current_run()
     run.executor = executor
     with closing(iter(executor)) as batches:  # type: ignore[type-var]  # a generator

@@ -10,9 +10,9 @@ from torch import nn
 from cerebras_torch import run
 from cstorch import amp
 from cstorch.backend import backend, has_backend, use_cs
-from cstorch.cluster_config import ClusterConfig
-from cstorch.compile import CompiledModel
-from cstorch.compile import compile as compile_module
+from cstorch.core.compile import CompiledModel
+from cstorch.core.compile import compile as compile_module
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import UsageError
 from cstorch.optim import Optimizer
 from cstorch.optim.lr_scheduler import LRScheduler

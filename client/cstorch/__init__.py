@@ -3,18 +3,18 @@
 from cstorch import amp, backends, core, decomp, distributed, errors, metrics, nn, optim, sparse, storage, utils
 from cstorch.absent import explain_in_modules
 from cstorch.backend import backend, close_backend, current_backend, current_torch_device, device, use_cs
-from cstorch.closures import checkpoint_closure, step_closure
-from cstorch.compile import compile
 from cstorch.core.annotation import current_pol, device_annotation, pol
+from cstorch.core.closures import checkpoint_closure, step_closure
+from cstorch.core.compile import compile
 from cstorch.core.name_scope import add_debug_name, get_debug_name, name_scope, set_debug_scope
+from cstorch.core.random import get_rng_state, set_rng_state
+from cstorch.core.tensors import full, full_like, make_constant, ones, ones_like, tensor, zeros, zeros_like
+from cstorch.core.trace import trace
 from cstorch.decomp.registry import register_decomposition
 from cstorch.execution import current_executor
-from cstorch.generations import tell_of_other_providers
+from cstorch.generations import warn_of_other_providers
 from cstorch.numpy_arrays import from_numpy, to_numpy
-from cstorch.random import get_rng_state, set_rng_state
 from cstorch.storage import load, save
-from cstorch.tensors import full, full_like, make_constant, ones, ones_like, tensor, zeros, zeros_like
-from cstorch.trace import trace
 from interconnect.rpc.version import __version__
 
 __all__ = [
@@ -66,5 +66,5 @@ __all__ = [
     "zeros_like",
 ]
 
-tell_of_other_providers()
+warn_of_other_providers()
 explain_in_modules()

@@ -20,7 +20,7 @@ _REASONS: Mapping[str, str] = {
     "cstorch.amp.setup_optimizer": "a GradScaler needs no preparation of the optimizer; leave it out",
     "cstorch.backends": "Waferbox has nothing that the flag would change; leave it out",
     "cstorch.checks": "its checks are always on; leave it out",
-    "cstorch.closures": _DECORATE,
+    "cstorch.core.closures": _DECORATE,
     "cstorch.configure": "it is of release 1.8: import cerebras_pytorch.experimental, or make a cstorch.backend",
     "cstorch.core": _NO_GRAPH,
     "cstorch.decomp": "register with cstorch.register_decomposition",

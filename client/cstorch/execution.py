@@ -1,19 +1,62 @@
-"""What runs the steps of a DataExecutor: the interface of an execution, the one under way, and the CPU's."""
+"""An execution is the run of one DataExecutor: its interface, and the one under way."""
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from torch import nn
 
-from cstorch.batch import infer_batch_size
 from cstorch.errors import UsageError
 
-if TYPE_CHECKING:
-    from cstorch.utils.data.executor import DataExecutor
+
+class Input(Protocol):
+    """The DataLoader of an execution, which describes its methods."""
+
+    @property
+    def is_restartable(self) -> bool: ...
+    def builder(self) -> bytes: ...
+    def first_batch(self) -> Any: ...
+    def passes(self) -> Iterator[Any]: ...
+    def own_state(self, *, worker_step: int, samples_streamed: int) -> dict[str, Any]: ...
+
+
+class StepProfiler(Protocol):
+    """What measures the steps of an execution."""
+
+    def start(self) -> None:
+        """The first step begins now."""
+
+    def step(self, batch_size: int) -> None:
+        """Counts a step."""
+
+
+class Executor(Protocol):
+    """The DataExecutor that an execution runs; it describes its properties."""
+
+    num_steps: int
+    activation_steps: int
+
+    @property
+    def dataloader(self) -> Input: ...
+    @property
+    def profiler(self) -> StepProfiler: ...
+    @property
+    def artifact_dir(self) -> Path: ...
+    @property
+    def checkpoint_steps(self) -> list[int]: ...
+    @property
+    def iteration(self) -> int: ...
+    @property
+    def user_iteration(self) -> int: ...
+    @property
+    def on_final_iteration(self) -> bool: ...
+    @property
+    def on_activation_step(self) -> bool: ...
+    @property
+    def on_checkpoint_step(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +76,7 @@ class Closure:
 class Execution(ABC):
     """The run of one DataExecutor, from its first batch to its last closure."""
 
-    def __init__(self, executor: "DataExecutor") -> None:
+    def __init__(self, executor: Executor) -> None:
         self.executor = executor
 
     @abstractmethod
@@ -61,36 +104,6 @@ class Execution(ABC):
         """A call of a closure."""
 
 
-class CpuExecution(Execution):
-    """Runs the step eagerly with plain CPU tensors; closures run at once."""
-
-    def __init__(self, executor: "DataExecutor") -> None:
-        super().__init__(executor)
-        self._samples = 0
-
-    def batches(self) -> Generator[Any]:
-        for batch in itertools.islice(self.executor.dataloader.passes(), self.executor.num_steps):
-            rows = infer_batch_size(batch) or 0
-            self._samples += rows
-            self.executor.profiler.step(rows)
-            yield batch
-
-    def input_states(self) -> list[dict[str, Any]]:
-        step = self.executor.user_iteration
-        return [self.executor.dataloader.own_state(worker_step=step, samples_streamed=self._samples)]
-
-    def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return function(*args, **kwargs)
-
-    def use_model(self, model: nn.Module) -> None:
-        pass
-
-    def call_closure(self, closure: Closure) -> Any:
-        executor = self.executor
-        due = executor.on_checkpoint_step if closure.at_checkpoint else executor.on_activation_step
-        return closure.run() if due else None
-
-
 _current: Execution | None = None
 
 
@@ -116,7 +129,7 @@ def enter(execution: Execution) -> Iterator[None]:
         _current = None
 
 
-def current_executor() -> "DataExecutor":
+def current_executor() -> Executor:
     """The DataExecutor that is being iterated.
 
     Raises:

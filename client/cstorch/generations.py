@@ -37,7 +37,7 @@ _MOVED = {
     "cstorch.sparse.utils": "cstorch.sparse.schedules",
     "cstorch.utils.data.data_executor": "cstorch.utils.data.executor",
     "cstorch.utils.data.utils": "cstorch.utils.data",
-    "cstorch.utils.step_closures": "cstorch.closures",
+    "cstorch.utils.step_closures": "cstorch.core.closures",
 }
 
 _OWN = Path(__file__).resolve().parents[1]
@@ -130,8 +130,8 @@ def _keep_functions(name: str, real: str) -> None:
             sys.modules[name + loaded.removeprefix(real)] = module
 
 
-def tell_of_other_providers() -> None:
-    """Says which of two distributions gives an import name, where not only this one does."""
+def warn_of_other_providers() -> None:
+    """Warns where another distribution gives one of our import names too, and says which of the two is imported."""
     entries = [entry for entry in map(Path, sys.path) if not (entry / "cstorch").is_dir()]
     for name in NAMES:
         others = [folder for entry in entries if (folder := entry.joinpath(*name.split("."))).is_dir()]

@@ -8,22 +8,39 @@ _FORMAT = "%(asctime)s %(levelname)s:   %(message)s"
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
-    """Writes to what sys.stderr is at the moment: a progress bar replaces it to keep the lines above itself."""
+    """Writes to what sys.stderr is at the moment: a progress bar replaces it to keep the lines above itself.
+
+    A line that any handler of the script takes is left to that one. This is decided line by line, since many scripts
+    set up logging after they have made their backend.
+    """
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
+        self.addFilter(lambda record: not self._is_taken(record))
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
         return sys.stderr
 
+    def _is_taken(self, record: logging.LogRecord) -> bool:
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None:
+            if any(handler is not self and _takes(handler, record) for handler in logger.handlers):
+                return True
+            logger = logger.parent if logger.propagate else None
+        return False
+
+
+def _takes(handler: logging.Handler, record: logging.LogRecord) -> bool:
+    return record.levelno >= handler.level and not isinstance(handler, logging.NullHandler)
+
 
 def configure() -> None:
-    """Shows cstorch's INFO lines on standard error, unless the script, or an earlier call, chose where they go."""
+    """Shows cstorch's INFO lines on standard error where the script's own handlers do not take them."""
     logger = logging.getLogger("cstorch")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
-    if logging.getLogger().handlers or logger.handlers:
+    if any(isinstance(handler, _StandardError) for handler in logger.handlers):
         return
     handler = _StandardError()
     handler.setFormatter(logging.Formatter(_FORMAT))

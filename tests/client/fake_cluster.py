@@ -17,7 +17,7 @@ import torch
 
 from cirh.execution import initialisation
 from cstorch.session import cluster_state
-from cstorch.session import execution as session_execution
+from cstorch.session.execution import cluster_execution, traced_step
 from cstorch.session.transfer import Outgoing
 from cstorch.tracing import Trace
 from interconnect.links.elements import torch_dtype
@@ -87,9 +87,9 @@ class FakeCluster:
 
     def connect_client(self, monkeypatch: Any) -> None:
         """Replaces the lowering, and the links to MemoryX, in the client."""
-        monkeypatch.setattr(session_execution, "lower", lambda trace: trace)
-        monkeypatch.setattr(session_execution, "print_module", describe)
-        monkeypatch.setattr(session_execution, "verify", lambda module: None)  # it is no module
+        monkeypatch.setattr(traced_step, "lower", lambda trace: trace)
+        monkeypatch.setattr(traced_step, "print_module", describe)
+        monkeypatch.setattr(cluster_execution, "verify", lambda module: None)  # it is no module
         monkeypatch.setattr(cluster_state, "ShardConnection", lambda shard, lane, gateway: FakeShard(self))
 
 

@@ -9,7 +9,7 @@ from fake_cluster import FakeCluster, State
 from torch import nn
 
 import cstorch
-from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.utils.data import DataExecutor, DataLoader
 
 NAMES = ["state.model.weight", "state.model.bias"]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import cstorch
-from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError, UsageError
 
 

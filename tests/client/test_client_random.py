@@ -13,10 +13,11 @@ from traced_steps import Runner, run_module, trace
 
 import cstorch
 from cirh.text.printer import print_module
-from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import CompileError, TraceError
 from cstorch.lowering import lower
-from cstorch.tracing import COUNTER, DEVICE, random_counter
+from cstorch.tracing import COUNTER, DEVICE
+from cstorch.tracing.tensors.random_counter import random_counter
 from cstorch.utils.data import DataExecutor, DataLoader
 
 X = torch.full((64, 50), 2.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError
 
 

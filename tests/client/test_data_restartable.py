@@ -13,8 +13,8 @@ import torch
 import cstorch
 from cstorch.distributed import get_worker_state
 from cstorch.errors import InputError, UsageError
+from cstorch.session.execution.input_states import read_state
 from cstorch.utils.data import DataExecutor, DataLoader, RestartableDataLoader
-from cstorch.utils.data.restartable import read_state
 from workers.child import plain  # the form is that in which workers write
 
 LENGTH = 4

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cluster
 CHECKS = {
     "a submodule under a function's name": """
 from cerebras.pytorch.backend import Backend
-import cerebras.pytorch.compile, cerebras_pytorch.backend, cerebras_pytorch.experimental.trace
+import cerebras.pytorch.backend, cerebras_pytorch.backend, cerebras_pytorch.experimental.backend
 import cerebras.pytorch as new, cerebras_pytorch as old, cerebras_pytorch.experimental as older
 import cstorch
 assert Backend is cstorch.backend.__globals__["Backend"]

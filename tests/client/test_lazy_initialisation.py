@@ -14,8 +14,7 @@ from traced_steps import states_of, trace
 from cstorch import backends
 from cstorch.backend import BackendType, Device
 from cstorch.errors import TraceError
-from cstorch.tracing import DEVICE, cell_of, device_scope
-from cstorch.tracing.laziness import laziness
+from cstorch.tracing import DEVICE, alias_rule, cell_of, device_scope
 
 LARGE = 130  # squared, this many float32 are more than what stays in memory
 
@@ -24,7 +23,7 @@ LARGE = 130  # squared, this many float32 are more than what stays in memory
 def lazy() -> Iterator[None]:
     yield
     backends.reset()
-    laziness.refuses_aliases = False
+    alias_rule.refuses_explicit = False
 
 
 def both(make: Callable[[], Any]) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from fake_cluster import FakeCluster, StartCluster, State
 from torch import nn
 
 import cstorch
-from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError, InputError, StateError, TraceError, TraceTypeError, UsageError
 from cstorch.utils.data import DataExecutor, DataLoader
 

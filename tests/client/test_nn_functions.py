@@ -8,7 +8,7 @@ from traced_steps import trace
 
 import cstorch
 from cstorch.errors import AbsentError, TraceError
-from cstorch.tracing import losses
+from cstorch.tracing.rewrites import losses
 
 
 def test_functions() -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterUnreachableError
 from cstorch.session import job as session_job
 from cstorch.session.job import Job

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterError
 from cstorch.session import embedded
 from cstorch.session.embedded import EmbeddedCluster

@@ -12,7 +12,7 @@ from halved_weight import NAMES, Setup, input_fn, run
 from torch import nn
 
 import cstorch
-from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import (
     ClusterUnreachableError,
     CompileError,

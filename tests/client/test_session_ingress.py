@@ -6,7 +6,7 @@ import grpc
 import pytest
 from fake_cluster import FakeCluster
 
-from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterUnreachableError, NodeLostError
 from cstorch.session import job as session_job
 from cstorch.session.job import Job

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from fake_cluster import FakeCluster
 
-from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.session import job as session_job
 from cstorch.session.job import Job
 from wsc.v1 import management_pb2, node_pb2, plan_pb2

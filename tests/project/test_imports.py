@@ -1,6 +1,12 @@
-"""Imports run one way (DESIGN section 1): no role imports another, and nobody imports upwards."""
+"""Imports run one way: no role imports another, nobody imports upwards, and neither modules nor packages form circles.
+
+Imports in functions and under TYPE_CHECKING count.
+"""
 
 import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -44,42 +50,186 @@ MAY_IMPORT = {
 }
 
 
-def imported_packages(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names.update(alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
-            names.add(node.module.split(".")[0])
-    return names & (FOLDERS.keys() | {"wsc"})
+# Of the client, from the lowest; all else of cstorch is the API, above them. An entry holds for packages below it.
+CLIENT_LAYERS = (
+    {"cstorch"},  # the files of its own level: errors, state, the interface of an execution
+    {"cstorch.backends", "cstorch.distributed"},
+    {"cstorch.tracing"},
+    {"cstorch.lowering"},
+    {"cstorch.session"},
+    {"cstorch.backend"},
+)
+
+MOST_LINES = 400
+MOST_FILES = 15
+LISTS = {"client/cstorch/optim"}  # of alike things: one optimizer a file
+
+Graph = Mapping[str, set[str]]
+
+
+@cache
+def sources() -> Mapping[str, Path]:
+    """The file of each module; a package itself is called `package.__init__`."""
+    modules = {}
+    for package, folder in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            modules[".".join((package, *path.relative_to(ROOT / folder).with_suffix("").parts))] = path
+    return modules
+
+
+def imported_names(text: str) -> Iterator[str]:
+    """What a module imports, wherever in it: `a.b.c` for `from a.b import c`, which may be a module or not."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                yield from (f"{module}.{alias.name}" for alias in names)
+            case ast.ImportFrom():
+                raise AssertionError("imports are absolute")
+            case ast.Call(func=ast.Name(id="import_module"), args=[ast.Constant(value=str(name))]):
+                yield name
+
+
+def module_graph(modules: Mapping[str, str]) -> Graph:
+    """Which modules each one imports.
+
+    Args:
+        modules: their texts by name.
+    """
+
+    def found(name: str) -> str | None:
+        parent = name.rpartition(".")[0]
+        known = (name, f"{name}.__init__", parent, f"{parent}.__init__")
+        return next((candidate for candidate in known if candidate in modules), None)
+
+    return {
+        module: {target for name in imported_names(text) if (target := found(name)) is not None} - {module}
+        for module, text in modules.items()
+    }
+
+
+def package_of(module: str) -> str:
+    """The folder that a module is in; `__init__` and `__main__` see it from above, and stand by themselves."""
+    package, _, name = module.rpartition(".")
+    return module if name in ("__init__", "__main__") else package
+
+
+def package_graph(modules: Graph) -> Graph:
+    """The same between packages."""
+    packages: dict[str, set[str]] = {}
+    for module, targets in modules.items():
+        package = package_of(module)
+        packages.setdefault(package, set()).update(map(package_of, targets))
+        packages[package].discard(package)
+    return packages
+
+
+def circle(graph: Graph) -> list[str]:
+    """The nodes along a circle, each of which the next one imports; empty if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@cache
+def project() -> Graph:
+    return module_graph({module: path.read_text() for module, path in sources().items()})
+
+
+def layer_of(module: str) -> int:
+    """The layer of a module of the client, from 0."""
+    package = package_of(module)
+    if package == "cstorch.__init__":
+        return len(CLIENT_LAYERS)
+    layers = {name: layer for layer, names in enumerate(CLIENT_LAYERS) for name in names}
+    if package == "cstorch":
+        return layers[package]
+    second = ".".join(package.split(".")[:2])
+    return layers.get(second, len(CLIENT_LAYERS))
 
 
 @pytest.mark.parametrize("package", FOLDERS)
 def test_imports_run_one_way(package: str) -> None:
-    for path in (ROOT / FOLDERS[package]).rglob("*.py"):
-        extra = imported_packages(path) - MAY_IMPORT[package] - {package}
-        assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)}"
+    known = FOLDERS.keys() | {"wsc"}
+    for module, path in sources().items():
+        if module.split(".")[0] == package:
+            imported = {name.split(".")[0] for name in imported_names(path.read_text())} & known
+            extra = imported - MAY_IMPORT[package] - {package}
+            assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circle(project()) == []
+
+
+def test_no_packages_import_each_other_in_a_circle() -> None:
+    assert circle(package_graph(project())) == []
+
+
+def test_the_layers_of_the_client() -> None:
+    for module, targets in project().items():
+        if module.startswith("cstorch."):
+            above = [name for name in targets if name.startswith("cstorch.") and layer_of(name) > layer_of(module)]
+            assert not above, f"{module} imports {above} from above"
+
+
+IN_A_FUNCTION = "def f() -> None:\n    from a.two import x\n"
+FOR_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from a import two\n"
+
+
+@pytest.mark.parametrize("first", ["import a.two", "from a.two import x", IN_A_FUNCTION, FOR_TYPES])
+def test_a_circle_of_modules_is_found(first: str) -> None:
+    modules = {"a.__init__": "", "a.one": first, "a.two": "import os\nfrom a.three import y", "a.three": "import a.one"}
+    found = circle(module_graph(modules))
+    assert len(found) == 4
+    assert set(found) == {"a.one", "a.two", "a.three"}
+    assert circle(package_graph(module_graph(modules))) == []  # all in one package
+    assert circle(module_graph({**modules, "a.three": "import os"})) == []
+
+
+def test_a_circle_of_packages_is_found_where_modules_have_none() -> None:
+    modules = {
+        "a.__init__": "from a.low import x",
+        "a.low": "",
+        "a.high": "from a.b.thing import y",
+        "a.b.__init__": "",
+        "a.b.thing": "from a import low",
+    }
+    graph = module_graph(modules)
+    assert circle(graph) == []
+    assert set(circle(package_graph(graph))) == {"a", "a.b"}
+    del modules["a.high"]
+    assert circle(package_graph(module_graph(modules))) == []
+
+
+def test_a_package_stands_by_itself() -> None:
+    modules = {"a.__init__": "from a.one import x", "a.one": "from a import y"}
+    assert set(circle(module_graph(modules))) == {"a.__init__", "a.one"}
+    assert set(circle(package_graph(module_graph(modules)))) == {"a.__init__", "a"}
 
 
 def test_files_stay_small() -> None:
-    for folder in FOLDERS.values():
-        for path in (ROOT / folder).rglob("*.py"):
-            lines = len(path.read_text().splitlines())
-            assert lines <= 500, f"{path.relative_to(ROOT)} has {lines} lines: split it by idea"
+    for path in sources().values():
+        lines = len(path.read_text().splitlines())
+        assert lines <= MOST_LINES, f"{path.relative_to(ROOT)} has {lines} lines: split it by idea"
+
+
+def test_packages_stay_small() -> None:
+    for folder in {path.parent for path in sources().values()}:
+        files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        name = folder.relative_to(ROOT).as_posix()
+        assert len(files) <= MOST_FILES or name in LISTS, f"{name} has {len(files)} files: give them rooms"
 
 
 def test_only_the_child_of_a_worker_unpickles() -> None:
     allowed = {"workers/child.py"}
-    for folder in FOLDERS.values():
-        for path in (ROOT / folder).rglob("*.py"):
-            if str(path.relative_to(ROOT)) in allowed:
-                continue
-            for node in ast.walk(ast.parse(path.read_text())):
-                if (
-                    isinstance(node, ast.Attribute)
-                    and node.attr in ("loads", "load")
-                    and isinstance(node.value, ast.Name)
-                ):
-                    assert node.value.id not in ("pickle", "cloudpickle", "dill"), (
-                        f"{path.relative_to(ROOT)}:{node.lineno}"
-                    )
+    for path in sources().values():
+        if str(path.relative_to(ROOT)) in allowed:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in ("loads", "load") and isinstance(node.value, ast.Name):
+                where = f"{path.relative_to(ROOT)}:{node.lineno}"
+                assert node.value.id not in ("pickle", "cloudpickle", "dill"), where

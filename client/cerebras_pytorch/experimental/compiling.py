@@ -7,10 +7,10 @@ from torch import nn
 from cerebras_pytorch.experimental.configuration import current_configuration
 from cerebras_pytorch.late_backend import LateCsxBackend, backend
 from cstorch.backend import Backend, has_backend
-from cstorch.compile import CompiledModel
-from cstorch.compile import compile as _compile
+from cstorch.core.compile import CompiledModel
+from cstorch.core.compile import compile as _compile
+from cstorch.core.trace import trace
 from cstorch.errors import ConfigurationError, UsageError
-from cstorch.trace import trace
 
 compile_step = trace
 

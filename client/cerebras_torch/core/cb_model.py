@@ -14,7 +14,8 @@ from cerebras_torch.session import current_session
 from cstorch import absent
 from cstorch.backend import current_torch_device as device
 from cstorch.backend import use_cs
-from cstorch.closures import step_closure
+from cstorch.core.closures import step_closure
+from cstorch.core.tensors import make_constant
 from cstorch.distributed import (
     get_ordinal,
     get_streaming_rank,
@@ -26,7 +27,6 @@ from cstorch.distributed import (
     num_tasks,
 )
 from cstorch.errors import ConfigurationError
-from cstorch.tensors import make_constant
 from cstorch.utils.progress import progress_line
 from cstorch.utils.tracker import RateTracker
 

@@ -2,7 +2,9 @@
 
 from cstorch.amp.autocast import autocast
 from cstorch.amp.grad_scaler import GradScaler
-from cstorch.amp.mixed_precision import (
+from cstorch.amp.steps import optimizer_step
+from cstorch.amp.updates import isfinite, update_if_finite
+from cstorch.backends.mixed_precision import (
     enable_mixed_precision,
     get_floating_point_dtype,
     get_floating_point_dtype_str,
@@ -12,8 +14,6 @@ from cstorch.amp.mixed_precision import (
     mixed_precision,
     set_half_dtype,
 )
-from cstorch.amp.steps import optimizer_step
-from cstorch.amp.updates import isfinite, update_if_finite
 
 __all__ = [
     "GradScaler",

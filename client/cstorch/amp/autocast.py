@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
-from cstorch.amp.mixed_precision import get_half_dtype
 from cstorch.backend import use_cs
+from cstorch.backends.mixed_precision import get_half_dtype
 
 
 @contextmanager

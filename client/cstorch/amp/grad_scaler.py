@@ -8,11 +8,11 @@ from typing import Any, Final, Literal
 import torch
 
 from cstorch import state
-from cstorch.amp.mixed_precision import get_half_dtype_str
 from cstorch.amp.updates import ConditionalUpdate, StepNotes, clip_norm, gradients, step_notes
 from cstorch.backend import current_backend, has_backend
+from cstorch.backends.mixed_precision import get_half_dtype_str
+from cstorch.core.tensors import full
 from cstorch.errors import ConfigurationError, UsageError
-from cstorch.tensors import full
 
 # Where a dynamic scale begins, and the most that it becomes unless told: bfloat16 has the exponents of float32.
 _LARGEST: Final = {"float16": 2.0**15, "bfloat16": 1.0, "cbfloat16": 2.0**31}

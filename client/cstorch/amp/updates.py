@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from cstorch.errors import UsageError
-from cstorch.tracing.context import context
-from cstorch.tracing.recorder import Recorder
+from cstorch.tracing.context import StepRecorder, context
 
 
 class StepNotes:
@@ -21,7 +20,7 @@ class StepNotes:
 
 
 # They end with the recording, and hold nothing of it after it.
-_notes: "weakref.WeakKeyDictionary[Recorder, StepNotes]" = weakref.WeakKeyDictionary()
+_notes: "weakref.WeakKeyDictionary[StepRecorder, StepNotes]" = weakref.WeakKeyDictionary()
 
 
 def step_notes() -> StepNotes:

@@ -7,7 +7,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from cstorch.errors import ConfigurationError
-from cstorch.tracing import decompositions
+from cstorch.tracing.rewrites import decompositions
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -1,7 +1,7 @@
 """Which cluster, and where this process stands among the input workers, for use in an input_fn."""
 
-from cstorch.cluster_config import ClusterConfig
 from cstorch.distributed import cluster_resolver
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.distributed.cluster_resolver import BaseServiceResolver, TaskRole, service_resolver
 from cstorch.distributed.streaming import (
     get_ordinal,

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from cstorch import state
-from cstorch.closures import step_closure
+from cstorch.backend import current_torch_device, has_backend, use_cs
+from cstorch.core.closures import step_closure
 from cstorch.errors import UsageError
 
 
@@ -90,8 +91,6 @@ def get_all_metrics() -> dict[str, Metric | list[Metric]]:
 
 def not_on_csx(metric: Metric) -> None:
     """NotImplementedError where the steps run on CSX."""
-    from cstorch.backend import has_backend, use_cs  # the backend imports what metrics build on
-
     if has_backend() and use_cs():
         raise NotImplementedError(
             f"{type(metric).__name__} is not supported on CSX: return the labels and predictions from the step, "
@@ -100,6 +99,4 @@ def not_on_csx(metric: Metric) -> None:
 
 
 def _state_device() -> torch.device:
-    from cstorch.backend import current_torch_device, has_backend  # the backend imports what metrics build on
-
     return current_torch_device() if has_backend() else torch.device("cpu")

@@ -4,15 +4,12 @@ import inspect
 from abc import ABCMeta, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from cstorch import state
-
-if TYPE_CHECKING:
-    from cstorch.optim.scheduler import Scheduler
 
 ParamsT: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 Number: TypeAlias = float | torch.Tensor  # a setting of a parameter group: schedules make it a tensor
@@ -23,6 +20,13 @@ _add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 _state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
 _load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 _zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+class Schedule(Protocol):
+    """What computes settings of the parameter groups."""
+
+    def write_to_groups(self) -> None:
+        """Write the values for the current epoch into the groups, as tensors of the step."""
 
 
 class _Preinitialized(ABCMeta):
@@ -49,7 +53,7 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], enable_global_step: bool = False) -> None:
         self.enable_global_step = enable_global_step
-        self.schedulers: list[Scheduler] = []
+        self.schedulers: list[Schedule] = []
         self._preinitialized = False
         self._zero_grad_pre_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self._zero_grad_post_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()

@@ -10,7 +10,7 @@ import torch
 from cstorch.errors import InternalError, StateError
 from cstorch.session.initialisation import initial_states
 from cstorch.session.transfer import Outgoing, ShardConnection
-from cstorch.tracing.cell import Cell
+from cstorch.tracing.tensors.cell import Cell
 from interconnect.links.elements import torch_dtype
 from wsc.v1 import coordinator_pb2
 

@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from cstorch.cluster_config import ClusterConfig, check_address
+from cstorch.distributed.cluster_config import ClusterConfig, check_address
 from cstorch.errors import ClusterError
 from nodes.launch.descriptors import readable
 
@@ -87,7 +87,7 @@ class EmbeddedCluster:
         return f"; its log {self.log} ends with:\n{tail}" if tail else f"; its log {self.log} is empty"
 
     def stop(self) -> None:
-        """Ends the cluster and waits until its processes are gone; a thread that waits for its address hears of it."""
+        """Ends the cluster and waits until its processes are gone; a wait for its address fails."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None

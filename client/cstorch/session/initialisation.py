@@ -66,16 +66,16 @@ def stage(job: Job, programs: Mapping[str, initialisation_pb2.InitialProgram]) -
     """
     shards = job.shards()
     load = [0] * len(shards)
-    lots: list[list[str]] = [[] for _ in shards]
+    names_by_shard: list[list[str]] = [[] for _ in shards]
     for name in sorted(programs, key=lambda name: -_elements(programs[name])):
         lightest = load.index(min(load))
         load[lightest] += _elements(programs[name])
-        lots[lightest].append(name)
+        names_by_shard[lightest].append(name)
     staged: dict[str, int] = {}
     calls: list[tuple[coordinator_pb2.StateShard, grpc.CallFuture[node_pb2.StageStatesResponse]]] = []
     channels: list[grpc.Channel] = []
     try:
-        for shard, names in zip(shards, lots, strict=True):
+        for shard, names in zip(shards, names_by_shard, strict=True):
             channel = connect(through(job.gateway, shard.address), f"MemoryX shard {shard.shard}")
             channels.append(channel)
             states = [node_pb2.InitialState(name=name, program=programs[name]) for name in names]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from cstorch.cluster_config import LANES, ClusterConfig
+from cstorch.distributed.cluster_config import LANES, ClusterConfig
 from cstorch.errors import ClusterUnreachableError, CstorchError, NodeLostError
 from cstorch.session import failures
 from interconnect.rpc.server import is_from_ingress, make_channel, through

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import grpc
 import torch
 
-from cstorch.cluster_config import LANES
+from cstorch.distributed.cluster_config import LANES
 from cstorch.errors import NodeLostError
 from cstorch.session import failures
 from cstorch.session.job import connect

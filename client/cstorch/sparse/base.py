@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from cstorch.compile import CompiledModel
+from cstorch.core.compile import CompiledModel
 from cstorch.optim.optimizer import Optimizer
 from cstorch.sparse.masks import WHOLE, ScoreShaper, init_method
 from cstorch.sparse.schedules import Constant, HyperParameterSchedule, ScheduleLike, make_schedule

@@ -5,16 +5,17 @@ memory, in a spool file, or on the cluster. Within `trace_step` every ATen opera
 shapes are worked out on meta tensors; afterwards the recording becomes a graph of pure functions (`functional`).
 """
 
-from cstorch.tracing.cell import Cell
 from cstorch.tracing.context import is_tracing, name_operations
-from cstorch.tracing.device import register
-from cstorch.tracing.laziness import laziness
-from cstorch.tracing.modes import device_scope
-from cstorch.tracing.move import move_module
+from cstorch.tracing.device.modes import device_scope
+from cstorch.tracing.device.registration import register
 from cstorch.tracing.provenance import user_line
-from cstorch.tracing.random_counter import COUNTER, random_counter
-from cstorch.tracing.step import InputInfo, OpenTrace, OutputInfo, StateInfo, Trace, trace_step
-from cstorch.tracing.tensor import DEVICE, LazyTensor, cell_of, from_cpu, new_tensor
+from cstorch.tracing.recording.aliases import alias_rule
+from cstorch.tracing.recording.step import OpenTrace, trace_step
+from cstorch.tracing.recording.trace import InputInfo, OutputInfo, StateInfo, Trace
+from cstorch.tracing.tensors.cell import Cell
+from cstorch.tracing.tensors.move import move_module
+from cstorch.tracing.tensors.random_counter import COUNTER, random_counter
+from cstorch.tracing.tensors.tensor import DEVICE, LazyTensor, cell_of, from_cpu, new_tensor
 
 __all__ = [
     "COUNTER",
@@ -26,11 +27,11 @@ __all__ = [
     "OutputInfo",
     "StateInfo",
     "Trace",
+    "alias_rule",
     "cell_of",
     "device_scope",
     "from_cpu",
     "is_tracing",
-    "laziness",
     "move_module",
     "name_operations",
     "new_tensor",

@@ -1,19 +1,39 @@
 """What the current thread is tracing, if anything."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from cstorch.tracing.recorder import Recorder
+from torch._ops import OpOverload
+
+from cstorch.tracing.provenance import Scopes
+
+
+class StepRecorder(Protocol):
+    """What records the step that a thread traces.
+
+    number: of the recording, which no other one in the process has.
+    draws: the place of the next random operation of the step.
+    scopes: the modules that operations belong to.
+    """
+
+    number: int
+    draws: int
+    scopes: Scopes
+
+    def knows(self, cell: object) -> bool:
+        """Whether a cell is state of the step, as far as it is recorded."""
+
+    def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Records one call on device tensors and returns what it returns."""
 
 
 class Context(threading.local):
     """One per thread: other threads of the script (input, logging) are not part of the step."""
 
     def __init__(self) -> None:
-        self.recorder: Recorder | None = None
+        self.recorder: StepRecorder | None = None
         self.functions: list[Callable[..., Any]] = []
         """The torch functions called by the user that are running now, outermost first: for error messages."""
 

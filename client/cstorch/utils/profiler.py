@@ -107,6 +107,10 @@ class Profiler:
         assert isinstance(tracker, RateTrackerActivity)
         return tracker
 
+    def start(self) -> None:
+        """The first step begins now."""
+        self.rate_tracker.reset_time()
+
     def step(self, batch_size: int) -> None:
         """Counts a step."""
         for activity in self._activities.values():

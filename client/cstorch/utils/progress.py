@@ -3,15 +3,30 @@
 import logging
 import sys
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from cstorch.utils.data.executor import DataExecutor
+from cstorch.backend.interface import Backend
+from cstorch.utils.profiler import Profiler
 
 logger = logging.getLogger("cstorch.progress")
+
+
+class Steps(Protocol):
+    """What is asked of a DataExecutor."""
+
+    num_steps: int
+    backend: Backend
+
+    @property
+    def user_iteration(self) -> int: ...
+    @property
+    def on_final_iteration(self) -> bool: ...
+    @property
+    def profiler(self) -> Profiler: ...
 
 
 class Progress:
@@ -26,7 +41,7 @@ class Progress:
         every: steps between two lines; the last step has a line always.
     """
 
-    def __init__(self, mode: str, executor: DataExecutor, *, every: int = 1) -> None:
+    def __init__(self, mode: str, executor: Steps, *, every: int = 1) -> None:
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
         self._mode = mode

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from cstorch import state
-from cstorch.closures import step_closure
+from cstorch.core.closures import step_closure
 from cstorch.optim.optimizer import Optimizer
 from cstorch.tracing.context import is_tracing
 

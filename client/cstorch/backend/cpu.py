@@ -1,0 +1,60 @@
+"""The CPU backend: steps run eagerly in this process."""
+
+import itertools
+import os
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from cstorch.backend.interface import Backend
+from cstorch.backend.kinds import BackendType
+from cstorch.batch import infer_batch_size
+from cstorch.execution import Closure, Execution, Executor
+
+
+class CpuExecution(Execution):
+    """Runs the step eagerly with plain CPU tensors; closures run at once."""
+
+    def __init__(self, executor: Executor) -> None:
+        super().__init__(executor)
+        self._samples = 0
+
+    def batches(self) -> Generator[Any]:
+        for batch in itertools.islice(self.executor.dataloader.passes(), self.executor.num_steps):
+            rows = infer_batch_size(batch) or 0
+            self._samples += rows
+            self.executor.profiler.step(rows)
+            yield batch
+
+    def input_states(self) -> list[dict[str, Any]]:
+        step = self.executor.user_iteration
+        return [self.executor.dataloader.own_state(worker_step=step, samples_streamed=self._samples)]
+
+    def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return function(*args, **kwargs)
+
+    def use_model(self, model: nn.Module) -> None:
+        pass
+
+    def call_closure(self, closure: Closure) -> Any:
+        executor = self.executor
+        due = executor.on_checkpoint_step if closure.at_checkpoint else executor.on_activation_step
+        return closure.run() if due else None
+
+
+class CpuBackend(Backend):
+    """Runs steps eagerly on the CPU, without any cluster. Dropout and the like draw from torch's own generator: other
+    numbers than the cluster's, which come from a counter."""
+
+    backend_type = BackendType.CPU
+
+    def __init__(self, artifact_dir: str | os.PathLike[str] = "./") -> None:
+        super().__init__(Path(artifact_dir))
+
+    def make_execution(self, executor: Executor) -> Execution:
+        return CpuExecution(executor)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,75 @@
+"""The CSX backend: steps run on a wafer-scale cluster."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cstorch.backend.interface import Backend
+from cstorch.backend.kinds import BackendType
+from cstorch.distributed.cluster_config import ClusterConfig
+from cstorch.errors import ConfigurationError
+from cstorch.execution import Execution, Executor
+
+if TYPE_CHECKING:
+    from cstorch.session.cluster_session import ClusterSession
+    from cstorch.session.execution.target import Target
+
+
+class CsxBackend(Backend):
+    """Runs steps on a wafer-scale cluster.
+
+    Args:
+        artifact_dir: folder for what an execution leaves behind; by default ./cerebras_logs.
+        compile_dir: where the cluster keeps compiled artifacts, below its cache root unless absolute.
+        compile_only: stop after the compile.
+        validate_only: stop after the lowering on the client.
+        cluster_config: which cluster, and what of it.
+    """
+
+    backend_type = BackendType.CSX
+
+    def __init__(
+        self,
+        artifact_dir: str | os.PathLike[str] | None = None,
+        compile_dir: str | os.PathLike[str] = "cached_compile",
+        compile_only: bool = False,
+        validate_only: bool = False,
+        cluster_config: ClusterConfig | None = None,
+    ) -> None:
+        if compile_only and validate_only:
+            raise ConfigurationError("compile_only and validate_only exclude each other: choose one")
+        if cluster_config is not None and not isinstance(cluster_config, ClusterConfig):
+            raise TypeError(
+                f"cluster_config must be a cstorch.distributed.ClusterConfig, not {type(cluster_config).__name__}"
+            )
+        self.compile_only = compile_only
+        self.validate_only = validate_only
+        super().__init__(Path.cwd() / "cerebras_logs" if artifact_dir is None else Path(artifact_dir))
+        self.cluster_config: ClusterConfig = cluster_config or ClusterConfig()
+        self._compile_dir = os.fspath(compile_dir)
+        self._session: ClusterSession | None = None
+        self.open_session()
+
+    def open_session(self) -> None:
+        """Begins the session with the cluster, which comes up while the script builds its model."""
+        if not self.validate_only:
+            from cstorch.session.cluster_session import ClusterSession  # gRPC is not needed by who runs on the CPU
+
+            self._session = ClusterSession(self.cluster_config, self._compile_dir, self.artifact_dir)
+
+    def target(self) -> "Target":
+        """What executions run on."""
+        from cstorch.session.execution.target import Target
+
+        assert self.validate_only or self._session is not None
+        return Target(config=self.cluster_config, session=self._session, compile_only=self.compile_only)
+
+    def make_execution(self, executor: Executor) -> Execution:
+        from cstorch.session.execution.function import FunctionExecution
+
+        return FunctionExecution(executor, self.target())
+
+    def close(self) -> None:
+        if self._session is not None:
+            session, self._session = self._session, None
+            session.close()

@@ -1,0 +1,37 @@
+"""The state of the random numbers that steps draw, to be kept in checkpoints."""
+
+import torch
+
+from cstorch.backend import has_backend, use_cs
+from cstorch.tracing.tensors.random_counter import random_counter
+
+
+def get_rng_state() -> torch.Tensor:
+    """Where the random numbers of steps are, as a CPU tensor; it can be saved with a checkpoint.
+
+    On CSX this is the counter of dropout and all other random operations of traced steps, int64 of rank 0. It begins
+    with the seed that torch has when a step is traced (torch.manual_seed) and moves on with every step that draws
+    numbers; they are the same for every num_csx. On the CPU, steps draw from torch's own generator, and this is its
+    state: other numbers than on CSX.
+
+    Raises:
+        StateError: the execution under way has changed it; read it in a checkpoint closure, or after the loop.
+    """
+    return random_counter.tensor().cpu() if has_backend() and use_cs() else torch.get_rng_state()
+
+
+def set_rng_state(state: torch.Tensor) -> None:
+    """Goes on from what `get_rng_state` returned on the same backend. Not while a loop runs.
+
+    Raises:
+        ValueError: `state` is none of this backend.
+    """
+    counted = state.dtype is torch.int64 and state.dim() == 0
+    if counted != (has_backend() and use_cs()):
+        raise ValueError(
+            "this state of random numbers was saved on another backend; seed with torch.manual_seed instead"
+        )
+    if counted:
+        random_counter.set(state.cpu())
+    else:
+        torch.set_rng_state(state)

@@ -1,0 +1,1 @@
+"""Optimizers and schedules from a configuration."""

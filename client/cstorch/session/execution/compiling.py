@@ -1,0 +1,68 @@
+"""The compile of a step on the cluster, and what the script has said about it."""
+
+import logging
+
+from cstorch import backends
+from cstorch.backends.mixed_precision import get_half_dtype_str, mixed_precision
+from cstorch.session.execution.target import Target
+from cstorch.session.job import Job
+from wsc.v1 import coordinator_pb2, plan_pb2
+
+logger = logging.getLogger("cstorch.execution")
+
+_HALF_TYPES = {
+    "float16": plan_pb2.HALF_TYPE_FLOAT16,
+    "bfloat16": plan_pb2.HALF_TYPE_BFLOAT16,
+    "cbfloat16": plan_pb2.HALF_TYPE_CBFLOAT16,
+}
+
+
+def compile_step(target: Target, text: str, *, trains: bool) -> tuple[Job, coordinator_pb2.CompileResponse]:
+    """Has a step compiled, or found in the cache.
+
+    Args:
+        target: has a session.
+        text: the step as CIRH.
+        trains: whether an optimizer steps in it.
+
+    Returns:
+        The job, and what it made of the step.
+
+    Raises:
+        CompileError: the step has no plan on this cluster.
+        ClusterError: the cluster cannot be reached, or failed.
+    """
+    session = target.session
+    assert session is not None
+    session.check_compile(target.config, trains=trains)
+    logger.info("Compiling the model. This may take a few minutes.")
+    logger.info("No image is built: input workers run in the Python environment of the script")
+    job = session.job()
+    logger.info("Compile job id: %s%s", job.name, f", log path: {session.log_path}" if session.log_path else "")
+    logger.info("The coordinator of the job is ready")
+    options = _compile_options()
+    if options.HasField("precision"):
+        level = options.precision.optimization_level
+        logger.info("Mixed precision: %s, optimization level %d", get_half_dtype_str(), level)
+    compiled = job.compile(text, options)
+    found = "found in the cache and verified" if compiled.cached else "compiled"
+    logger.info("Compile artifact %s: %s in %.1f s", compiled.artifact, found, compiled.seconds)
+    if compiled.report:
+        where = " (on the cluster)" if job.gateway else ""
+        logger.info("Compile report: %s%s", compiled.report, where)
+    logger.info("Compile was successful!")
+    if target.compile_only:
+        logger.info("With compile_only nothing is run, and no weights were sent")
+    return job, compiled
+
+
+def _compile_options() -> plan_pb2.CompileOptions:
+    library = backends.csx.performance.kernel_library
+    options = plan_pb2.CompileOptions(
+        kernel_library=plan_pb2.KernelLibrary.Value(f"KERNEL_LIBRARY_{library.upper()}"),
+        wafer_memory_bytes=(backends.csx.debug.wafer_memory_gi or 0) << 30,
+    )
+    if mixed_precision():
+        options.precision.half = _HALF_TYPES[get_half_dtype_str()]
+        options.precision.optimization_level = backends.csx.precision.optimization_level
+    return options

@@ -1,0 +1,99 @@
+"""The stream of one execution: what the client tells the coordinator, and what comes back, in order."""
+
+import queue
+import threading
+from collections import deque
+from typing import Literal
+
+import grpc
+
+from cstorch.errors import InternalError
+from cstorch.session import failures
+from cstorch.session.job import Job
+from wsc.v1 import coordinator_pb2
+
+Expected = Literal["state_wanted", "started", "outputs", "checkpoint", "finished"]
+
+CHECK_SECONDS = 1.0
+JOIN_SECONDS = 5.0
+# After so many consumed steps the coordinator is told, even if more outputs are here already.
+CONSUMED_INTERVAL = 4
+
+
+class ExecutionStream:
+    """One Execute call. Used by the script's thread; a thread of ours reads what arrives.
+
+    How many outputs may wait unread is bounded by the coordinator, which knows what was consumed.
+    """
+
+    def __init__(self, job: Job, begin: coordinator_pb2.Begin) -> None:
+        self._job = job
+        self._requests: queue.SimpleQueue[coordinator_pb2.ExecuteRequest | None] = queue.SimpleQueue()
+        self._responses: queue.SimpleQueue[coordinator_pb2.ExecuteResponse | grpc.RpcError | None] = queue.SimpleQueue()
+        self.send(coordinator_pb2.ExecuteRequest(begin=begin))
+        self._call = job.execute(iter(self._requests.get, None))
+        self._outputs: deque[coordinator_pb2.StepOutputs] = deque()
+        self._consumed = 0  # steps since the coordinator was told
+        self._reader = threading.Thread(target=self._read, name="cstorch execution", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        try:
+            for response in self._call:
+                self._responses.put(response)
+            self._responses.put(None)
+        except grpc.RpcError as error:
+            self._responses.put(error)
+
+    def send(self, request: coordinator_pb2.ExecuteRequest) -> None:
+        """Queues a message to the coordinator."""
+        self._requests.put(request)
+
+    def receive(self, expected: Expected) -> coordinator_pb2.ExecuteResponse:
+        """Waits for the next message, which must be of the expected kind.
+
+        A step takes as long as it takes: what ends the wait, besides the message, is the end of the stream or the job.
+
+        Raises:
+            CstorchError: the execution failed; the error says where and why.
+        """
+        response = self._next()
+        if response is None:
+            raise self._job.wait_for_failure() or InternalError(f"the execution ended where {expected!r} was due")
+        if isinstance(response, grpc.RpcError):
+            raise self._job.wait_for_failure() or failures.from_rpc_error(response, "running")
+        kind = response.WhichOneof("kind")
+        if kind == "failed":
+            raise failures.from_failure(response.failed)
+        if kind != expected:
+            raise InternalError(f"the coordinator sent {kind!r} where {expected!r} was due")
+        return response
+
+    def receive_outputs(self) -> coordinator_pb2.StepOutputs:
+        """The outputs of the next step that has any. Raises as `receive`."""
+        if not self._outputs:
+            self._outputs.extend(self.receive("outputs").outputs.steps)
+        return self._outputs.popleft()
+
+    def consumed(self, step: int) -> None:
+        """The closures of all steps up to this one have run; the coordinator is told of several at once."""
+        self._consumed += 1
+        if self._consumed >= CONSUMED_INTERVAL or not self._outputs:
+            self._consumed = 0
+            self.send(coordinator_pb2.ExecuteRequest(consumed=coordinator_pb2.Consumed(step=step)))
+
+    def _next(self) -> coordinator_pb2.ExecuteResponse | grpc.RpcError | None:
+        while True:
+            try:
+                return self._responses.get(timeout=CHECK_SECONDS)
+            except queue.Empty:
+                if not self._reader.is_alive() and self._responses.empty():
+                    return None
+                if self._job.failure is not None and self._responses.empty():
+                    raise self._job.failure from None
+
+    def close(self) -> None:
+        """Ends the call; before the execution has finished this cancels it."""
+        self._requests.put(None)
+        self._call.cancel()  # type: ignore[no-untyped-call]
+        self._reader.join(JOIN_SECONDS)

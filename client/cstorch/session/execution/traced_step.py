@@ -1,0 +1,119 @@
+"""The step of an execution as the script makes it: its trace, its outputs, and the closures that are called in it."""
+
+from abc import ABC
+from typing import Any
+
+from torch import nn
+from torch.utils import _pytree as pytree
+from xdsl.dialects.builtin import ModuleOp
+
+from cirh.text.printer import print_module
+from cstorch import state
+from cstorch.errors import UsageError
+from cstorch.execution import Closure
+from cstorch.lowering import lower
+from cstorch.session.execution.outputs import Outputs, unknown_tensor, weight_in_closure
+from cstorch.session.execution.step_checks import check_step
+from cstorch.tracing import Cell, LazyTensor, Trace, is_tracing
+
+
+class TracedStep(ABC):
+    """One step, which all steps of the execution repeat. A subclass says what of the script is the step.
+
+    another_program: the error for a step that does something else than the first; it is given the number of the step.
+    """
+
+    another_program: str
+
+    def __init__(self) -> None:
+        self.calls: list[Closure] = []  # closures of the step at hand, in order
+        self.outputs = Outputs()
+        self._calls_in_trace: list[Closure] = []  # of the recording: they are called in every step
+        self._model: nn.Module | None = None
+        self._trace: Trace | None = None
+        self._text = ""  # the CIRH of the first step
+
+    @property
+    def trace(self) -> Trace:
+        """The newest trace of the step."""
+        assert self._trace is not None
+        return self._trace
+
+    @property
+    def text(self) -> str:
+        """The step as CIRH text; empty before the first one is lowered."""
+        return self._text
+
+    @property
+    def cells(self) -> dict[str, Cell]:
+        """The cells of its states, by name."""
+        return {info.name: info.cell for info in self.trace.states}
+
+    @property
+    def trains(self) -> bool:
+        """Whether an optimizer steps in it."""
+        return self._trace is not None and bool(self._trace.optimizers)
+
+    def _begin_recording(self) -> None:
+        self.outputs, self._calls_in_trace = Outputs(), []
+
+    def _end_recording(self, trace: Trace) -> None:
+        self._trace = trace
+        if not self._text:
+            check_step(trace, self._model, state.registered("optimizer"))
+
+    def lower(self) -> ModuleOp:
+        """The step as a module, from the first time on the one that the cluster runs."""
+        module = self._lower()
+        self._text = print_module(module)
+        return module
+
+    def _lower(self) -> ModuleOp:
+        for call in self.calls:
+            self.outputs.rename_by_arguments(call)
+        return lower(self.outputs.named(self.trace))
+
+    def check_same_program(self, step: int) -> None:
+        """Of a step that was traced again.
+
+        Args:
+            step: its number, from 1.
+
+        Raises:
+            UsageError: it is not the program that runs.
+        """
+        if print_module(self._lower()) != self._text:
+            raise UsageError(self.another_program.format(step=step))
+
+    def use_model(self, model: nn.Module) -> None:
+        """A compiled model is called.
+
+        Raises:
+            UsageError: the step called another one before.
+        """
+        if self._model is not None and self._model is not model:
+            raise UsageError(
+                "two compiled models are called in one traced step: put them into one torch.nn.Module and compile that"
+            )
+        self._model = model
+
+    def call_closure(self, closure: Closure) -> None:
+        """A closure is called, in the recording or after it.
+
+        Raises:
+            UsageError: no value of one of its tensors arrives.
+        """
+        leaves: list[Any] = pytree.tree_leaves((closure.args, closure.kwargs))
+        if any(isinstance(leaf, nn.Parameter) for leaf in leaves):
+            raise weight_in_closure(closure)
+        if is_tracing():
+            self._calls_in_trace.append(closure)
+            return
+        if any(isinstance(leaf, LazyTensor) and leaf not in self.outputs for leaf in leaves):
+            raise unknown_tensor(closure)
+        self.calls.append(closure)
+
+    def close(self) -> None:
+        """Lets go of the script's objects."""
+        self._trace = None
+        self.calls, self._calls_in_trace = [], []

@@ -1,0 +1,72 @@
+"""The torch modes that are active while a step is traced, or under `with backend.device`."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cstorch.tracing.context import context
+from cstorch.tracing.device.dispatch import dispatch
+from cstorch.tracing.rewrites.composites import recorded_function
+from cstorch.tracing.tensors.tensor import DEVICE, LazyTensor, is_device
+
+
+class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees what makes a device tensor without being given one: factories, and copies from the CPU."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first call imports torch._dynamo, and each one goes through it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_device(kwargs.get("device")) or _has_device_tensor(args) or _has_device_tensor(kwargs.values()):
+            return dispatch(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _has_device_tensor(arguments: Any) -> bool:
+    for argument in arguments:
+        if isinstance(argument, LazyTensor):
+            return True
+        if isinstance(argument, (list, tuple)) and _has_device_tensor(argument):
+            return True
+    return False
+
+
+class FunctionMode(TorchFunctionMode):
+    """Knows which torch function the user called, for the error messages."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        context.functions.append(func)
+        try:
+            kwargs = kwargs or {}
+            return recorded_function(func, [*args, *kwargs.values()])(*args, **kwargs)
+        finally:
+            context.functions.pop()
+
+
+@contextlib.contextmanager
+def device_modes() -> Iterator[None]:
+    """Makes operations that name the device, or mix CPU tensors in, reach `dispatch`."""
+    # torch.tensor(x, device=...) then makes a CPU tensor and copies it, which the mode sees.
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        with FunctionMode(), DeviceMode():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
+
+
+@contextlib.contextmanager
+def device_scope() -> Iterator[torch.device]:
+    """`with backend.device:` what is created within is on the device. Initialisation runs at once, on the CPU, with
+    torch's default generator: the values are bitwise those of the same code without it."""
+    with device_modes(), DEVICE:
+        yield DEVICE

@@ -1,0 +1,99 @@
+"""Registers with torch what the device needs when no mode of ours is active.
+
+torch's device type `lazy` has no kernels of its own, so these do not replace any. They serve all factories
+(`torch.zeros(3, device="lazy")`) and copies (`tensor.to("lazy")`) anywhere in the script.
+"""
+
+import contextlib
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from cstorch.tracing.context import context
+from cstorch.tracing.device.dispatch import dispatch
+from cstorch.tracing.operators import aten
+from cstorch.tracing.rewrites.attention import attention
+from cstorch.tracing.tensors.tensor import DEVICE, LazyTensor
+
+_library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+
+
+def _empty(size: Sequence[int], dtype: torch.dtype | None = None, **ignored: Any) -> Any:
+    return dispatch(aten.empty.memory_format, (size,), {"dtype": dtype or torch.get_default_dtype(), "device": DEVICE})
+
+
+def _empty_strided(
+    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype | None = None, *ignored: Any, **also_ignored: Any
+) -> Any:
+    kwargs = {"dtype": dtype or torch.get_default_dtype(), "device": DEVICE}
+    return dispatch(aten.empty_strided.default, (size, stride), kwargs)
+
+
+def _factory(operation: OpOverload) -> Callable[..., Any]:
+    """torch makes these by resizing an empty tensor, which a device tensor cannot follow."""
+    return lambda *args, **kwargs: dispatch(operation, args, {**kwargs, "device": DEVICE})
+
+
+_FACTORIES: Mapping[str, OpOverload] = {
+    "arange": aten.arange.default,
+    "arange.start": aten.arange.start,
+    "arange.start_step": aten.arange.start_step,
+    "eye": aten.eye.default,
+    "eye.m": aten.eye.m,
+    "randperm": aten.randperm.default,
+    "randperm.generator": aten.randperm.generator,
+}
+
+
+def _copy_from(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False) -> Any:
+    return dispatch(aten.copy_.default, (destination, source), {})
+
+
+def _place_in_step(device: Any = None) -> torch.Tensor:
+    """Which random operation of the traced step comes next; nothing outside of one."""
+    recorder = context.recorder
+    return torch.tensor([] if recorder is None else [recorder.draws], dtype=torch.int64, device="cpu")
+
+
+def _go_to_place(state: torch.Tensor, device: Any = None) -> None:
+    """What is computed again draws the same numbers again."""
+    recorder = context.recorder
+    if recorder is not None and state.numel():
+        recorder.draws = int(state[0])
+
+
+def _module() -> types.ModuleType:
+    """What torch expects to find as `torch.lazy`: torch.utils.checkpoint goes back in its random state."""
+    module = types.ModuleType("torch.lazy")
+    module.__dict__.update(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        _initialized=True,
+        _is_in_bad_fork=lambda: False,
+        device_count=lambda: 1,
+        current_device=lambda: 0,
+        device=lambda device: contextlib.nullcontext(),
+        synchronize=lambda device=None: None,
+        manual_seed=lambda seed: None,
+        manual_seed_all=lambda seed: None,
+        get_rng_state=_place_in_step,
+        set_rng_state=_go_to_place,
+    )
+    return module
+
+
+def register() -> None:
+    """Once per process, at import."""
+    LazyTensor._dispatch = staticmethod(dispatch)
+    _library.impl("empty.memory_format", _empty, "Lazy")  # type: ignore[no-untyped-call]
+    _library.impl("empty_strided", _empty_strided, "Lazy")  # type: ignore[no-untyped-call]
+    for name, operation in _FACTORIES.items():
+        _library.impl(name, _factory(operation), "Lazy")  # type: ignore[no-untyped-call]
+    _library.impl("_copy_from", _copy_from, "Lazy")  # type: ignore[no-untyped-call]
+    # Functions that call attention (nn.MultiheadAttention) end here too, where a torch function mode sees only them.
+    _library.impl("scaled_dot_product_attention", attention, "AutogradLazy")  # type: ignore[no-untyped-call]
+    if not hasattr(torch, DEVICE.type):
+        torch._register_device_module(DEVICE.type, _module())  # type: ignore[no-untyped-call]

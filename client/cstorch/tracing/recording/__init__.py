@@ -1,0 +1,1 @@
+"""The recording of one step, and the graph of pure functions that is made of it."""

@@ -1,0 +1,61 @@
+"""What a recording consists of."""
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from cirh.dialect.locations import Source
+from cstorch.tracing.tensors.cell import Cell
+from cstorch.tracing.tensors.tensor import LazyTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An argument of a call that is a value of the recording."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`results` numbers the tensors returned, in order; None stands for a result that is an argument written in place
+    or is no tensor. `draw`: its place among the random operations of the step."""
+
+    func: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[int | None, ...]
+    source: Source
+    draw: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """A value that the recording starts from: state (with its cell), an input of the step, or a small constant."""
+
+    kind: str
+    name: str
+    value: int
+    meta: torch.Tensor
+    cell: Cell | None = None
+    constant: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A tensor that was not announced as state: which one, and the line that first used it."""
+
+    tensor: "weakref.ref[LazyTensor]"
+    description: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A tensor made in the step, and the line that made it."""
+
+    tensor: "weakref.ref[LazyTensor]"
+    source: Source

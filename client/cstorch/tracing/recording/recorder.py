@@ -1,0 +1,230 @@
+"""Recorder: one recording of a step, as the list of ATen calls in the order in which they happened.
+
+Views and in-place operations are recorded as they are. What they mean is worked out afterwards, by `functional`.
+"""
+
+import itertools
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from cirh.dialect.locations import Source
+from cstorch.errors import TraceError
+from cstorch.tracing import messages
+from cstorch.tracing.operators import aten, operator
+from cstorch.tracing.provenance import Scopes, user_line
+from cstorch.tracing.recording.aliases import check_alias
+from cstorch.tracing.recording.parts import Argument, Call, Made, Met, Ref
+from cstorch.tracing.tensors.cell import Cell
+from cstorch.tracing.tensors.operands import TAKES_CPU_TENSORS, as_meta, is_whole
+from cstorch.tracing.tensors.random_counter import COUNTER, random_counter
+from cstorch.tracing.tensors.tensor import META, Base, Handle, LazyTensor, cell_of, follow_meta
+
+CONSTANT_ELEMENTS = 1024
+"""A larger CPU tensor that the step moves to the device travels as state that never changes, not within the module."""
+
+_numbers = itertools.count(1)
+
+
+class Recorder:
+    def __init__(self, scopes: Scopes) -> None:
+        self.number = next(_numbers)
+        self.calls: list[Call] = []
+        self.arguments: list[Argument] = []
+        self.met: list[Met] = []
+        self.made: list[Made] = []
+        self.scopes = scopes
+        self.draws = 0  # the place of the next random operation; goes back where something is computed again
+        self.counter: LazyTensor | None = None  # of random numbers, if the step draws any
+        self._values = 0
+        self._states: dict[int, Argument] = {}
+        self._named: dict[str, Argument] = {}
+        self._views: dict[int, tuple[Handle, int]] = {}
+        self._constants: dict[int, tuple[torch.Tensor, int]] = {}
+        self._unnamed = 0
+        self._large_constants = 0
+
+    # What the recording starts from.
+
+    def add_state(self, name: str, cell: Cell) -> Argument:
+        """Announce a state; a cell that is known already keeps its first name."""
+        known = self._states.get(id(cell))
+        if known is None:
+            meta = torch.empty(cell.shape, dtype=cell.dtype, device=META)
+            known = Argument(kind="state", name=name, value=self._new_value(), meta=meta, cell=cell)
+            self._states[id(cell)] = known
+            self.arguments.append(known)
+        self._named[name] = known
+        return known
+
+    def argument(self, name: str) -> Argument:
+        """The state of that name."""
+        return self._named[name]
+
+    def add_input(self, name: str, tensor: torch.Tensor) -> LazyTensor:
+        meta = torch.empty(tensor.shape, dtype=tensor.dtype, device=META)
+        argument = Argument(kind="input", name=name, value=self._new_value(), meta=meta)
+        self.arguments.append(argument)
+        return LazyTensor(Handle(meta, None, self.number, argument.value, Base()))
+
+    def knows(self, cell: object) -> bool:
+        return id(cell) in self._states
+
+    def value_of(self, tensor: LazyTensor) -> int:
+        """The value that a tensor stands for in this recording."""
+        handle = tensor._handle
+        if handle.trace == self.number:
+            return handle.value
+        cell = handle.cell
+        if cell is None:
+            raise messages.stale(tensor)
+        state = self._states.get(id(cell))
+        if state is None:
+            state = self.add_state(f"state.tensors.{self._unnamed}", cell)
+            self._unnamed += 1
+            self.met.append(Met(weakref.ref(tensor), repr(tensor), user_line()))
+        if handle.meta.dtype != cell.dtype:
+            raise TraceError(
+                f"{tensor!r} reinterprets the bytes of a tensor of type {cell.dtype}: this is not supported"
+            )
+        if is_whole(handle.meta, cell):
+            return state.value
+        known = self._views.get(id(handle))
+        if known is None:
+            # A view that was made before the step: part of its cell's value.
+            meta = handle.meta
+            layout = (list(meta.shape), list(meta.stride()), int(meta.storage_offset()))
+            source = self.scopes.source("aten::as_strided")
+            value = self._new_value()
+            self.calls.append(Call(aten.as_strided.default, (Ref(state.value), *layout), {}, (value,), source))
+            known = self._views[id(handle)] = (handle, value)
+        return known[1]
+
+    # Recording.
+
+    def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Record one call on device tensors and return what it returns."""
+        op = operator(func)
+        if self.scopes.in_forward:
+            check_alias(func, args)
+        draw = self._next_draw(func, args, kwargs) if op.random else None
+        tensors: list[LazyTensor] = []
+        recorded = tuple(self._recorded(func, argument, tensors) for argument in args)
+        recorded_kwargs = {name: self._recorded(func, argument, tensors) for name, argument in kwargs.items()}
+        metas = tuple(as_meta(argument) for argument in args)
+        meta_kwargs = {name: as_meta(argument) for name, argument in kwargs.items()}
+        if "device" in kwargs:
+            recorded_kwargs["device"] = meta_kwargs["device"] = META
+        try:
+            out = func(*metas, **meta_kwargs)
+        except NotImplementedError as error:
+            raise messages.unsupported(func, "it has no rule for shapes.") from error
+        except RuntimeError as error:
+            if "meta tensor" not in str(error).lower():
+                raise
+            raise messages.unsupported(func, "its result depends on values, which are not known yet.") from error
+        source = self.scopes.source(op.name)
+        for tensor in _written(op.written, op.written_names, args, kwargs):
+            if tensor._handle.base is not None:
+                tensor._handle.base.written = True
+        if op.reshapes:
+            follow_meta(tensors[0])
+        base = tensors[0]._handle.base if op.views and tensors else None
+        results: list[int | None] = []
+        wrapped = [self._wrap(meta, tensors, base, results, source) for meta in _results(out)]
+        self.calls.append(Call(func, recorded, recorded_kwargs, tuple(results), source, draw))
+        if isinstance(out, (list, tuple)):
+            return type(out)(wrapped) if type(out) in (list, tuple) else tuple(wrapped)
+        return wrapped[0] if wrapped else out
+
+    def _next_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+        """The place of a random operation; None for one that is told to draw nothing."""
+        names = [argument.name for argument in func._schema.arguments]
+        given = {argument.name: argument.default_value for argument in func._schema.arguments}
+        given |= {**dict(zip(names, args, strict=False)), **kwargs}
+        if given.get("generator") is not None:
+            raise messages.own_generator(func)
+        if given.get("train") is False or given.get("dropout_p") == 0:
+            return None
+        if self.counter is None:
+            self.counter = random_counter.tensor()
+            self.add_state(COUNTER, cell_of(self.counter))
+        self.draws += 1
+        return self.draws - 1
+
+    def _new_value(self) -> int:
+        self._values += 1
+        return self._values - 1
+
+    def _wrap(
+        self, meta: Any, tensors: list[LazyTensor], base: Base | None, results: list[int | None], source: Source
+    ) -> Any:
+        if not isinstance(meta, torch.Tensor):
+            results.append(None)
+            return meta
+        for tensor in tensors:
+            if tensor._handle.meta is meta:  # written in place: the meta kernel returned its argument
+                results.append(None)
+                return tensor
+        value = self._new_value()
+        results.append(value)
+        tensor = LazyTensor(Handle(meta, None, self.number, value, base or Base()))
+        self.made.append(Made(weakref.ref(tensor), source))
+        return tensor
+
+    def _recorded(self, func: OpOverload, argument: Any, tensors: list[LazyTensor]) -> Any:
+        """The argument as it is recorded; adds the device tensors in it to `tensors`."""
+        if isinstance(argument, LazyTensor):
+            tensors.append(argument)
+            return Ref(self.value_of(argument))
+        if isinstance(argument, torch.Tensor):
+            if argument.dim() and func not in TAKES_CPU_TENSORS:
+                raise messages.mixed_devices(func, argument.device.type)
+            return Ref(self._constant(argument))
+        if isinstance(argument, (list, tuple)):
+            return [self._recorded(func, item, tensors) for item in argument]
+        if isinstance(argument, torch.device):
+            return META
+        if isinstance(argument, torch.Generator):
+            return None
+        return argument
+
+    def _constant(self, tensor: torch.Tensor) -> int:
+        """The value for a CPU tensor met in the step: it is as it is now in every step."""
+        known = self._constants.get(id(tensor))
+        if known is None:
+            if tensor.numel() > CONSTANT_ELEMENTS:
+                cell = Cell(tuple(tensor.shape), tensor.dtype)
+                cell.write(tensor)
+                value = self.add_state(f"state.constants.{self._large_constants}", cell).value
+                self._large_constants += 1
+            else:
+                value = self._new_value()
+                name = f"constant_{len(self._constants)}"
+                constant = tensor.detach().clone()
+                meta = constant if constant.dim() == 0 else constant.to(META)
+                self.arguments.append(Argument(kind="constant", name=name, value=value, meta=meta, constant=constant))
+            # The tensor is kept so that its id is not given to another one during this recording.
+            known = self._constants[id(tensor)] = (tensor, value)
+        return known[1]
+
+
+def _results(out: Any) -> Iterator[Any]:
+    if isinstance(out, (list, tuple)):
+        yield from out
+    elif out is not None:
+        yield out
+
+
+def _written(
+    positions: tuple[int, ...], names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[LazyTensor]:
+    """The device tensors that a call writes to."""
+    for position, name in zip(positions, names, strict=True):
+        argument = args[position] if position < len(args) else kwargs.get(name)
+        for item in argument if isinstance(argument, (list, tuple)) else (argument,):
+            if isinstance(item, LazyTensor):
+                yield item

@@ -1,0 +1,238 @@
+"""Traces one step of training or evaluation: `trace_step`."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils import _pytree as pytree
+
+from cstorch.errors import TraceError
+from cstorch.tracing import messages
+from cstorch.tracing.context import context
+from cstorch.tracing.device.modes import device_modes
+from cstorch.tracing.provenance import Scopes
+from cstorch.tracing.recording.functional import functionalize
+from cstorch.tracing.recording.recorder import Recorder
+from cstorch.tracing.recording.trace import InputInfo, OutputInfo, StateInfo, Trace
+from cstorch.tracing.recording.unregistered_state import check_unregistered_state
+from cstorch.tracing.tensors.cell import Cell
+from cstorch.tracing.tensors.operands import is_whole
+from cstorch.tracing.tensors.tensor import Handle, LazyTensor
+
+Getter = Callable[[], torch.Tensor]
+
+
+def trace_step(
+    function: Callable[[Any], Any],
+    batch: Any,
+    states: Mapping[str, Getter],
+    modules: Mapping[nn.Module, str],
+    collect_outputs: Callable[[Any], Sequence[tuple[str, torch.Tensor]]],
+) -> Trace:
+    """Run `function(batch)` once without computing anything, and return what it does as a graph.
+
+    function: one whole step; it is given the batch with device tensors in the place of CPU tensors.
+    batch: any pytree; its tensors are named "input_<i>" in flatten order.
+    states: name -> function that returns the state tensor of that name at the moment of the call. State is recognised
+        by identity, so a tensor that the step replaces is still state as long as its getter finds the new one. Device
+        tensors from before the step that have no name here become "state.tensors.<i>".
+    modules: the path of each module, for provenance and layers.
+    collect_outputs: called with the step's result; returns name and device tensor of everything that the user will see.
+
+    Raises TraceError for whatever cannot be traced, with the line of the user's script in the message.
+    """
+    recording = OpenTrace(batch, states, modules)
+    try:
+        return recording.finish(function(recording.batch), collect_outputs)
+    finally:
+        recording.close()
+
+
+class OpenTrace:
+    """A step that is being recorded: all that this thread does from the making of the object to `finish` or `close`.
+
+    Arguments and errors are those of `trace_step`. batch: the batch with device tensors in the place of CPU tensors.
+    """
+
+    def __init__(self, batch: Any, states: Mapping[str, Getter], modules: Mapping[nn.Module, str]) -> None:
+        if context.recorder is not None:
+            raise TraceError(
+                "a traced step was called within another traced step; call the inner function without @trace"
+            )
+        self._states = states
+        self._before = {name: _state_tensor(name, getter) for name, getter in states.items()}
+        self._recorder = recorder = Recorder(Scopes(modules, _owners(modules)))
+        for name, tensor in self._before.items():
+            _add_state(recorder, name, tensor)
+        self._inputs: list[LazyTensor] = []
+        self.batch = pytree.tree_map(self._place, batch)
+        # References to what the step makes must not outlive it here: what is alive afterwards is what the user kept.
+        self._optimizers: list[torch.optim.Optimizer] = []
+        optimizers = self._optimizers
+        self._hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: optimizers.append(optimizer))
+        self._modes = contextlib.ExitStack()
+        context.recorder = recorder
+        self._modes.enter_context(recorder.scopes)
+        self._modes.enter_context(device_modes())
+        self._is_open = True
+
+    def _place(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or isinstance(leaf, LazyTensor):
+            return leaf
+        self._inputs.append(self._recorder.add_input(f"input_{len(self._inputs)}", leaf))
+        return self._inputs[-1]
+
+    def finish(self, result: Any, collect_outputs: Callable[[Any], Sequence[tuple[str, torch.Tensor]]]) -> Trace:
+        """Ends the recording and returns it as a graph."""
+        recorder, states, before = self._recorder, self._states, self._before
+        try:
+            outputs = list(collect_outputs(result))
+            if recorder.counter is not None:
+                recorder.counter.add_(1)
+            self._modes.close()
+            context.recorder = None
+            trace = _finish(recorder, states, before, self._inputs, outputs, result)
+            carried = [*before.values(), *(get() for get in states.values())]
+            known = [*self._inputs, *(tensor for _, tensor in outputs), *carried]
+            check_unregistered_state(recorder, known, before.values(), self._optimizers)
+        finally:
+            self.close()
+        _settle(recorder, states, before)
+        return replace(trace, optimizers=tuple(dict.fromkeys(self._optimizers)))
+
+    def close(self) -> None:
+        """Ends the recording without a result, unless it has ended."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._modes.close()
+        context.recorder = None
+        context.functions.clear()
+        self._hook.remove()
+        _drop_gradients(self._recorder, self._before.values())
+
+
+def _finish(
+    recorder: Recorder,
+    states: Mapping[str, Getter],
+    before: Mapping[str, LazyTensor],
+    inputs: Sequence[LazyTensor],
+    outputs: Sequence[tuple[str, torch.Tensor]],
+    result: Any,
+) -> Trace:
+    """Functionalise the recording, and leave out the state that the step does not touch."""
+    output_values = []
+    for name, tensor in outputs:
+        if not isinstance(tensor, LazyTensor):
+            raise TraceError(f"the output {name!r} is not a tensor on the device: {tensor!r}")
+        output_values.append(recorder.value_of(tensor))
+    new_values: dict[int, int] = {}  # the state's value at the start -> the value that is the new state
+    for name, getter in states.items():
+        tensor = getter()
+        if not isinstance(tensor, LazyTensor):
+            raise TraceError(f"the step replaced the state {name!r} by something that is no device tensor: {tensor!r}")
+        if tensor._handle.trace == recorder.number and not is_whole(before[name]._handle.meta, _cell(before[name])):
+            raise TraceError(
+                f"the step replaced the state {name!r}, which is a view of another tensor; update it in place instead"
+            )
+        new_values[recorder.argument(name).value] = recorder.value_of(tensor)
+    state_arguments = [argument for argument in recorder.arguments if argument.kind == "state"]
+    input_arguments = [argument for argument in recorder.arguments if argument.kind == "input"]
+    constants = [argument for argument in recorder.arguments if argument.kind == "constant"]
+    ends = [new_values.get(argument.value, argument.value) for argument in state_arguments]
+    graph = functionalize([*state_arguments, *input_arguments, *constants], recorder.calls, [*ends, *output_values])
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    end = graph.output_node()
+    results: list[Any] = list(end.args[0])  # type: ignore[arg-type]
+    infos, kept = [], []
+    for argument, start, final in zip(state_arguments, placeholders, results, strict=False):
+        assert argument.cell is not None
+        changed = final is not start
+        if changed:
+            _check_same_type(argument.name, start, final)
+            kept.append(final)
+        elif len(start.users) == 1 and start not in results[len(state_arguments) :]:
+            continue  # used by the output node only, as itself
+        infos.append(StateInfo(name=argument.name, cell=argument.cell, changed=changed))
+    end.args = ((*kept, *results[len(state_arguments) :]),)
+    names = {info.name for info in infos}
+    for argument, start in zip(state_arguments, placeholders, strict=False):
+        if argument.name not in names:
+            graph.erase_node(start)
+    return Trace(
+        graph=graph,
+        states=tuple(infos),
+        inputs=tuple(
+            InputInfo(name=argument.name, shape=tuple(argument.meta.shape), dtype=argument.meta.dtype)
+            for argument in input_arguments
+        ),
+        outputs=tuple(
+            OutputInfo(name=name, tensor=tensor) for name, tensor in outputs if isinstance(tensor, LazyTensor)
+        ),
+        result=result,
+    )
+
+
+def _check_same_type(name: str, start: fx.Node, final: fx.Node) -> None:
+    old, new = start.meta["val"], final.meta["val"]
+    if old.shape != new.shape or old.dtype != new.dtype:
+        raise TraceError(
+            f"the step replaced the state {name!r}, of shape {tuple(old.shape)} and type {old.dtype}, by a tensor of "
+            f"shape {tuple(new.shape)} and type {new.dtype}; state keeps its shape and type"
+        )
+
+
+def _settle(recorder: Recorder, states: Mapping[str, Getter], before: Mapping[str, LazyTensor]) -> None:
+    """Give each tensor that replaced a state the state's cell."""
+    for name, getter in states.items():
+        tensor = getter()
+        if isinstance(tensor, LazyTensor) and tensor._handle.trace == recorder.number:
+            cell = _cell(before[name])
+            tensor._handle = Handle(torch.empty(cell.shape, dtype=cell.dtype, device="meta"), cell)
+
+
+def _drop_gradients(recorder: Recorder, parameters: Iterable[torch.Tensor]) -> None:
+    """Gradients that the step made are values of the step: each traced step begins without them."""
+    for parameter in parameters:
+        gradient = parameter.grad if parameter.is_leaf else None
+        if isinstance(gradient, LazyTensor) and gradient._handle.trace == recorder.number:
+            parameter.grad = None
+
+
+def _add_state(recorder: Recorder, name: str, tensor: LazyTensor) -> None:
+    cell, meta = _cell(tensor), tensor._handle.meta
+    if not recorder.knows(cell) and meta.is_contiguous() and meta.numel() == cell.numel:
+        cell.reshape(tuple(meta.shape))  # made as a view of a temporary, such as torch.arange(6).view(2, 3)
+    recorder.add_state(name, cell)
+
+
+def _state_tensor(name: str, getter: Getter) -> LazyTensor:
+    tensor = getter()
+    if not isinstance(tensor, LazyTensor):
+        raise TraceError(
+            f"the state {name!r} is not on the device, but on {getattr(tensor, 'device', 'no device')}: create it "
+            f"under `with backend.device:` or move it with `.to(backend.torch_device)`"
+        )
+    if tensor._handle.cell is None:
+        raise messages.stale(tensor)
+    return tensor
+
+
+def _cell(tensor: torch.Tensor) -> Cell:
+    assert isinstance(tensor, LazyTensor)
+    assert tensor._handle.cell is not None
+    return tensor._handle.cell
+
+
+def _owners(modules: Mapping[nn.Module, str]) -> dict[int, str]:
+    """The id of each parameter's cell -> the path of the module that owns it."""
+    owners: dict[int, str] = {}
+    for module, path in modules.items():
+        for parameter in module._parameters.values():
+            if isinstance(parameter, LazyTensor):
+                owners.setdefault(id(parameter._handle.cell), path)
+    return owners

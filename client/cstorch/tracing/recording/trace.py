@@ -1,0 +1,52 @@
+"""A traced step: a graph of pure functions, and what goes into it and comes out."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from cstorch.tracing.tensors.cell import Cell
+from cstorch.tracing.tensors.tensor import LazyTensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateInfo:
+    """A loop-carried tensor that the step reads or changes. `changed`: it has a new value after each step."""
+
+    name: str
+    cell: Cell
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputInfo:
+    """A tensor of the batch, in flatten order."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputInfo:
+    """A tensor whose value goes to the user after each step: the value that it has at the end of the step."""
+
+    name: str
+    tensor: LazyTensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A traced step as a graph of pure ATen functions.
+
+    The placeholders of `graph` are the states and then the inputs, in these orders; its results are the new values of
+    the changed states and then the outputs. `result` is what the step returned, `optimizers` those that stepped in it.
+    """
+
+    graph: fx.Graph
+    states: tuple[StateInfo, ...]
+    inputs: tuple[InputInfo, ...]
+    outputs: tuple[OutputInfo, ...]
+    result: Any
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()

@@ -1,0 +1,180 @@
+"""LazyTensor: what the user holds for a tensor on the Cerebras device."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch._ops import OpOverload
+
+from cstorch.errors import TraceTypeError
+from cstorch.tracing.context import context
+from cstorch.tracing.messages import value_read
+from cstorch.tracing.tensors.cell import Cell
+
+DEVICE = torch.device("lazy")
+META = torch.device("meta")
+
+Dispatch: TypeAlias = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+class Base:
+    """Stands for the storage of a tensor made in a traced step; shared with its views."""
+
+    __slots__ = ("written",)
+
+    def __init__(self) -> None:
+        self.written = False
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """What a LazyTensor stands for: a meta tensor for shape, strides and type, and where its value comes from.
+
+    `cell` is None for a tensor made in a traced step; then `trace` numbers that trace and `value` the value in it.
+    """
+
+    meta: torch.Tensor
+    cell: Cell | None = None
+    trace: int = 0
+    value: int = -1
+    base: Base | None = None
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor on the device: no bytes, only a handle.
+
+    Outside a traced step, operations run at once on the CPU, on the bytes of the cell. Within one they are recorded.
+    """
+
+    _dispatch: ClassVar[Dispatch]  # runs or records one ATen call; set when the device is registered
+    _handle: Handle
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls: type["LazyTensor"], handle: Handle, requires_grad: bool = False) -> "LazyTensor":
+        meta = handle.meta
+        tensor: LazyTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            meta.shape,
+            strides=meta.stride(),
+            storage_offset=meta.storage_offset(),
+            dtype=meta.dtype,
+            device=DEVICE,
+            requires_grad=requires_grad,
+        )
+        tensor._handle = handle
+        return tensor
+
+    def __init__(self, handle: Handle, requires_grad: bool = False) -> None:
+        pass
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return cls._dispatch(func, args, kwargs or {})
+
+    # What follows is the part of the Python surface that does not reach __torch_dispatch__ by itself.
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        # Never reads, so that a debugger can show a tensor while the step is traced.
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"LazyTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device='{DEVICE.type}'{grad})"
+
+    def __str__(self) -> str:
+        if context.recorder is not None:
+            raise value_read(torch.ops.aten._local_scalar_dense.default)
+        return repr(self)
+
+    def __format__(self, spec: str) -> str:
+        if context.recorder is not None:
+            raise value_read(torch.ops.aten._local_scalar_dense.default)
+        return format(self.item(), spec) if spec else repr(self)
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        if context.recorder is not None:
+            raise value_read(torch.ops.aten._to_copy.default, TraceTypeError)
+        return self.cpu().numpy(*args, **kwargs)
+
+    def __array__(self, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        array = self.detach().numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def data_ptr(self) -> int:
+        raise RuntimeError("a tensor on the Cerebras device has no data pointer; use tensor.cpu() outside the step")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            with torch.no_grad():
+                copy: torch.Tensor = self.detach().clone()
+            if isinstance(self, torch.nn.Parameter):
+                copy = torch.nn.Parameter(copy, self.requires_grad)
+            memo[id(self)] = copy.requires_grad_(self.requires_grad)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if context.recorder is not None:
+            raise value_read(torch.ops.aten._to_copy.default)
+        copy: torch.Tensor = self.detach().cpu()
+        if isinstance(self, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy, self.requires_grad)
+        return copy.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        """`p.data = v`: take over v's storage. (In C++ only the tensor's own metadata would move, not the handle.)"""
+        if not isinstance(value, LazyTensor):
+            value = value.to(DEVICE)
+        if value.shape != self.shape or value.dtype != self.dtype:
+            raise RuntimeError("p.data = v with another shape or type is not supported on the Cerebras device")
+        if context.recorder is not None:
+            with torch.no_grad():
+                self.copy_(value)
+            return
+        assert isinstance(value, LazyTensor)
+        self._handle = value._handle
+
+
+def new_tensor(cell: Cell) -> LazyTensor:
+    """A device tensor over the whole of a cell."""
+    return LazyTensor(Handle(torch.empty(cell.shape, dtype=cell.dtype, device=META), cell))
+
+
+def from_cpu(tensor: torch.Tensor) -> LazyTensor:
+    """A device tensor with the value of a CPU tensor."""
+    cell = Cell(tuple(tensor.shape), tensor.dtype)
+    cell.write(tensor)
+    return new_tensor(cell)
+
+
+def cell_of(tensor: torch.Tensor) -> Cell:
+    """The cell of a device tensor that has one.
+
+    Raises TypeError for a tensor that is not on the device or was computed in a traced step.
+    """
+    if not isinstance(tensor, LazyTensor) or tensor._handle.cell is None:
+        raise TypeError(f"{tensor!r} is not a tensor that was made on the device outside a traced step")
+    return tensor._handle.cell
+
+
+def is_device(device: Any) -> bool:
+    """True for the Cerebras device, with or without an index."""
+    return device is not None and torch.device(device).type == DEVICE.type
+
+
+_META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+
+
+def follow_meta(tensor: LazyTensor) -> None:
+    """Give the wrapper the shape of its meta tensor, after an operation that changed that in place (t_, unsqueeze_)."""
+    meta = tensor._handle.meta
+    with torch._C._DisableTorchDispatch():
+        torch.ops.aten.as_strided_.default.redispatch(
+            _META_KEYS, tensor, list(meta.shape), list(meta.stride()), int(meta.storage_offset())
+        )
