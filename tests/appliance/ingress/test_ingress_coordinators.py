@@ -9,7 +9,7 @@ import pytest
 
 from appliance.coordinator import management_link, settings
 from appliance.ingress.process import Ingress, IngressSettings
-from appliance.management import service
+from appliance.management import supervisor
 from interconnect.rpc.version import __version__
 from nodes.lifecycle import registration
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2, node_pb2
@@ -128,7 +128,7 @@ def test_an_ingress_that_is_gone_is_named(
 def test_a_coordinator_of_which_the_ingress_is_lost_may_come_back_but_not_for_ever(
     cluster: Any, client: Callable[..., Any], ingress: Ingress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "COORDINATOR_RETURN_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "COORDINATOR_RETURN_SECONDS", 0.3)
     one = client()
     one.compile()
     job = cluster.service._jobs.live(one.created.job)
