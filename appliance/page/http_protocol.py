@@ -27,9 +27,15 @@ class PageProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_head()
-        waiting = [(one._deadline.when(), one) for one in self.connections if _is_waiting(one)]  # type: ignore[union-attr]
+        waiting = {
+            one._deadline.when(): one
+            for one in self.connections
+            if isinstance(one, PageProtocol) and one._deadline is not None
+        }
         if len(waiting) > MAX_WAITING:
-            min(waiting, key=lambda entry: entry[0])[1].transport.abort()
+            oldest = waiting[min(waiting)]
+            oldest._end_deadline()
+            oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -69,7 +75,3 @@ class PageProtocol(H11Protocol):
         ):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
-
-
-def _is_waiting(connection: object) -> bool:
-    return isinstance(connection, PageProtocol) and connection._deadline is not None

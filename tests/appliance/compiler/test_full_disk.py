@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from full_disk import NoMounts, on_small_disk
 
-WRITES = Path(__file__).parent / "full_disk_writes.py"
+WRITES = Path(__file__).parents[1] / "full_disk_writes.py"
 DISK_BYTES = 16 << 20
 
 
