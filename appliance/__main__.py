@@ -1,10 +1,12 @@
 """`python -m appliance`: the management service."""
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import queue
+import resource
 import signal
 import sys
 import threading
@@ -15,11 +17,12 @@ from types import FrameType
 from grpc_health.v1 import health, health_pb2_grpc
 
 from appliance.coordinator.settings import CoordinatorHome
-from appliance.management.service import ManagementService, ManagementSettings
+from appliance.management.service import ManagementService
+from appliance.management.settings import ManagementSettings
 from appliance.page.server import PageServer
-from appliance.page.source import ManagementSource
+from appliance.page.source import ServiceSource
 from interconnect.rpc.address import bind, split_address
-from interconnect.rpc.server import make_server
+from interconnect.rpc.async_server import AsyncServer
 from nodes.folders import cache_root
 from nodes.telemetry.terminal_log import set_up_logging
 from wsc.v1 import management_pb2_grpc, observation_pb2_grpc
@@ -38,6 +41,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=cache_root(),
         metavar="DIR",
         help="compiled artifacts; default: %(default)s",
+    )
+    parser.add_argument(
+        "--compile-root",
+        type=Path,
+        metavar="DIR",
+        help="let scripts have their artifacts in folders below this one; default: below the cache root alone",
     )
     parser.add_argument("--page", metavar="HOST:PORT", help="serve a page to look at there; port 0: any; default: none")
     parser.add_argument(
@@ -62,61 +71,81 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_up_logging()
     cluster_ends_too = options.announce_fd is not None
     over: queue.SimpleQueue[bool] = queue.SimpleQueue()  # whether to end the jobs; a put is safe in a signal handler
-    settings = ManagementSettings(cache_root=options.cache_root.absolute(), jobs_outlive=not cluster_ends_too)
-    service = ManagementService(settings, lambda: over.put(True))
-    server = make_server()
-    try:
-        address = bind(server, options.listen)
-        page = None if options.page is None else PageServer(options.page)
-    except OSError as error:
-        logger.error("%s", error)
-        return 1
-    management_pb2_grpc.add_ManagementServicer_to_server(service, server)
-    observation_pb2_grpc.add_ObservationServicer_to_server(service.observation, server)
-    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+    defects: list[Exception] = []
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def defect(error: Exception) -> None:
+        defects.append(error)
         over.put(cluster_ends_too)
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, end)
-        signal.signal(signal.SIGINT, end)
-    host = split_address(options.listen, any_port=True)[0]
-    metrics = None
-    if options.metrics_port is not None:
-        from appliance.management.metrics import ManagementCollector
-        from nodes.telemetry.metrics import MetricsServer
-
-        try:
-            metrics = MetricsServer(ManagementCollector(service.nodes, service.jobs), host, options.metrics_port)
-        except OSError as error:
-            logger.error("no figures can be served at port %d: %s", options.metrics_port, error)
-            return 1
-        service.metrics = metrics.address
-    server.start()
-    service.start(
-        CoordinatorHome(
-            management=address,
-            host=host,
-            cache_root=settings.cache_root,
-            terminated="its cluster went down",
-            outlives=True,
-        )
+    _raise_descriptor_limit()
+    settings = ManagementSettings(
+        cache_root=options.cache_root.absolute(),
+        compile_root=None if options.compile_root is None else options.compile_root.absolute(),
+        jobs_outlive=not cluster_ends_too,
     )
-    if page is not None:
-        page.start(ManagementSource(address))
-    with open(os.devnull if options.announce_fd is None else options.announce_fd, "w", encoding="utf-8") as announce:
-        announce.write(json.dumps({"management": address, "page": "" if page is None else page.url}) + "\n")
-        announce.flush()
-        end_jobs = over.get()
+    service = ManagementService(settings, lambda: over.put(True), defect)
+    with contextlib.ExitStack() as open_parts:
+        server = AsyncServer(on_defect=defect)
+        # Whoever listens to the announcement sees its end, and ends the nodes; their streams are what this waits for.
+        open_parts.callback(server.stop, STOP_SECONDS)
+        host = split_address(options.listen, any_port=True)[0]
+        try:
+            address = bind(server.server, options.listen)
+            page = None if options.page is None else PageServer(options.page)
+        except OSError as error:
+            logger.error("%s", error)
+            return 1
+        management_pb2_grpc.add_ManagementServicer_to_server(service, server.server)
+        observation_pb2_grpc.add_ObservationServicer_to_server(service.observation, server.server)
+        health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server.server)  # type: ignore[attr-defined]  # not in the stubs
+
+        def end(number: int, frame: FrameType | None) -> None:
+            over.put(cluster_ends_too)
+
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, end)
+            signal.signal(signal.SIGINT, end)
+        if options.metrics_port is not None:
+            from appliance.management.metrics import ManagementCollector
+            from nodes.telemetry.metrics import MetricsServer
+
+            try:
+                metrics = MetricsServer(ManagementCollector(service.nodes, service.jobs), host, options.metrics_port)
+            except OSError as error:
+                logger.error("no figures can be served at port %d: %s", options.metrics_port, error)
+                return 1
+            open_parts.callback(metrics.close)
+            service.metrics = metrics.address
+        server.start()
+        service.start(
+            CoordinatorHome(
+                management=address,
+                host=host,
+                cache_root=settings.cache_root,
+                compile_root=settings.compile_root,
+                terminated="its cluster went down",
+                outlives=True,
+            )
+        )
         if page is not None:
-            page.close()
-        service.close(end_jobs=end_jobs)
-    if metrics is not None:
-        metrics.close()
-    # Whoever listens to the announcement sees its end, and ends the nodes; their streams are what this waits for.
-    server.stop(STOP_SECONDS).wait()
-    return 0
+            page.start(ServiceSource(service))
+        announce_to = os.devnull if options.announce_fd is None else options.announce_fd
+        with open(announce_to, "w", encoding="utf-8") as announce:
+            announce.write(json.dumps({"management": address, "page": "" if page is None else page.url}) + "\n")
+            announce.flush()
+            end_jobs = over.get()
+            if page is not None:
+                page.close()
+            service.close(end_jobs=end_jobs)
+    if defects:
+        logger.error("the management service has ended by a defect: %r", defects[0])
+    return 1 if defects else 0
+
+
+def _raise_descriptor_limit() -> None:
+    """Each node and each coordinator has a connection."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@ service that may know nothing of the job: by the numbers of events this one know
 """
 
 import heapq
-import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
+from interconnect.rpc.mailbox import Mailbox
 from wsc.v1 import management_pb2, observation_pb2
 
 KINDS = ("report", "log", "scalar")
@@ -20,8 +20,12 @@ MAX_LOGS = 2000
 MAX_POINTS = 1000  # of a curve
 MAX_CURVES = 64
 MAX_TEXT = 10_000  # characters of a message
-MAX_BEHIND = 1000  # lots that a watcher may not have taken
-LOT_EVENTS = 500
+MAX_NAME = 256  # characters of the name of a node, a logger or an output
+MAX_NODES = 1 << 16  # whose last reports are kept
+MAX_FIGURES = 64  # of a kind in a report
+MAX_BEHIND = 1000  # batches that a watcher may not have taken
+BATCH_EVENTS = 500
+BATCH_BYTES = 1 << 20
 _MAX_NUMBER = 1 << 62  # beyond it nobody counts
 
 _Numbered: TypeAlias = tuple[int, observation_pb2.JobEvent]
@@ -32,26 +36,26 @@ class TooSlow(Exception):
 
 
 class Watcher:
-    """Somebody who follows a job. lots() ends with the job."""
+    """Somebody who follows a job, in an event loop. batches() ends with the job; the rest is for any thread."""
 
     def __init__(self, kinds: Sequence[str], after: int) -> None:
         """after: log records up to this number are known to the watcher."""
         self._kinds = frozenset(kinds)
         self._after = after
-        self._lots: queue.SimpleQueue[list[observation_pb2.JobEvent] | None] = queue.SimpleQueue()
+        self._batches: Mailbox[list[observation_pb2.JobEvent]] = Mailbox()
         self._dropped = False
 
     def tell(self, events: list[observation_pb2.JobEvent]) -> None:
         """Never blocks."""
         if self._dropped:
             return
-        if self._lots.qsize() >= MAX_BEHIND:
+        if len(self._batches) >= MAX_BEHIND:
             self._dropped = True
             self.end()
             return
         wanted = [event for event in events if self._wants(event)]
         if wanted:
-            self._lots.put(wanted)
+            self._batches.put(wanted)
 
     def _wants(self, event: observation_pb2.JobEvent) -> bool:
         kind = event.WhichOneof("kind")
@@ -59,14 +63,14 @@ class Watcher:
 
     def end(self) -> None:
         """Nothing more will come."""
-        self._lots.put(None)
+        self._batches.close()
 
-    def lots(self) -> Iterator[list[observation_pb2.JobEvent]]:
+    async def batches(self) -> AsyncIterator[list[observation_pb2.JobEvent]]:
         """As they come. Raises TooSlow."""
-        for lot in iter(self._lots.get, None):
+        async for batch in self._batches.messages():
             if self._dropped:
                 break
-            yield lot
+            yield batch
         if self._dropped:
             raise TooSlow
 
@@ -139,8 +143,10 @@ class JobHistory:
             return self._history(kinds)
 
     def watch(self, kinds: Sequence[str], after: int = 0) -> Watcher:
-        """A watcher that gets what is kept, and then what comes; no log records up to the number `after`. To be given
-        back with unwatch."""
+        """A watcher that gets what is kept, and then what comes; no log records up to the number `after`.
+
+        To be called in the event loop that reads it, and given back with unwatch.
+        """
         watcher = Watcher(kinds, after)
         with self._lock:
             watcher.tell(self._history(kinds))
@@ -151,7 +157,7 @@ class JobHistory:
         return watcher
 
     def unwatch(self, watcher: Watcher) -> None:
-        """The watcher has left; its lots() ends."""
+        """The watcher has left; its batches() ends."""
         with self._lock:
             if watcher in self._watchers:
                 self._watchers.remove(watcher)
@@ -191,17 +197,37 @@ class JobHistory:
         self._count += 1
         match event.WhichOneof("kind"):
             case "report":
+                _shorten(event.report)
                 self._reports.append((self._count, event))
-                self._last_reports[event.report.node] = event.report
+                if event.report.node in self._last_reports or len(self._last_reports) < MAX_NODES:
+                    self._last_reports[event.report.node] = event.report
             case "log":
-                event.log.message = event.log.message[:MAX_TEXT]
+                log = event.log
+                log.message = log.message[:MAX_TEXT]
+                log.node, log.logger = log.node[:MAX_NAME], log.logger[:MAX_NAME]
                 self._logs.append((self._count, event))
             case "scalar":
+                event.scalar.name = event.scalar.name[:MAX_NAME]
                 if event.scalar.name in self._curves or len(self._curves) < MAX_CURVES:
                     self._curves.setdefault(event.scalar.name, Curve()).add((self._count, event))
 
 
-def lots(events: Sequence[observation_pb2.JobEvent]) -> Iterator[observation_pb2.JobEvents]:
+def _shorten(report: observation_pb2.NodeReport) -> None:
+    report.node = report.node[:MAX_NAME]
+    for figures in (report.seconds, report.bytes, report.queued):
+        if len(figures) > MAX_FIGURES or any(len(name) > MAX_NAME for name in figures):
+            figures.clear()
+
+
+def batches(events: Iterable[observation_pb2.JobEvent]) -> Iterator[observation_pb2.JobEvents]:
     """The events as messages of a moderate size."""
-    for first in range(0, len(events), LOT_EVENTS):
-        yield observation_pb2.JobEvents(events=events[first : first + LOT_EVENTS])
+    batch, nbytes = observation_pb2.JobEvents(), 0
+    for event in events:
+        size = event.ByteSize()
+        if batch.events and (len(batch.events) >= BATCH_EVENTS or nbytes + size > BATCH_BYTES):
+            yield batch
+            batch, nbytes = observation_pb2.JobEvents(), 0
+        batch.events.append(event)
+        nbytes += size
+    if batch.events:
+        yield batch

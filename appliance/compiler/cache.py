@@ -1,9 +1,12 @@
 """Compiled plans on disk, by the hash of what they are made from. What comes from disk is checked like other input.
 
-Beside a plan, in a folder of its key: the report, and what the passes and stages made of the module.
+A plan decides what every role does with a user's data, so it is authenticated: whoever can write to the folder of the
+plans, which a script may choose, cannot write one without the key, which lies in the cluster's cache root for its owner
+alone.
 """
 
 import hashlib
+import hmac
 from pathlib import Path
 from typing import Final
 
@@ -11,22 +14,16 @@ import torch
 from google.protobuf.message import DecodeError
 
 from appliance.compiler.core.target import Target
-from appliance.compiler.cost.machine_model import machine_model
-from appliance.compiler.pipeline import compile_module
 from appliance.compiler.plan import PLAN_FORMAT
 from appliance.compiler.plan_check.check import PlanError, check_plan
-from appliance.compiler.report.builder import make_report
-from appliance.compiler.report.page import report_page
 from interconnect.rpc.version import __version__
-from nodes.folders import cache_root, why_not_kept, write_whole
-from nodes.telemetry.advice import advise
 from wsc.v1 import plan_pb2
 
-_MAGIC: Final = b"WSCPLAN1"
-_SUM_BYTES: Final = 32
+SUFFIX: Final = ".plan"
+_MAGIC: Final = b"WSCPLAN2"
+_SUM_BYTES: Final = 32  # of the hash, and of the keyed hash
+_HEAD_BYTES: Final = len(_MAGIC) + 2 * _SUM_BYTES
 MAX_PLAN_BYTES: Final = 1 << 30
-REPORT_DATA: Final = "report.json"
-REPORT_PAGE: Final = "report.html"
 
 
 def artifact_key(text: str, target: Target) -> str:
@@ -39,62 +36,51 @@ def artifact_key(text: str, target: Target) -> str:
     return hashlib.sha256(f"{made_by}{made_for}\n{text}".encode()).hexdigest()
 
 
-class ArtifactCache:
-    """Plans in one folder."""
+class PlanCache:
+    """The plans in one folder that one key authenticates."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, key: bytes) -> None:
         self._folder = folder
+        self._key = key
 
-    def compile(self, text: str, target: Target) -> tuple[str, plan_pb2.Plan, bool]:
-        """The plan with its key, and whether it came from the cache. Raises as `compile_module`."""
-        key = artifact_key(text, target)
-        path = self._folder / f"{key}.plan"
-        plan = load_plan(path)
-        if plan is not None:
-            return key, plan, True
-        beside = self._folder / key
-        writer = _Writer(self._folder)
-        plan = compile_module(text, target, lambda name, ir: writer.write(beside / f"{name}.mlir", ir.encode()))
+    def path(self, name: str) -> Path:
+        """Where the plan of this name lies."""
+        return self._folder / f"{name}{SUFFIX}"
+
+    def content(self, name: str, plan: plan_pb2.Plan) -> bytes:
+        """What is to lie there."""
         body = plan.SerializeToString(deterministic=True)
-        writer.write(path, _MAGIC + hashlib.sha256(body).digest() + body)
-        report = make_report(plan, key, machine_model(cache_root()))
-        writer.write(beside / REPORT_DATA, report.to_json().encode())
-        writer.write(beside / REPORT_PAGE, report_page(report).encode())
-        writer.tell()
-        return key, plan, False
+        digest = hashlib.sha256(body).digest()
+        return _MAGIC + digest + self._tag(name, digest) + body
+
+    def load(self, name: str) -> plan_pb2.Plan | None:
+        """The plan of this name, or None: there is none, it is damaged, it is not ours, or does not hold together."""
+        data = _read(self.path(name))
+        digest, tag = data[len(_MAGIC) : len(_MAGIC) + _SUM_BYTES], data[len(_MAGIC) + _SUM_BYTES : _HEAD_BYTES]
+        return _parse(data) if hmac.compare_digest(tag, self._tag(name, digest)) else None
+
+    def _tag(self, name: str, digest: bytes) -> bytes:
+        """Of the name too: a plan under another's name is not what was asked for."""
+        return hashlib.blake2b(name.encode() + digest, key=self._key, digest_size=_SUM_BYTES).digest()
 
 
-class _Writer:
-    """Writes the files of one compile. That a folder does not take them is told to the user, and fails nothing."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._nbytes = 0  # of all files
-        self._error: OSError | None = None  # the last
-
-    def write(self, path: Path, content: bytes) -> None:
-        self._nbytes += len(content)
-        try:
-            write_whole(path, content)
-        except OSError as error:
-            self._error = error
-
-    def tell(self) -> None:
-        if self._error is not None:
-            why = why_not_kept(self._folder, self._nbytes, self._error.strerror)
-            advise("plan", f"The job goes on, but what was compiled for it cannot be kept in {why}")
+def read_plan(path: Path) -> plan_pb2.Plan | None:
+    """The plan in a file, to be looked at and not to be run: whoever wrote it. None as of PlanCache.load."""
+    return _parse(_read(path))
 
 
-def load_plan(path: Path) -> plan_pb2.Plan | None:
-    """The plan in a file, or None: there is none, it is damaged, or it does not hold together."""
+def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_PLAN_BYTES + 1)
     except OSError:
-        return None
-    head = len(_MAGIC) + _SUM_BYTES
-    body = data[head:]
-    if len(data) > MAX_PLAN_BYTES or data[:head] != _MAGIC + hashlib.sha256(body).digest():
+        return b""
+    return data if len(data) <= MAX_PLAN_BYTES else b""
+
+
+def _parse(data: bytes) -> plan_pb2.Plan | None:
+    body = data[_HEAD_BYTES:]
+    if not data.startswith(_MAGIC + hashlib.sha256(body).digest()):
         return None
     try:
         plan = plan_pb2.Plan.FromString(body)

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-    return serve_job(settings, cached_compiler(settings.cache), events)
+    return serve_job(settings, cached_compiler(settings.cache, settings.cache_root), events)
 
 
 if __name__ == "__main__":

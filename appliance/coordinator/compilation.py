@@ -26,14 +26,14 @@ class Compile(Protocol):
         """placed: the shard of each state that has its place in the job already."""
 
 
-def cached_compiler(folder: Path) -> Compile:
-    """The real one, with its artifacts in a folder."""
-    from appliance.compiler.cache import ArtifactCache
+def cached_compiler(folder: Path, root: Path) -> Compile:
+    """The real one, with its artifacts in a folder. root: the cluster's cache root, which has the key of plans."""
+    from appliance.compiler.artifacts import Artifacts
     from appliance.compiler.core.target import DEFAULT_WAFER_MEMORY_BYTES
     from appliance.compiler.pipeline import CompileError, KernelLibrary, Precision, Target
     from cirh.dialect.errors import CirhError
 
-    cache = ArtifactCache(folder)
+    artifacts = Artifacts(folder, root)
 
     def compile_step(
         cirh: str, num_csx: int, num_shards: int, placed: Mapping[str, int], options: plan_pb2.CompileOptions
@@ -50,7 +50,7 @@ def cached_compiler(folder: Path) -> Compile:
         except ValueError as error:
             raise CompileRefused(str(error)) from error
         try:
-            return cache.compile(cirh, target)
+            return artifacts.compile(cirh, target)
         except (CompileError, CirhError) as error:
             raise CompileRefused(str(error)) from error
 
@@ -59,7 +59,7 @@ def cached_compiler(folder: Path) -> Compile:
 
 def report_of(folder: Path, artifact: str) -> str:
     """The page of an artifact's report; empty where there is none."""
-    from appliance.compiler.cache import REPORT_PAGE
+    from appliance.compiler.artifacts import REPORT_PAGE
 
     page = folder / artifact / REPORT_PAGE
     return str(page) if page.is_file() else ""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from appliance.coordinator.topology import COORDINATOR, Member
 from appliance.coordinator.tracing import Tracing
-from appliance.job_history import KINDS, JobHistory, lots
+from appliance.job_history import KINDS, JobHistory, batches
 from nodes.telemetry.advice import is_advice
 from nodes.telemetry.node_report import process_report
 from nodes.telemetry.outbox import ERROR
@@ -92,13 +92,13 @@ class Observation:
     def flush(self) -> None:
         """Send what waits; while management is away it stays, and the oldest give way."""
         with self._lock:
-            events = observation_pb2.JobEvents(events=self._waiting)
-            if self._waiting and self._send(management_pb2.CoordinateRequest(events=events)):
+            messages = [management_pb2.CoordinateRequest(events=events) for events in batches(self._waiting)]
+            if all(self._send(message) for message in messages):
                 self._waiting.clear()
 
     def history(self) -> Iterator[observation_pb2.JobEvents]:
         """What has been seen until now, as far as it is kept."""
-        return lots(self._kept.kept(KINDS))
+        return batches(self._kept.kept(KINDS))
 
     def _take(self, node: str, event: observation_pb2.JobEvent) -> None:
         match event.WhichOneof("kind"):

@@ -23,6 +23,7 @@ class CoordinatorSettings:
     management: str
     listen: str  # host:port; port 0 for any
     cache: Path  # folder of the compiled artifacts
+    cache_root: Path  # takes the key that these are authenticated with
     terminated: str  # what has happened if the process is told to end, for the user: "its cluster went down"
 
 
@@ -33,26 +34,52 @@ class CoordinatorHome:
     management: str  # the address that they dial
     host: str  # where they listen
     cache_root: Path
+    compile_root: Path | None  # below which scripts may name folders of their own; None: the cache root alone
     terminated: str  # as in their settings
     outlives: bool  # whether they outlive that process
 
     def start(self, request: ingress_pb2.RunCoordinatorRequest) -> Child:
-        """A coordinator in a process of its own. Raises SpawnError."""
+        """A coordinator in a process of its own. Raises SpawnError, or FolderRefused."""
         settings = CoordinatorSettings(
             job=request.job,
             token=request.token,
             created=request.created,
             management=self.management,
             listen=f"{self.host}:0",
-            cache=cache_directory(self.cache_root, request.compile_dir),
+            cache=cache_directory(self.cache_root, self.compile_root, request.compile_dir),
+            cache_root=self.cache_root,
             terminated=self.terminated,
         )
         return _start(settings, outlives=self.outlives)
 
 
-def cache_directory(root: Path, compile_dir: str) -> Path:
-    """Where the artifacts of a job lie."""
-    return root / compile_dir  # an absolute compile_dir stands for itself
+class FolderRefused(ValueError):
+    """A script has named a folder that the cluster does not write to."""
+
+
+def cache_directory(cache_root: Path, compile_root: Path | None, compile_dir: str) -> Path:
+    """Where the artifacts of a job lie: below the cache root, or where else the owner of the cluster allows it.
+
+    Args:
+        compile_root: below which a script may name folders too, by absolute paths; None: nowhere.
+        compile_dir: what the script has named; relative to the cache root.
+
+    Raises:
+        FolderRefused: it lies elsewhere, also where a link leads there.
+    """
+    roots = [cache_root] if compile_root is None else [cache_root, compile_root]
+    problem = "" if "\0" not in compile_dir else "it has a null character in it"
+    if ".." in Path(compile_dir).parts:
+        problem = "it must not contain '..'"
+    if not problem:
+        folder = (cache_root / compile_dir).resolve()
+        if any(folder.is_relative_to(root.resolve()) for root in roots):
+            return folder
+        problem = f"it lies outside of {' and '.join(map(str, roots))} of the cluster"
+    raise FolderRefused(
+        f"compile_dir {compile_dir[:256]!r} is not possible: {problem}. Name a folder relative to {cache_root}, or "
+        "start the cluster with --compile-root set to a folder above it"
+    )
 
 
 def _start(settings: CoordinatorSettings, *, outlives: bool) -> Child:
@@ -60,7 +87,7 @@ def _start(settings: CoordinatorSettings, *, outlives: bool) -> Child:
     reader, writer = os.pipe()
     try:
         with open(writer, "w", encoding="utf-8") as pipe:
-            json.dump({**dataclasses.asdict(settings), "cache": str(settings.cache)}, pipe)
+            json.dump(dataclasses.asdict(settings), pipe, default=str)
         return spawn("appliance.coordinator", [], [reader], outlives=outlives)
     finally:
         os.close(reader)
@@ -70,4 +97,5 @@ def read_settings(fd: int) -> CoordinatorSettings:
     """What the process was given."""
     with open(fd, encoding="utf-8") as pipe:
         settings = json.load(pipe)
-    return CoordinatorSettings(**{**settings, "cache": Path(settings["cache"])})
+    folders = {name: Path(settings[name]) for name in ("cache", "cache_root")}
+    return CoordinatorSettings(**{**settings, **folders})

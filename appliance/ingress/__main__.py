@@ -20,11 +20,18 @@ def parse_arguments(argv: Sequence[str] | None) -> IngressSettings:
         metavar="DIR",
         help="compiled artifacts, best the folder of the management service; default: %(default)s",
     )
+    parser.add_argument(
+        "--compile-root",
+        type=Path,
+        metavar="DIR",
+        help="let scripts have their artifacts in folders below this one; default: below the cache root alone",
+    )
     options = parser.parse_args(argv)
     return IngressSettings(
         management=options.management,
         listen=options.listen,
         cache_root=options.cache_root.absolute(),
+        compile_root=None if options.compile_root is None else options.compile_root.absolute(),
         metrics_port=options.metrics_port,
     )
 

@@ -5,7 +5,7 @@ import threading
 
 import grpc
 
-from appliance.coordinator.settings import END_SECONDS, CoordinatorHome
+from appliance.coordinator.settings import END_SECONDS, CoordinatorHome, FolderRefused
 from nodes.launch.spawn import Child, SpawnError
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc
 
@@ -31,7 +31,7 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
     ) -> ingress_pb2.RunCoordinatorResponse:
         try:
             child = self._start(request)
-        except SpawnError as error:
+        except (SpawnError, FolderRefused) as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         logger.info("the coordinator of %s has pid %d", request.job, child.pid)
         status = child.wait()

@@ -28,6 +28,7 @@ class IngressSettings:
 
     management: str  # host:port
     cache_root: Path  # artifacts of the compiler lie below it
+    compile_root: Path | None = None  # below which scripts may name folders of their own; None: the cache root alone
     listen: str = "127.0.0.1:0"
     metrics_port: int | None = None  # 0: any; None: no endpoint
 
@@ -46,6 +47,7 @@ class Ingress:
                 management=settings.management,
                 host=host,
                 cache_root=settings.cache_root,
+                compile_root=settings.compile_root,
                 terminated=f"the ingress at {self.address}, where its coordinator ran, went down, or the cluster did",
                 outlives=False,
             )

@@ -1,34 +1,55 @@
 """Management's end of a coordinator's stream: requests for nodes and reports come in, nodes and notices go out."""
 
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-
-import grpc
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from appliance.management.job_queue import Waiting
 from appliance.management.jobs import Job
 from appliance.management.registry import NodeRegistry
+from appliance.management.requests import problem_of_acquire, problem_of_report
+from interconnect.rpc.mailbox import Mailbox
 from wsc.v1 import management_pb2, observation_pb2
 
 
-class Coordination:
-    """One Coordinate stream, and the Waiter of its job. responses() ends when the stream does."""
+class BadRequest(ValueError):
+    """A coordinator has sent what it must not."""
 
-    def __init__(self, job: Job, registry: NodeRegistry, requests: Iterator[management_pb2.CoordinateRequest]) -> None:
+
+class Coordination:
+    """One Coordinate stream, and the Waiter of its job. responses() ends when the stream does.
+
+    Read and iterated over in the event loop of the stream; the rest is for any thread, and never blocks.
+    """
+
+    def __init__(self, job: Job, registry: NodeRegistry) -> None:
         self._job = job
         self._registry = registry
-        self._requests = requests
         self._lock = threading.Lock()
         self._take: Callable[[observation_pb2.Spans | None], None] | None = None  # the spans of the trace under way
-        self._outbox: queue.SimpleQueue[management_pb2.CoordinateResponse | None] = queue.SimpleQueue()
+        self._outbox: Mailbox[management_pb2.CoordinateResponse] = Mailbox()
         self.changed()
-        self._reader = threading.Thread(target=self._read, name=f"coordination-{job.name}", daemon=True)
 
-    def responses(self) -> Iterator[management_pb2.CoordinateResponse]:
-        self._reader.start()
-        yield from iter(self._outbox.get, None)
+    def responses(self) -> AsyncIterator[management_pb2.CoordinateResponse]:
+        return self._outbox.messages()
+
+    async def read(self, requests: AsyncIterator[management_pb2.CoordinateRequest]) -> None:
+        """Take in what the coordinator says, until it has said all. Raises BadRequest."""
+        try:
+            async for request in requests:
+                match request.WhichOneof("kind"):
+                    case "acquire":
+                        _check(problem_of_acquire(request.acquire))
+                        self._enqueue(request.acquire)
+                    case "report":
+                        _check(problem_of_report(request.report))
+                        self._job.report = request.report
+                    case "events":
+                        self._job.history.add(request.events.events)
+                    case "spans":
+                        self._traced(request.spans)
+        finally:
+            self.end()
 
     def changed(self) -> None:
         """Tell the coordinator what the job is."""
@@ -78,26 +99,14 @@ class Coordination:
         """The stream is over: the job waits no more, and responses() ends."""
         self._traced(None)
         self._registry.leave(self._job.name, self)
-        self._outbox.put(None)
-
-    def _read(self) -> None:
-        try:
-            for request in self._requests:
-                match request.WhichOneof("kind"):
-                    case "acquire":
-                        self._enqueue(request.acquire)
-                    case "report":
-                        self._job.report = request.report
-                    case "events":
-                        self._job.history.add(request.events.events)
-                    case "spans":
-                        self._traced(request.spans)
-        except grpc.RpcError:
-            pass  # the coordinator is gone: what follows from that is the service's business
-        finally:
-            self.end()
+        self._outbox.close()
 
     def _enqueue(self, wanted: management_pb2.Acquire) -> None:
         job = self._job
         waiting = Waiting(job=job.name, wanted=wanted, priority=job.request.priority, created=job.created)
         self._registry.enqueue(waiting, self)
+
+
+def _check(problem: str) -> None:
+    if problem:
+        raise BadRequest(problem)

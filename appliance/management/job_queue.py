@@ -6,10 +6,10 @@ the jobs that run, however many small ones come. Only a job that this cluster co
 passed over: it is in nobody's way until it is refused, or until nodes are added.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from appliance.management.allocation import lease, possible, waiting_for
+from appliance.management.allocation import Inventory, lease, possible, waiting_for
 from wsc.v1 import management_pb2
 
 FIRST_PRIORITY, DEFAULT_PRIORITY, LAST_PRIORITY = 1, 2, 3
@@ -58,10 +58,11 @@ class JobQueue:
     def admit(self, nodes: Sequence[management_pb2.NodeInfo]) -> Sequence[Admission]:
         """Give nodes to the jobs whose turn it is, which leave the queue. Marks the nodes."""
         admissions = []
+        inventory = Inventory(nodes if self._waiting else ())
         for waiting in self.ordered():
-            if not possible(waiting.wanted, nodes):
+            if not possible(waiting.wanted, inventory):
                 continue
-            given = lease(waiting.job, waiting.wanted, nodes)
+            given = lease(waiting.job, waiting.wanted, inventory)
             if given is None:
                 break
             del self._waiting[waiting.job]
@@ -70,16 +71,22 @@ class JobQueue:
 
     def impossible(self, nodes: Sequence[management_pb2.NodeInfo]) -> Sequence[Waiting]:
         """The jobs that all these nodes together could not satisfy."""
-        return [waiting for waiting in self.ordered() if not possible(waiting.wanted, nodes)]
+        inventory = Inventory(nodes if self._waiting else ())
+        return [waiting for waiting in self.ordered() if not possible(waiting.wanted, inventory)]
 
-    def status(self, job: str, nodes: Sequence[management_pb2.NodeInfo]) -> management_pb2.QueueStatus | None:
-        """Where the job is and what it waits for; None if it does not wait."""
+    def status(self, nodes: Sequence[management_pb2.NodeInfo]) -> Mapping[str, management_pb2.QueueStatus]:
+        """Where each job is and what it waits for."""
+        inventory = Inventory(nodes if self._waiting else ())
         ordered = self.ordered()
-        position = next((place for place, waiting in enumerate(ordered, 1) if waiting.job == job), None)
-        if position is None:
-            return None
-        lacking = waiting_for(ordered[position - 1].wanted, nodes)
-        if not lacking:
-            before = [waiting.job for waiting in ordered[: position - 1] if possible(waiting.wanted, nodes)]
-            lacking = f"its turn, after {before[0]}" if before else "its nodes"
-        return management_pb2.QueueStatus(position=position, length=len(ordered), waiting_for=lacking)
+        statuses: dict[str, management_pb2.QueueStatus] = {}
+        next_job = ""  # whose turn it is
+        for position, waiting in enumerate(ordered, 1):
+            lacking = waiting_for(waiting.wanted, inventory)
+            if not lacking:
+                lacking = f"its turn, after {next_job}" if next_job else "its nodes"
+            if not next_job and possible(waiting.wanted, inventory):
+                next_job = waiting.job
+            statuses[waiting.job] = management_pb2.QueueStatus(
+                position=position, length=len(ordered), waiting_for=lacking
+            )
+        return statuses

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from appliance.job_history import JobHistory
+from appliance.management.changes import Changes
 from appliance.management.coordinator_process import CoordinatorProcess
-from appliance.management.registry import NodeRegistry
 from wsc.v1 import management_pb2
 
+MAX_LIVE = 1024
 MAX_FINISHED = 100
 
 ENDED = frozenset(
@@ -30,9 +31,7 @@ class Job:
     started: float = 0.0  # 0: it has had no nodes yet
     ended: float = 0.0  # 0: it has not
     coordinator: str = ""  # its address, once it has said hello
-    process: CoordinatorProcess | None = (
-        None  # the coordinator's, if it was this management service that had it started
-    )
+    process: CoordinatorProcess | None = None  # the coordinator's, if this management service had it started
     report: management_pb2.JobReport = field(
         default_factory=lambda: management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
     )
@@ -40,11 +39,13 @@ class Job:
     cancelled: bool = False
     away_since: float | None = None  # monotonic: when the coordinator, whose process we do not know, was last heard of
     history: JobHistory = field(default_factory=JobHistory)
-    hello: threading.Event = field(default_factory=threading.Event)  # set too when the coordinator dies before it
+    started_or_over: Changes = field(default_factory=Changes)  # of `coordinator` and `over`
     over: threading.Event = field(default_factory=threading.Event)
 
-    def describe(self, registry: NodeRegistry) -> management_pb2.JobInfo:
-        status = registry.status(self.name) or management_pb2.QueueStatus()
+    def describe(
+        self, status: management_pb2.QueueStatus, held: Callable[[str], Sequence[management_pb2.NodeInfo]]
+    ) -> management_pb2.JobInfo:
+        """status: where it is in the queue. held: the nodes that a job leases, where it was not told of them."""
         request = self.request
         return management_pb2.JobInfo(
             job=self.name,
@@ -59,7 +60,7 @@ class Job:
             host=request.host,
             priority=request.priority,
             num_csx=request.num_csx,
-            nodes=self.nodes or registry.held(self.name),
+            nodes=self.nodes or held(self.name),
             queue_position=status.position,
             waiting_for=status.waiting_for,
             created=self.created,
@@ -77,6 +78,10 @@ class Job:
         self.request.labels.extend(labels.values())
 
 
+class TooManyJobs(RuntimeError):
+    """There are as many jobs as a cluster may have."""
+
+
 class JobTable:
     """Thread-safe."""
 
@@ -86,8 +91,9 @@ class JobTable:
         self._finished: collections.deque[Job] = collections.deque(maxlen=MAX_FINISHED)
 
     def create(self, request: management_pb2.CreateJobRequest, token: Callable[[str], str]) -> Job:
-        """A job with a fresh name, and the token for it."""
+        """A job with a fresh name, and the token for it. Raises TooManyJobs."""
         with self._lock:
+            self._check_room()
             name = f"job-{secrets.token_hex(4)}"
             while name in self._live:
                 name = f"job-{secrets.token_hex(4)}"
@@ -96,8 +102,12 @@ class JobTable:
         return job
 
     def adopt(self, hello: management_pb2.CoordinatorHello) -> Job:
-        """The job that a coordinator of an earlier management service tells of; the same again if it is known."""
+        """The job that a coordinator of an earlier management service tells of; the same again if it is known.
+
+        Raises TooManyJobs.
+        """
         with self._lock:
+            self._check_room()
             job = Job(
                 name=hello.job,
                 request=hello.request,
@@ -138,3 +148,10 @@ class JobTable:
         """Newest first, those under way before those that ended."""
         with self._lock:
             return [*reversed(self._live.values()), *reversed(self._finished)]
+
+    def _check_room(self) -> None:
+        if len(self._live) >= MAX_LIVE:
+            raise TooManyJobs(
+                f"the cluster has {MAX_LIVE} jobs that run or wait, which is as many as it may have: wait until one "
+                "ends, or cancel one"
+            )

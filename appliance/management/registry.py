@@ -8,23 +8,29 @@ yet: these are kept for them for a while.
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from appliance.management.allocation import refusal
+from appliance.management.allocation import Inventory, refusal
+from appliance.management.changes import Changes
 from appliance.management.job_queue import JobQueue, Waiting
 from wsc.v1 import management_pb2, node_pb2
 
 MISSING_NODES_SECONDS = 5.0  # how long a job waits for nodes that the cluster does not have
 RETURN_SECONDS = 10.0  # after a start: how long nodes are kept for jobs that are not back
+MAX_NODES = 16_384
+
+
+class RegistryFull(RuntimeError):
+    """There are as many nodes as a cluster may have."""
 
 
 class Waiter(Protocol):
-    """Who hears how it goes with a job in the queue. Called under the registry's lock: must not block, nor call it."""
+    """A job in the queue. Called under the registry's lock: must not block, nor call the registry."""
 
     def queued(self, status: management_pb2.QueueStatus) -> None:
-        """It waits, here; or, with position 0, no more."""
+        """It waits at this position; at position 0 it has stopped waiting."""
 
     def admitted(self, nodes: Sequence[management_pb2.NodeInfo]) -> None:
         """It has these nodes."""
@@ -49,19 +55,22 @@ class NodeRegistry:
         self._on_lost = on_lost
         self._nodes: dict[str, _Node] = {}
         self._numbers = itertools.count()
-        self._changed = threading.Condition()
+        self.changes = Changes()  # of what nodes() and ingress() return
+        self._lock = threading.Lock()
         self._jobs: set[str] = set()  # that may hold nodes
         self._returning_until = time.monotonic() + RETURN_SECONDS
         self._queue = JobQueue()
         self._waiters: dict[str, Waiter] = {}
-        self._told: dict[str, management_pb2.QueueStatus] = {}  # what each waiter heard last
+        self._told: dict[str, management_pb2.QueueStatus] = {}  # what each waiter was told last
         self._impossible_since: dict[str, float] = {}
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     def add(self, hello: management_pb2.RegisterRequest) -> str:
-        """Returns the id of the node."""
-        with self._changed:
+        """Returns the id of the node. Raises RegistryFull."""
+        with self._lock:
+            if len(self._nodes) >= MAX_NODES:
+                raise RegistryFull(f"the cluster has {MAX_NODES} nodes, which is as many as it may have")
             node_id = f"n{next(self._numbers)}"
             info = management_pb2.NodeInfo(
                 node_id=node_id,
@@ -81,7 +90,7 @@ class NodeRegistry:
 
     def renew(self, node_id: str) -> bool:
         """A heartbeat. False if the node has been given up already: it must register anew."""
-        with self._changed:
+        with self._lock:
             node = self._nodes.get(node_id)
             if node is not None:
                 node.expires = time.monotonic() + self._lease_seconds
@@ -89,39 +98,42 @@ class NodeRegistry:
 
     def remove(self, node_id: str, reason: str) -> None:
         """The node is gone; no effect if that is known."""
-        with self._changed:
+        with self._lock:
             node = self._nodes.pop(node_id, None)
             self._admit()
         if node is not None and node.info.job:
             self._on_lost(node.info, reason)
 
-    def nodes(self, at_least: int = 0, wait_seconds: float = 0.0) -> Sequence[management_pb2.NodeInfo]:
-        """All nodes, in the order in which they came; waits a while until there are enough."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._nodes) >= at_least, wait_seconds)
+    def count(self) -> int:
+        """How many nodes there are."""
+        return len(self._nodes)
+
+    def nodes(self) -> Sequence[management_pb2.NodeInfo]:
+        """All nodes, in the order in which they came."""
+        with self._lock:
             now = time.monotonic()
             return [_with_lease(node, now) for node in self._nodes.values()]
 
-    def ingress(self, wait_seconds: float) -> str:
-        """The address of one; empty if there is none, nor comes one meanwhile."""
-        with self._changed:
-            self._changed.wait_for(self._ingresses, wait_seconds)
-            return next(iter(self._ingresses()), "")
+    def ingress(self) -> str:
+        """The address of one; empty if there is none."""
+        with self._lock:
+            return next((node.address for node in self._infos() if node.role == node_pb2.ROLE_INGRESS), "")
 
     def held(self, job: str) -> Sequence[management_pb2.NodeInfo]:
         """The nodes that a job leases."""
-        return [node for node in self.nodes() if node.job == job]
+        with self._lock:
+            return self._held(job)
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
     def open(self, job: str) -> None:
         """The job may hold nodes from now on; also those that were kept for it."""
-        with self._changed:
+        with self._lock:
             self._jobs.add(job)
 
     def release(self, job: str) -> None:
         """The job has ended: it waits no more, and gives back all nodes."""
-        with self._changed:
+        with self._lock:
             self._jobs.discard(job)
             self._forget(job)
             self._free(lambda holder: holder == job)
@@ -129,11 +141,10 @@ class NodeRegistry:
 
     def enqueue(self, waiting: Waiting, waiter: Waiter) -> None:
         """Have a job wait for nodes. One that has them already, and asks again, gets those."""
-        with self._changed:
+        with self._lock:
             if waiting.job not in self._jobs:
                 return
-            now = time.monotonic()
-            held = [_with_lease(node, now) for node in self._nodes.values() if node.info.job == waiting.job]
+            held = self._held(waiting.job)
             if held:
                 waiter.admitted(held)
                 return
@@ -143,37 +154,37 @@ class NodeRegistry:
 
     def leave(self, job: str, waiter: Waiter) -> None:
         """The job waits no more, unless it does so with another waiter by now."""
-        with self._changed:
+        with self._lock:
             if self._waiters.get(job) is waiter:
                 self._forget(job)
                 self._admit()
 
     def set_priority(self, job: str, priority: int) -> None:
         """The job may move in the queue."""
-        with self._changed:
+        with self._lock:
             self._queue.set_priority(job, priority)
             self._admit()
 
-    def status(self, job: str) -> management_pb2.QueueStatus | None:
-        """Where a job is in the queue; None if it does not wait."""
-        with self._changed:
-            return self._queue.status(job, self._infos())
+    def queue_status(self) -> Mapping[str, management_pb2.QueueStatus]:
+        """Where each job is in the queue."""
+        with self._lock:
+            return self._queue.status(self._infos())
 
     # --- the passage of time ------------------------------------------------------------------------------------------
 
     def expire(self) -> list[str]:
         """Remove the nodes whose lease has ended; returns their ids."""
         now = time.monotonic()
-        with self._changed:
+        with self._lock:
             expired = [node_id for node_id, node in self._nodes.items() if node.expires <= now]
         for node_id in expired:
             self.remove(node_id, f"it has said nothing for {self._lease_seconds:g} s")
         return expired
 
     def review(self) -> None:
-        """Tell who waits what has changed, refuse what stays impossible, end the time for jobs to return."""
+        """Tell waiting jobs what has changed, refuse what stays impossible, end the time for jobs to return."""
         now = time.monotonic()
-        with self._changed:
+        with self._lock:
             if now >= self._returning_until:
                 self._free(lambda holder: holder not in self._jobs)
             self._admit()
@@ -184,24 +195,25 @@ class NodeRegistry:
             for waiting in self._queue.ordered():
                 impossible_since = self._impossible_since.get(waiting.job)
                 if impossible_since is not None and now - impossible_since >= MISSING_NODES_SECONDS:
-                    self._waiters[waiting.job].refused(refusal(waiting.wanted, self._infos(), self.address))
+                    inventory = Inventory(self._infos())
+                    self._waiters[waiting.job].refused(refusal(waiting.wanted, inventory, self.address))
                     self._forget(waiting.job)
-                    continue
-                status = self._queue.status(waiting.job, self._infos())
-                if status is not None and status != self._told.get(waiting.job):
-                    self._told[waiting.job] = status
-                    self._waiters[waiting.job].queued(status)
+            for job, status in self._queue.status(self._infos()).items():
+                if status != self._told.get(job):
+                    self._told[job] = status
+                    self._waiters[job].queued(status)
 
     # --- under the lock -----------------------------------------------------------------------------------------------
 
     def _infos(self) -> Sequence[management_pb2.NodeInfo]:
         return [node.info for node in self._nodes.values()]
 
-    def _ingresses(self) -> Sequence[str]:
-        return [node.address for node in self._infos() if node.role == node_pb2.ROLE_INGRESS]
+    def _held(self, job: str) -> Sequence[management_pb2.NodeInfo]:
+        now = time.monotonic()
+        return [_with_lease(node, now) for node in self._nodes.values() if node.info.job == job]
 
     def _admit(self) -> None:
-        """Something has changed: who is next?"""
+        """Something has changed: give nodes to the jobs whose turn it is."""
         now = time.monotonic()
         for admission in self._queue.admit(self._infos()):
             waiter = self._waiters[admission.job]
@@ -209,7 +221,7 @@ class NodeRegistry:
                 waiter.queued(management_pb2.QueueStatus())
             self._forget(admission.job)
             waiter.admitted([_with_lease(self._nodes[node.node_id], now) for node in admission.nodes])
-        self._changed.notify_all()
+        self.changes.notify()
 
     def _forget(self, job: str) -> None:
         self._queue.remove(job)

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 from appliance.management.job_queue import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
+from appliance.members import PACKAGES
 from wsc.v1 import management_pb2
 
 MAX_WAFERS = 1024
@@ -12,7 +12,11 @@ MAX_WORKERS_PER_WAFER = 256
 MAX_RUN_AHEAD_STEPS = 100_000
 DEFAULT_RUN_AHEAD_STEPS = 16
 MAX_LABELS = 64
-MAX_TEXT = 256  # characters of a label, or a name
+MAX_TEXT = 256  # characters of a label, a name or an address
+MAX_FOLDER = 4096  # characters of a path
+MAX_MESSAGE = 10_000  # characters of what a job reports
+MAX_ARTIFACTS = 64  # that a job names
+MAX_KEYS = 1024  # labels that one call takes away
 
 
 def complete(request: management_pb2.CreateJobRequest) -> None:
@@ -36,13 +40,42 @@ def problem_of_job(request: management_pb2.CreateJobRequest) -> str:
     ):
         if not least <= value <= most:
             return f"{name} must be {least} to {most}, not {value}"
-    if ".." in Path(request.compile_dir).parts:
-        return f"compile_dir must not contain '..': {request.compile_dir!r}"
-    if "\0" in request.compile_dir:
-        return "compile_dir must not contain a null character"
+    if len(request.compile_dir) > MAX_FOLDER:
+        return f"compile_dir must have at most {MAX_FOLDER} characters, not {len(request.compile_dir)}"
     if max(len(request.user), len(request.host)) > MAX_TEXT:
         return f"the names of user and host must have at most {MAX_TEXT} characters"
     return problem_of_labels(request.labels)
+
+
+def problem_of_node(hello: management_pb2.RegisterRequest) -> str:
+    """What is wrong with what a node says of itself; empty if nothing is."""
+    if hello.role not in PACKAGES:
+        return f"there is no role {hello.role}"
+    if not hello.address:
+        return "a node must say at which address it listens"
+    for name in ("address", "host", "version", "job", "member", "metrics"):
+        if len(getattr(hello, name)) > MAX_TEXT:
+            return f"{name} must have at most {MAX_TEXT} characters, not {len(getattr(hello, name))}"
+    return ""
+
+
+def problem_of_acquire(wanted: management_pb2.Acquire) -> str:
+    """What is wrong with what a coordinator asks for; empty if nothing is."""
+    for name, value, least, most in (
+        ("num_wafers", wanted.num_wafers, 1, MAX_WAFERS),
+        ("num_workers_per_wafer", wanted.num_workers_per_wafer, 1, MAX_WORKERS_PER_WAFER),
+    ):
+        if not least <= value <= most:
+            return f"{name} must be {least} to {most}, not {value}"
+    return ""
+
+
+def problem_of_report(report: management_pb2.JobReport) -> str:
+    """What is wrong with what a coordinator reports; empty if nothing is. A message that is too long is cut."""
+    report.message = report.message[:MAX_MESSAGE]
+    if len(report.artifacts) > MAX_ARTIFACTS or max(map(len, report.artifacts), default=0) > MAX_TEXT:
+        return f"a job names at most {MAX_ARTIFACTS} artifacts, each with at most {MAX_TEXT} characters"
+    return ""
 
 
 def problem_of_priority(priority: int) -> str:
@@ -50,6 +83,11 @@ def problem_of_priority(priority: int) -> str:
     if FIRST_PRIORITY <= priority <= LAST_PRIORITY:
         return ""
     return f"priority must be {FIRST_PRIORITY} (first) to {LAST_PRIORITY}, not {priority}"
+
+
+def shown(text: str) -> str:
+    """A text from outside, for an error message: quoted, and cut where it is longer than any that is right."""
+    return repr(text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}...")
 
 
 def problem_of_labels(labels: Iterable[str]) -> str:

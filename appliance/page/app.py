@@ -1,5 +1,5 @@
 """The page's addresses: `/` the cluster, `/jobs/NAME` a job; below each, `events`; the files that pages need; and
-`/targets`, where Prometheus hears what to ask for figures."""
+`/targets`, from which Prometheus learns what to ask for figures."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -12,15 +12,17 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appliance import drawing
 from appliance.page import compile_report, rendering, streams
-from appliance.page.source import PageSource, SourceAway
+from appliance.page.source import PageSource
 from wsc.v1 import management_pb2
+
+MAX_ADDRESS_BYTES: Final = 4096
 
 _STATIC: Final = Path(__file__).with_name("static")
 _COMPILER_STYLE: Final = Path(drawing.__file__).with_name("report.css")
@@ -88,7 +90,7 @@ def make_app(source: PageSource, closing: asyncio.Event, hosts: Sequence[str] = 
             Mount("/static", StaticFiles(directory=_STATIC)),
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(_Guard)],
-        exception_handlers={HTTPException: _refused, SourceAway: _away},
+        exception_handlers={HTTPException: _refused},
     )
 
 
@@ -102,12 +104,8 @@ async def _refused(request: Request, error: Exception) -> Response:
     return HTMLResponse(rendering.error_page(title, error.detail), error.status_code)
 
 
-async def _away(request: Request, error: Exception) -> Response:
-    return HTMLResponse(rendering.error_page("The cluster is away", str(error)), 503)
-
-
 class _Guard:
-    """Puts on every answer what it may do in the browser."""
+    """Refuses addresses that no page has, and puts on every answer what it may do in the browser."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -122,4 +120,7 @@ class _Guard:
                 headers["Referrer-Policy"] = "no-referrer"
             await send(message)
 
+        if scope["type"] == "http" and len(scope["raw_path"]) + len(scope["query_string"]) > MAX_ADDRESS_BYTES:
+            await PlainTextResponse("URI Too Long", 414)(scope, receive, guarded)
+            return
         await self._app(scope, receive, guarded)

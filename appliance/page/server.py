@@ -4,11 +4,11 @@ import asyncio
 import logging
 import socket
 import threading
-from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from appliance.page.source import PageSource
 from interconnect.rpc.address import split_address
+from interconnect.threads import GuardedThread
 
 MAX_CONNECTIONS: Final = 128
 END_SECONDS: Final = 3.0
@@ -34,14 +34,14 @@ class PageServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="page", daemon=True)
+        self._thread = GuardedThread(self._run, name="page", on_defect=self._defect)
 
     @property
     def url(self) -> str:
         return f"http://{self.address}/"
 
-    def start(self, source: AbstractAsyncContextManager[PageSource]) -> None:
-        """Begin to serve; returns at once. The source is entered, and left, in the server's own event loop."""
+    def start(self, source: PageSource) -> None:
+        """Begin to serve; returns at once. The source is asked in the server's own event loop."""
         self._source = source
         self._thread.start()
 
@@ -58,42 +58,46 @@ class PageServer:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except Exception:
-            logger.exception("the page at %s has ended", self.url)
         finally:
             with self._lock:
                 self._loop = None
+
+    def _defect(self, error: Exception) -> None:
+        """The cluster goes on without its page."""
+        logger.error("the page at %s has ended", self.url)
+        self._socket.close()
 
     async def _serve(self) -> None:
         # Here and not above: they take half a second to load, and a cluster is to be there before its page.
         import uvicorn
 
         from appliance.page.app import make_app
+        from appliance.page.http_protocol import MAX_HEAD_BYTES, PageProtocol
 
         with self._lock:
             if self._closed:
                 return
             self._loop = asyncio.get_running_loop()
-        async with self._source as source:
-            hosts = _LOOPBACK if self._host in _LOOPBACK else ("*",)
-            config = uvicorn.Config(
-                make_app(source, self._closing, hosts),
-                http="h11",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                limit_concurrency=MAX_CONNECTIONS,
-                timeout_graceful_shutdown=1,
-            )
-            server = uvicorn.Server(config)
-            serving = asyncio.create_task(server.serve([self._socket]))
-            closing = asyncio.create_task(self._closing.wait())
-            try:
-                await asyncio.wait([serving, closing], return_when=asyncio.FIRST_COMPLETED)
-                server.should_exit = True
-                await serving
-            finally:
-                closing.cancel()
+        hosts = _LOOPBACK if self._host in _LOOPBACK else ("*",)
+        config = uvicorn.Config(
+            make_app(self._source, self._closing, hosts),
+            http=PageProtocol,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=1,
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve([self._socket]))
+        closing = asyncio.create_task(self._closing.wait())
+        try:
+            await asyncio.wait([serving, closing], return_when=asyncio.FIRST_COMPLETED)
+            server.should_exit = True
+            await serving
+        finally:
+            closing.cancel()

@@ -1,22 +1,16 @@
-"""What the page shows comes from here: the management service, asked over its own port like everybody asks it."""
+"""What the page shows comes from here: the management service, which runs in the same process."""
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol, Self
+from typing import Protocol
 
-import grpc
-
+from appliance.job_history import KINDS, batches
+from appliance.management.service import ManagementService
 from nodes.lifecycle.role_names import role_name
-from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2, observation_pb2_grpc
-
-CALL_SECONDS = 5.0
-
-
-class SourceAway(RuntimeError):
-    """The management service does not answer: it is about to end."""
+from wsc.v1 import management_pb2, observation_pb2
 
 
 class PageSource(Protocol):
-    """Every method raises SourceAway."""
+    """What there is to be seen of a cluster."""
 
     async def nodes(self) -> Sequence[management_pb2.NodeInfo]:
         """All nodes of the cluster."""
@@ -31,67 +25,36 @@ class PageSource(Protocol):
         """One of them, or None."""
 
     def events(self, name: str) -> AsyncIterator[observation_pb2.JobEvents]:
-        """What is kept of a job, oldest first, then what happens, until it has ended."""
+        """What is kept of a job, oldest first, then what happens, until it has ended. Raises TooSlow."""
 
 
-class ManagementSource:
-    """A management service at an address. To be used as an async context manager."""
+class ServiceSource:
+    """A management service in this process: a viewer costs it no call, no stream and no thread."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    async def __aenter__(self) -> Self:
-        # An environment's HTTP proxy has no business here.
-        self._channel = grpc.aio.insecure_channel(self._address, options=[("grpc.enable_http_proxy", 0)])
-        self._management = management_pb2_grpc.ManagementStub(self._channel)
-        self._observation = observation_pb2_grpc.ObservationStub(self._channel)
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self._channel.close(None)
+    def __init__(self, service: ManagementService) -> None:
+        self._service = service
 
     async def nodes(self) -> Sequence[management_pb2.NodeInfo]:
-        return (await self._cluster()).nodes
+        return self._service.nodes()
 
     async def targets(self) -> Sequence[tuple[str, str]]:
-        cluster = await self._cluster()
-        nodes = [(role_name(node.role), node.metrics) for node in cluster.nodes]
-        return [(role, metrics) for role, metrics in [("management", cluster.metrics), *nodes] if metrics]
-
-    async def _cluster(self) -> management_pb2.ListNodesResponse:
-        try:
-            return await self._management.ListNodes(management_pb2.ListNodesRequest(), timeout=CALL_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise _away(error) from error
+        nodes = [(role_name(node.role), node.metrics) for node in self._service.nodes()]
+        return [(role, metrics) for role, metrics in [("management", self._service.metrics), *nodes] if metrics]
 
     async def jobs(self) -> Sequence[management_pb2.JobInfo]:
-        try:
-            answer = await self._management.ListJobs(management_pb2.ListJobsRequest(), timeout=CALL_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise _away(error) from error
-        return answer.jobs
+        return self._service.describe(self._service.jobs())
 
     async def job(self, name: str) -> management_pb2.JobInfo | None:
-        try:
-            answer = await self._management.GetJob(management_pb2.GetJobRequest(job=name), timeout=CALL_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.NOT_FOUND:
-                return None
-            raise _away(error) from error
-        return answer.job
+        return self._service.describe_one(name)
 
     async def events(self, name: str) -> AsyncIterator[observation_pb2.JobEvents]:
-        watching = self._observation.WatchJob(observation_pb2.WatchJobRequest(job=name, follow=True))
+        history = self._service.history(name)
+        if history is None:
+            return
+        watcher = history.watch(KINDS)
         try:
-            async for events in watching:
-                yield events
-        except grpc.aio.AioRpcError as error:
-            # A service that keeps no events has none to show; a job that is not known has not either.
-            if error.code() not in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND):
-                raise _away(error) from error
+            async for batch in watcher.batches():
+                for events in batches(batch):
+                    yield events
         finally:
-            watching.cancel()
-
-
-def _away(error: grpc.aio.AioRpcError) -> SourceAway:
-    return SourceAway(f"the management service does not answer: {error.details()}")
+            history.unwatch(watcher)

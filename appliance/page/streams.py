@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from appliance.job_history import TooSlow
 from appliance.page.job_view import JobView
 from appliance.page.rendering import (
     Regions,
@@ -22,7 +23,7 @@ from appliance.page.rendering import (
     job_regions,
     log_rows,
 )
-from appliance.page.source import PageSource, SourceAway
+from appliance.page.source import PageSource
 
 PERIOD_SECONDS: Final = 0.5
 LAST_EVENTS_SECONDS: Final = 3.0  # after the end of a job, for what is still on its way
@@ -30,15 +31,14 @@ RETRY_MILLISECONDS: Final = 1000
 
 
 async def cluster_stream(source: PageSource, closing: asyncio.Event) -> AsyncIterator[bytes]:
-    """Until closing is set, or the source is away."""
+    """Until closing is set."""
     shown: dict[str, str] = {}
     yield _begin()
-    with contextlib.suppress(SourceAway):
-        while not closing.is_set():
-            regions = cluster_regions(await source.nodes(), await source.jobs())
-            if changed := _changes(shown, regions):
-                yield _event("regions", changed)
-            await _pause(closing)
+    while not closing.is_set():
+        regions = cluster_regions(await source.nodes(), await source.jobs())
+        if changed := _changes(shown, regions):
+            yield _event("regions", changed)
+        await _pause(closing)
 
 
 async def job_stream(source: PageSource, name: str, closing: asyncio.Event) -> AsyncIterator[bytes]:
@@ -75,11 +75,9 @@ async def job_stream(source: PageSource, name: str, closing: asyncio.Event) -> A
                     yield _event("end", None)
                     break
             await _pause(closing)
-    except SourceAway:
-        pass
     finally:
         following.cancel()
-        with contextlib.suppress(asyncio.CancelledError, SourceAway):
+        with contextlib.suppress(asyncio.CancelledError, TooSlow):
             await following
 
 

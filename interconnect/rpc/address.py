@@ -18,7 +18,7 @@ def split_address(address: str, *, any_port: bool = False) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def bind(server: grpc.Server, listen: str) -> str:
+def bind(server: grpc.Server | grpc.aio.Server, listen: str) -> str:
     """Add the port to a server; returns the address at which others reach it. Raises OSError if it cannot be had."""
     try:
         host, port = split_address(listen, any_port=True)

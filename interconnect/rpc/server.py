@@ -12,8 +12,12 @@ import grpc
 
 from interconnect.rpc.allocator import keep_large_blocks
 
-# State, inputs and CIRH text go in single messages; tensors of a step never do.
-MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
+# What a server takes as one message. CIRH text, the plan of a role and a pickled input function are large; all else is
+# small. Larger requests are refused unread, with RESOURCE_EXHAUSTED and the cap.
+LARGE_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+SMALL_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+# What a client takes: the outputs of a step come in one message.
+MAX_RESPONSE_BYTES: Final = 256 * 1024 * 1024
 # Every open stream keeps a thread; threads are made when they are needed.
 MAX_THREADS: Final = 256
 
@@ -23,8 +27,7 @@ INGRESS_KEY: Final = "wsc-ingress"
 _VIA: Final = " via "
 
 _OPTIONS: Final = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
     # Who is cut off, or hangs, is given up within 8 s.
     ("grpc.keepalive_time_ms", 3_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -36,19 +39,24 @@ _OPTIONS: Final = [
 ]
 
 
-def make_server() -> grpc.Server:
+def make_server(max_message_bytes: int = LARGE_MESSAGE_BYTES) -> grpc.Server:
     """A server without ports and services; the caller adds them, starts it and stops it."""
     keep_large_blocks()
     pool = ThreadPoolExecutor(max_workers=MAX_THREADS, thread_name_prefix="grpc")
-    # One port, one process: without this a second process could take the same port.
-    return grpc.server(pool, options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
+    return grpc.server(pool, options=server_options(max_message_bytes))
+
+
+def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    """The options of a server that takes requests of so many bytes at most."""
+    # One port, one process: without so_reuseport=0 a second process could take the same port.
+    return [*_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes), ("grpc.so_reuseport", 0)]
 
 
 def make_channel(address: str) -> grpc.Channel:
     """A channel to host:port, or `through` a gateway; nothing is sent before it is used, and the caller closes it."""
     target, _, gateway = address.partition(_VIA)
     # An environment's HTTP proxy has no business between the processes of a cluster.
-    options = [*_OPTIONS, ("grpc.enable_http_proxy", 0)]
+    options = [*_OPTIONS, ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES), ("grpc.enable_http_proxy", 0)]
     if not gateway:
         return grpc.insecure_channel(target, options=options)
     return grpc.intercept_channel(grpc.insecure_channel(gateway, options=options), _Addressed(target))

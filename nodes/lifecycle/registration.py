@@ -8,6 +8,7 @@ from typing import Protocol
 import grpc
 
 from interconnect.rpc.server import make_channel
+from interconnect.threads import GuardedThread
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -40,13 +41,14 @@ class Registration:
     ) -> None:
         """hello: makes the first message, with the job that the node works for at that time.
 
-        on_refusal(message) is called, once, when management will not have this node: it should exit.
+        on_refusal(message) is called, once, when management will not have this node, or it can register no more: it
+        should exit.
         """
         self._management = management
         self._hello = hello
         self._on_refusal = on_refusal
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="registration", daemon=True)
+        self._thread = GuardedThread(self._run, name="registration", on_defect=self._defect)
         self._interval = FIRST_HEARTBEAT_SECONDS
         self._lock = threading.Lock()
         self._call: _Cancellable | None = None
@@ -60,6 +62,9 @@ class Registration:
         with self._lock:
             self._cancel()
         self._thread.join()
+
+    def _defect(self, error: Exception) -> None:
+        self._on_refusal(f"a defect in this node's registration: {error!r}")
 
     def _cancel(self) -> None:
         if self._call is not None:

@@ -18,12 +18,14 @@ from appliance.coordinator import settings as coordinator_settings
 from appliance.coordinator.compilation import CompileRefused
 from appliance.coordinator.serving import Event, serve_job
 from appliance.coordinator.settings import CoordinatorHome, CoordinatorSettings, read_settings
-from appliance.management.service import ManagementService, ManagementSettings
+from appliance.management.service import ManagementService
+from appliance.management.settings import ManagementSettings
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.rpc.address import bind
-from interconnect.rpc.server import make_channel, make_server, through
+from interconnect.rpc.async_server import AsyncServer
+from interconnect.rpc.server import make_channel, through
 from interconnect.rpc.version import __version__
 from nodes.lifecycle.node import Node, NodeSettings
 from nodes.lifecycle.node_job import JobContext, LinkKey
@@ -245,6 +247,7 @@ def coordinator_home(management: str, cache_root: Path) -> CoordinatorHome:
         management=management,
         host="127.0.0.1",
         cache_root=cache_root,
+        compile_root=None,
         terminated="its cluster went down",
         outlives=True,
     )
@@ -257,15 +260,16 @@ class ClusterInProcess:
         self.behaviour = Behaviour()
         self.nodes: list[tuple[str, Node]] = []
         self.shutdown = threading.Event()
+        self.defects: list[Exception] = []
         self.settings = ManagementSettings(cache_root=cache_root, lease_seconds=lease_seconds)
         self.start_management("127.0.0.1:0")
 
     def start_management(self, address: str) -> None:
-        self.service = ManagementService(self.settings, self.shutdown.set)
-        self.server = make_server()
-        self.address = bind(self.server, address)
-        management_pb2_grpc.add_ManagementServicer_to_server(self.service, self.server)
-        observation_pb2_grpc.add_ObservationServicer_to_server(self.service.observation, self.server)
+        self.service = ManagementService(self.settings, self.shutdown.set, self.defects.append)
+        self.server = AsyncServer(on_defect=self.defects.append)
+        self.address = bind(self.server.server, address)
+        management_pb2_grpc.add_ManagementServicer_to_server(self.service, self.server.server)
+        observation_pb2_grpc.add_ObservationServicer_to_server(self.service.observation, self.server.server)
         self.server.start()
         self.service.start(coordinator_home(self.address, self.settings.cache_root))
         self.channel = make_channel(self.address)
@@ -276,7 +280,7 @@ class ClusterInProcess:
         """As if it died: the coordinators and the nodes stay."""
         self.service.close(end_jobs=False)
         self.channel.close()
-        self.server.stop(0).wait()
+        self.server.stop(0)
 
     def add(self, **counts: int) -> None:
         """Nodes of a role module each; returns when they are registered."""
@@ -320,7 +324,8 @@ class ClusterInProcess:
         for _, node in self.nodes:
             node.close()
         self.channel.close()
-        self.server.stop(0.5).wait()
+        self.server.stop(0.5)
+        assert not self.defects
 
 
 class Client:

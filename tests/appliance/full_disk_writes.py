@@ -15,7 +15,8 @@ import pytest
 import torch
 from reported_steps import trained_blocks
 
-from appliance.compiler.cache import REPORT_DATA, ArtifactCache, load_plan
+from appliance.compiler.artifacts import REPORT_DATA, Artifacts
+from appliance.compiler.cache import read_plan
 from appliance.compiler.core.target import Target
 from appliance.compiler.cost.machine_model import machine_model
 from appliance.management.job_tokens import KEY_FILE, JobTokens
@@ -67,7 +68,7 @@ def nearly_full(disk: Path, step: int) -> Iterator[int]:
 
 def check_artifacts(disk: Path, advice: Advice) -> None:
     text, folder = trained_blocks().text, disk / "artifacts"
-    cache = ArtifactCache(folder)
+    cache = Artifacts(folder, disk / "root")  # its key is there before the disk is full
     kept = []
     for _ in nearly_full(disk, 6):
         key, plan, cached = cache.compile(text, TARGET)
@@ -76,7 +77,7 @@ def check_artifacts(disk: Path, advice: Advice) -> None:
         assert not list(folder.rglob("*.tmp"))
         path = folder / f"{key}.plan"
         kept.append(path.exists())
-        assert load_plan(path) == (plan if kept[-1] else None)
+        assert read_plan(path) == (plan if kept[-1] else None)
         if not messages:
             break
         (message,) = messages

@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Self
 
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
@@ -26,12 +25,6 @@ class FakeSource:
         self.node_list: list[management_pb2.NodeInfo] = []
         self.job_list: list[management_pb2.JobInfo] = []
         self.kept: dict[str, list[observation_pb2.JobEvent]] = {}
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        pass
 
     async def nodes(self) -> Sequence[management_pb2.NodeInfo]:
         return list(self.node_list)

@@ -12,9 +12,9 @@ import pytest
 from page_rig import HOSTILE, FakeSource, lease, log, make_job, make_nodes, report, scalar, write_report
 from starlette.testclient import TestClient
 
+from appliance.job_history import TooSlow
 from appliance.page import streams
 from appliance.page.app import make_app
-from appliance.page.source import SourceAway
 from wsc.v1 import management_pb2
 
 JOB = "job-1f2e3d4c"
@@ -150,16 +150,6 @@ def test_what_is_not_there_is_said(source: FakeSource, client: TestClient) -> No
         assert "<b>" not in answer.text
 
 
-def test_a_management_service_that_is_away_is_said(source: FakeSource, client: TestClient) -> None:
-    async def nodes() -> list[management_pb2.NodeInfo]:
-        raise SourceAway("the management service does not answer: gone")
-
-    source.nodes = nodes  # type: ignore[method-assign]
-    answer = client.get("/")
-    assert answer.status_code == 503
-    assert "does not answer: gone" in answer.text
-
-
 def test_all_that_is_loaded_is_there_and_ours(source: FakeSource, client: TestClient) -> None:
     source.job_list = [make_job(JOB, management_pb2.JOB_PHASE_RUNNING)]
     for path in ("/", f"/jobs/{JOB}"):
@@ -260,7 +250,7 @@ def test_a_broken_stream_of_events_ends_without_the_end(source: FakeSource, ende
     """Then the browser asks again."""
 
     async def events(name: str) -> object:
-        raise SourceAway("too slow")
+        raise TooSlow
         yield
 
     source.events = events  # type: ignore[assignment, method-assign]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from appliance.compiler.cache import REPORT_DATA, REPORT_PAGE, ArtifactCache
+from appliance.compiler.artifacts import REPORT_DATA, REPORT_PAGE, Artifacts
 from appliance.compiler.core.target import Target
 from cirh.dialect.types import tensor_type
 from cirh.modules.builder import GraphBuilder
@@ -26,7 +26,7 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     batch = builder.argument(tensor_type((8, 6), torch.float32), input="input_0")
     (product,) = builder.op("cirh.MatMul", [batch, weight])
     text = print_module(builder.finish([(product, "output_0")]))
-    key, _, _ = ArtifactCache(tmp_path).compile(text, Target(num_csx=1, num_shards=1))
+    key, _, _ = Artifacts(tmp_path, tmp_path / "root").compile(text, Target(num_csx=1, num_shards=1))
     return key
 
 

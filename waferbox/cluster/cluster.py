@@ -39,6 +39,7 @@ class ClusterSettings:
     metrics: bool = False  # every process serves figures for Prometheus, at any port
     threads: int | None = None  # of a wafer; None: its share of the cores
     cache_root: str | None = None  # None: the management service's default
+    compile_root: str | None = None  # below which scripts may name folders for artifacts; None: the cache root alone
 
     @property
     def roles(self) -> dict[str, int]:
@@ -118,6 +119,8 @@ class Cluster:
             arguments = ["--listen", settings.listen, "--announce-fd", "3"]
             if settings.cache_root is not None:
                 arguments += ["--cache-root", settings.cache_root]
+            if settings.compile_root is not None:
+                arguments += ["--compile-root", settings.compile_root]
             if settings.page is not None:
                 arguments += ["--page", settings.page]
             arguments += _metrics_arguments(settings)

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page", metavar="HOST:PORT", help="where management serves a page; default: nowhere")
     parser.add_argument("--metrics", action="store_true", help="every process serves figures for Prometheus")
     parser.add_argument("--cache-root", metavar="DIR")
+    parser.add_argument("--compile-root", metavar="DIR", help="default: of a detached cluster none, else all folders")
     parser.add_argument("--detached", action="store_true", help="live until shut down; be found by `waferbox status`")
     parser.add_argument("--log", type=Path, help="of a detached cluster: the file to take away at the end")
 
@@ -47,6 +48,7 @@ def arguments(settings: ClusterSettings) -> list[str]:
         "--listen": settings.listen,
         "--page": settings.page,
         "--cache-root": settings.cache_root,
+        "--compile-root": settings.compile_root,
     }
     words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
     return [*words, "--metrics"] if settings.metrics else words
@@ -82,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     options = vars(parser.parse_args(argv))
     detached, log = options.pop("detached"), options.pop("log")
+    if not detached:
+        options["compile_root"] = options["compile_root"] or "/"  # it is for one script, of the same user
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's is for the script
     signals = StopSignals(signal.SIGTERM)
     ends = [signals.fileno()] if detached else [signals.fileno(), 0]

@@ -44,7 +44,7 @@ PRELOAD = (
     "cirh.execution.kernel",
     "cirh.execution.elementwise",
     "lair.kernel",
-    "appliance.compiler.cache",
+    "appliance.compiler.artifacts",
     "wsc.v1.coordinator_pb2",
     "wsc.v1.management_pb2",
     "interconnect.links.hub",

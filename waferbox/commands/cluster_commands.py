@@ -48,6 +48,9 @@ def up(
         str, typer.Option(metavar="HOST:PORT", help="Where management listens; port 0: any.")
     ] = "127.0.0.1:0",
     cache_root: CacheRoot = None,
+    compile_root: Annotated[
+        Path | None, typer.Option(help="Let scripts name folders for artifacts below this one, outside of the cache.")
+    ] = None,
     page: Annotated[bool, typer.Option("--page", help="Serve a page to look at, on this machine.")] = False,
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Serve figures for Prometheus, which finds them by the page.")
@@ -57,6 +60,8 @@ def up(
     """Start a cluster, which stays until Ctrl-C or `waferbox down`."""
     settings = _settings(wafers, memoryx, workers, swarmx, threads, checked_address(listen, any_port=True), cache_root)
     settings = dataclasses.replace(settings, page="127.0.0.1:0" if page else None, metrics=metrics)
+    if compile_root is not None:
+        settings = dataclasses.replace(settings, compile_root=str(compile_root.absolute()))
     if split_address(listen, any_port=True)[0] not in ("127.0.0.1", "localhost", "[::1]"):
         remark("everybody who reaches this address can use the cluster")
     try:

@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.text import Text
 
-from appliance.compiler.cache import load_plan
+from appliance.compiler.cache import read_plan
 from appliance.compiler.cost.machine_model import machine_model
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.report import Report
@@ -29,7 +29,7 @@ def read_report(path: Path) -> Report:
         NoArtifact: see there; or the plan is damaged, or of another version.
     """
     file = _plan_file(path)
-    plan = load_plan(file)
+    plan = read_plan(file)
     if plan is None:
         raise NoArtifact(f"{file} is no plan of this version, or is damaged; compile the step again")
     return make_report(plan, file.stem, machine_model(cache_root()))

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from appliance.compiler.cache import ArtifactCache
+from appliance.compiler.artifacts import Artifacts
 from appliance.compiler.pipeline import PASSES, Target, compile_module
 from appliance.compiler.stages import STAGES
 from cirh.modules.verify import verify
 from cirh.text.parser import parse_module
 from cirh.text.printer import print_module
-from nodes.folders import CACHE_VARIABLE
+from nodes.folders import CACHE_VARIABLE, cache_root
 
 TARGET = Target(num_csx=2, num_shards=1)
 TEXT = """module {
@@ -35,7 +35,7 @@ def _own_cache_root(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
 
 
 def test_the_module_is_kept_after_each_pass_that_changed_it_and_each_stage(tmp_path: Path) -> None:
-    key, _, cached = ArtifactCache(tmp_path).compile(TEXT, TARGET)
+    key, _, cached = Artifacts(tmp_path, cache_root()).compile(TEXT, TARGET)
     assert not cached
     names = [*(step.name for step in PASSES), *STAGES]
     files = sorted((tmp_path / key).glob("*.mlir"))
@@ -53,7 +53,7 @@ def test_the_module_is_kept_after_each_pass_that_changed_it_and_each_stage(tmp_p
 
 
 def test_what_is_cached_is_not_written_again(tmp_path: Path) -> None:
-    cache = ArtifactCache(tmp_path)
+    cache = Artifacts(tmp_path, cache_root())
     key, plan, _ = cache.compile(TEXT, TARGET)
     for path in (tmp_path / key).iterdir():
         path.unlink()
@@ -64,12 +64,12 @@ def test_what_is_cached_is_not_written_again(tmp_path: Path) -> None:
 
 
 def test_keeping_texts_does_not_change_the_plan(tmp_path: Path) -> None:
-    _, plan, _ = ArtifactCache(tmp_path).compile(TEXT, TARGET)
+    _, plan, _ = Artifacts(tmp_path, cache_root()).compile(TEXT, TARGET)
     assert compile_module(TEXT, TARGET) == plan
 
 
 def test_a_file_where_the_folder_should_be_is_no_error(tmp_path: Path) -> None:
     file = tmp_path / "cache"
     file.write_text("")
-    _, _, cached = ArtifactCache(file).compile(TEXT, TARGET)
+    _, _, cached = Artifacts(file, cache_root()).compile(TEXT, TARGET)
     assert not cached

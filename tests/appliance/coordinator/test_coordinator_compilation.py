@@ -21,7 +21,7 @@ def product() -> str:
 
 
 def test_the_precision_reaches_the_plan_and_its_name(tmp_path: Path) -> None:
-    compile_step = cached_compiler(tmp_path)
+    compile_step = cached_compiler(tmp_path, tmp_path)
     precision = plan_pb2.Precision(half=plan_pb2.HALF_TYPE_BFLOAT16, optimization_level=2)
     plain, float32, _ = compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions())
     mixed, bfloat16, _ = compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions(precision=precision))
@@ -43,11 +43,11 @@ def test_the_precision_reaches_the_plan_and_its_name(tmp_path: Path) -> None:
 def test_a_precision_that_does_not_exist_is_refused(tmp_path: Path, half: int, level: int, message: str) -> None:
     precision = plan_pb2.Precision(half=half, optimization_level=level)
     with pytest.raises(CompileRefused, match=message):
-        cached_compiler(tmp_path)(product(), 1, 1, {}, plan_pb2.CompileOptions(precision=precision))
+        cached_compiler(tmp_path, tmp_path)(product(), 1, 1, {}, plan_pb2.CompileOptions(precision=precision))
 
 
 def test_the_kernel_library_reaches_the_plan_and_its_name(tmp_path: Path) -> None:
-    compile_step = cached_compiler(tmp_path)
+    compile_step = cached_compiler(tmp_path, tmp_path)
     inductor = plan_pb2.CompileOptions(kernel_library=plan_pb2.KERNEL_LIBRARY_INDUCTOR)
     plain, aten, _ = compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions())
     other, generated, _ = compile_step(product(), 2, 1, {}, inductor)
@@ -59,7 +59,7 @@ def test_the_kernel_library_reaches_the_plan_and_its_name(tmp_path: Path) -> Non
 
 
 def test_what_wafers_may_hold_reaches_the_plan_and_a_refusal_says_where_to_set_it(tmp_path: Path) -> None:
-    compile_step = cached_compiler(tmp_path)
+    compile_step = cached_compiler(tmp_path, tmp_path)
     plain, usual, _ = compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions())
     other, large, _ = compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions(wafer_memory_bytes=9 << 30))
     assert plain != other

@@ -1,5 +1,6 @@
 """What can be seen of a job through the management service: its log, reports, numbers and traces."""
 
+import asyncio
 import itertools
 import logging
 import threading
@@ -149,7 +150,7 @@ def test_a_trace_is_of_the_same_steps_on_all_nodes(cluster: Any, client: Callabl
 
     reader = threading.Thread(target=read)
     reader.start()
-    cluster.until(lambda: cluster.service._coordinations[running.job]._take is not None)
+    cluster.until(lambda: cluster.service._supervisor.coordination_of(running.job)._take is not None)
     with pytest.raises(grpc.RpcError, match="is being traced already"):
         list(cluster.observation.TraceJob(TraceJobRequest(job=running.job, num_steps=1), timeout=20))
     running.go(1500)
@@ -212,28 +213,36 @@ def test_an_event_is_kept_once_and_a_watcher_may_know_some() -> None:
     assert [event.number for event in told] == [1, 1, 2]
     second = JobHistory()
     second.add(told[:1])
-    watcher = second.watch(("log",), after=1)
-    second.add(told)
-    second.add(told)
-    second.add([JobEvent(number=2**64 - 1, log=LogRecord(message="a lie")), JobEvent()])
-    second.end(management_pb2.JobReport(phase=management_pb2.JOB_PHASE_FAILED, message="why"))
+
+    async def watched() -> list[JobEvent]:
+        watcher = second.watch(("log",), after=1)
+        second.add(told)
+        second.add(told)
+        second.add([JobEvent(number=2**64 - 1, log=LogRecord(message="a lie")), JobEvent()])
+        second.end(management_pb2.JobReport(phase=management_pb2.JOB_PHASE_FAILED, message="why"))
+        return [event async for batch in watcher.batches() for event in batch]
+
+    assert [(event.number, event.log.message) for event in asyncio.run(watched())] == [(2, "b"), (3, "why")]
     assert second.kept(KINDS)[:3] == told
-    assert [(event.number, event.log.message) for lot in watcher.lots() for event in lot] == [(2, "b"), (3, "why")]
 
 
 def test_a_slow_watcher_is_dropped_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_history, "MAX_BEHIND", 3)
     history = JobHistory()
-    slow, other = history.watch(KINDS), history.watch(("scalar",))
-    for _ in range(5):
-        history.add([JobEvent(log=LogRecord(message="m"))])
-    history.add([JobEvent(scalar=Scalar(name="loss", step=1))])
-    history.end(management_pb2.JobReport(phase=management_pb2.JOB_PHASE_SUCCEEDED))
-    with pytest.raises(TooSlow):
-        list(slow.lots())
-    assert [[event.scalar.step for event in lot] for lot in other.lots()] == [[1]]
-    late = history.watch(KINDS)
-    assert [len(lot) for lot in late.lots()] == [6]
+
+    async def watch() -> None:
+        slow, other = history.watch(KINDS), history.watch(("scalar",))
+        for _ in range(5):
+            history.add([JobEvent(log=LogRecord(message="m"))])
+        history.add([JobEvent(scalar=Scalar(name="loss", step=1))])
+        history.end(management_pb2.JobReport(phase=management_pb2.JOB_PHASE_SUCCEEDED))
+        with pytest.raises(TooSlow):
+            [batch async for batch in slow.batches()]
+        assert [[event.scalar.step for event in batch] async for batch in other.batches()] == [[1]]
+        late = history.watch(KINDS)
+        assert [len(batch) async for batch in late.batches()] == [6]
+
+    asyncio.run(watch())
 
 
 def test_numbers_are_read_in_any_type_and_not_too_often() -> None:

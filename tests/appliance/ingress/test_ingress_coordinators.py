@@ -9,7 +9,8 @@ import pytest
 
 from appliance.coordinator import management_link, settings
 from appliance.ingress.process import Ingress, IngressSettings
-from appliance.management import service
+from appliance.management import supervisor
+from interconnect.rpc.server import LARGE_MESSAGE_BYTES, SMALL_MESSAGE_BYTES
 from interconnect.rpc.version import __version__
 from nodes.lifecycle import registration
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2, node_pb2
@@ -128,7 +129,7 @@ def test_an_ingress_that_is_gone_is_named(
 def test_a_coordinator_of_which_the_ingress_is_lost_may_come_back_but_not_for_ever(
     cluster: Any, client: Callable[..., Any], ingress: Ingress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "COORDINATOR_RETURN_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "COORDINATOR_RETURN_SECONDS", 0.3)
     one = client()
     one.compile()
     job = cluster.service._jobs.live(one.created.job)
@@ -150,3 +151,24 @@ def test_a_job_has_one_coordinator(cluster: Any, client: Callable[..., Any], ing
 def cluster_ingress(address: str, request: ingress_pb2.RunCoordinatorRequest) -> ingress_pb2.RunCoordinatorResponse:
     with grpc.insecure_channel(address) as channel:
         return ingress_pb2_grpc.IngressStub(channel).RunCoordinator(request, timeout=10)
+
+
+def test_messages_that_are_too_large_are_refused_with_the_cap(
+    cluster: Any, client: Callable[..., Any], ingress: Ingress
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:  # by management, behind the ingress
+        client(ingress=ingress.address, user="u" * (SMALL_MESSAGE_BYTES + 1))
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert str(SMALL_MESSAGE_BYTES) in caught.value.details()
+    one = client(ingress=ingress.address)
+    with pytest.raises(grpc.RpcError) as caught:  # by the ingress, which takes what a coordinator takes
+        one.compile("c" * (LARGE_MESSAGE_BYTES + 1))
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert str(LARGE_MESSAGE_BYTES) in caught.value.details()
+
+
+def test_an_ingress_has_artifacts_below_its_own_roots_only(ingress: Ingress) -> None:
+    request = ingress_pb2.RunCoordinatorRequest(job="job-1", compile_dir="/etc")
+    with pytest.raises(grpc.RpcError) as caught:
+        cluster_ingress(ingress.address, request)
+    assert "--compile-root" in caught.value.details()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.management.allocation import lease, possible, refusal, waiting_for
+from appliance.management.allocation import Inventory, lease, possible, refusal, waiting_for
 from appliance.management.job_queue import JobQueue, Waiting
 from wsc.v1 import management_pb2, node_pb2
 
@@ -45,10 +45,15 @@ def admitted(queue: JobQueue, nodes: list[management_pb2.NodeInfo]) -> list[str]
 
 def test_a_job_gets_its_share_and_leaves_the_rest_to_others() -> None:
     nodes = cluster(wafer=4, worker=8, memoryx=6, swarmx=4)
-    assert counts(lease("one", wanted(2, workers=2), nodes)) == {"wafer": 2, "worker": 4, "memoryx": 3, "swarmx": 1}
-    assert counts(lease("two", wanted(1), nodes)) == {"wafer": 1, "worker": 1, "memoryx": 1, "swarmx": 1}
+    assert counts(lease("one", wanted(2, workers=2), Inventory(nodes))) == {
+        "wafer": 2,
+        "worker": 4,
+        "memoryx": 3,
+        "swarmx": 1,
+    }
+    assert counts(lease("two", wanted(1), Inventory(nodes))) == {"wafer": 1, "worker": 1, "memoryx": 1, "swarmx": 1}
     # More than its share where it asks for it, and as many as are free.
-    assert counts(lease("three", wanted(1, shards=5), nodes))["memoryx"] == 2
+    assert counts(lease("three", wanted(1, shards=5), Inventory(nodes)))["memoryx"] == 2
     assert {node.member for node in nodes if node.job == "one"} == {
         *("wafer-0", "wafer-1", "worker-0", "worker-1", "worker-2", "worker-3"),
         *("memoryx-0", "memoryx-1", "memoryx-2", "swarmx-0"),
@@ -57,14 +62,14 @@ def test_a_job_gets_its_share_and_leaves_the_rest_to_others() -> None:
 
 def test_a_job_gets_all_that_it_needs_or_nothing() -> None:
     nodes = cluster(wafer=2, worker=1, memoryx=1, swarmx=1)
-    assert lease("one", wanted(2), nodes) is None
+    assert lease("one", wanted(2), Inventory(nodes)) is None
     assert not any(node.job or node.member for node in nodes)
 
 
 @pytest.mark.parametrize(("there", "used"), [(1, 1), (2, 1), (3, 3), (7, 3)])
 def test_a_tree_is_used_when_there_are_nodes_for_it(there: int, used: int) -> None:
     nodes = cluster(wafer=6, worker=6, memoryx=1, swarmx=there)
-    assert counts(lease("one", wanted(6), nodes))["swarmx"] == used
+    assert counts(lease("one", wanted(6), Inventory(nodes)))["swarmx"] == used
 
 
 def test_two_jobs_share_a_cluster_of_two_of_each() -> None:
@@ -73,7 +78,7 @@ def test_two_jobs_share_a_cluster_of_two_of_each() -> None:
     for job in ("one", "two", "three"):
         queue.put(waiting(job))
     assert admitted(queue, nodes) == ["one", "three"]  # equally old: by name
-    status = queue.status("two", nodes)
+    status = queue.status(nodes).get("two")
     assert status is not None
     assert (status.position, status.length) == (1, 1)
     assert status.waiting_for == (
@@ -84,18 +89,18 @@ def test_two_jobs_share_a_cluster_of_two_of_each() -> None:
 
 def test_the_role_that_lacks_is_the_one_that_is_named() -> None:
     nodes = cluster(wafer=2, worker=2, memoryx=1, swarmx=2)
-    assert lease("one", wanted(), nodes)
-    assert waiting_for(wanted(), nodes) == "1 MemoryX node, held by one"
+    assert lease("one", wanted(), Inventory(nodes))
+    assert waiting_for(wanted(), Inventory(nodes)) == "1 MemoryX node, held by one"
 
 
 def test_the_order_is_priority_then_age_and_nobody_overtakes() -> None:
     nodes = cluster(wafer=2, worker=2, memoryx=2, swarmx=2)
-    assert lease("runs", wanted(), nodes)
+    assert lease("runs", wanted(), Inventory(nodes))
     queue = JobQueue()
     queue.put(waiting("small", created=2.0))
     queue.put(waiting("large", wafers=2, created=1.0))
     assert admitted(queue, nodes) == []  # the wafer that is free does not go to the younger
-    status = queue.status("small", nodes)
+    status = queue.status(nodes).get("small")
     assert status is not None
     assert (status.position, status.waiting_for) == (2, "its turn, after large")
     queue.set_priority("small", 1)
@@ -109,7 +114,7 @@ def test_an_impossible_job_is_in_nobodys_way() -> None:
     queue.put(waiting("small"))
     assert admitted(queue, nodes) == ["small"]
     assert [one.job for one in queue.impossible(nodes)] == ["too large"]
-    assert refusal(wanted(3), nodes, "h:1") == (
+    assert refusal(wanted(3), Inventory(nodes), "h:1") == (
         "the job needs 3 wafers, and 1 is free (1 wafer works for small); "
         "to add one: python -m wafer --management h:1; "
         "the job needs 3 input workers, and 1 is free (1 input worker works for small); "
@@ -136,7 +141,7 @@ def test_no_node_has_two_holders_and_the_order_is_kept(
     running: dict[str, set[str]] = {}
     for time, (kind, number, *more) in enumerate(actions):
         job = f"job-{number}"
-        if kind == "put" and job not in running and queue.status(job, nodes) is None:
+        if kind == "put" and job not in running and queue.status(nodes).get(job) is None:
             queue.put(waiting(job, wafers=more[0], priority=more[1], created=time))  # type: ignore[arg-type]
         elif kind == "end" and running.pop(job, None) is not None:
             for node in nodes:
@@ -149,7 +154,7 @@ def test_no_node_has_two_holders_and_the_order_is_kept(
         elif kind == "node dies" and nodes:
             del nodes[number % len(nodes)]  # type: ignore[operator]
         before = queue.ordered()
-        able = [one for one in before if possible(one.wanted, nodes)]
+        able = [one for one in before if possible(one.wanted, Inventory(nodes))]
         admissions = queue.admit(nodes)
         # Whoever is admitted comes before whoever could be, but is not.
         assert [admission.job for admission in admissions] == [one.job for one in able[: len(admissions)]]
@@ -163,5 +168,5 @@ def test_no_node_has_two_holders_and_the_order_is_kept(
         # Nobody waits who is next and lacks nothing.
         rest = able[len(admissions) :]
         if rest:
-            assert waiting_for(rest[0].wanted, nodes)
+            assert waiting_for(rest[0].wanted, Inventory(nodes))
         assert [one.job for one in queue.ordered()] == [one.job for one in before if one.job not in running]

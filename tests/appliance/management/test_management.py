@@ -4,11 +4,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from appliance.coordinator.settings import FolderRefused, cache_directory
+from appliance.management import jobs, registry
 from interconnect.rpc.version import __version__
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
@@ -77,6 +80,11 @@ def test_a_node_is_there_until_its_stream_ends(cluster: Any, registering: Callab
             grpc.StatusCode.INVALID_ARGUMENT,
             "address",
         ),
+        (
+            management_pb2.RegisterRequest(role=node_pb2.ROLE_WAFER, version=__version__, address="a" * 257),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "256 characters, not 257",
+        ),
     ],
 )
 def test_foreign_nodes_are_refused(
@@ -100,6 +108,11 @@ def test_foreign_nodes_are_refused(
         ({"num_csx": 100_000}, grpc.StatusCode.INVALID_ARGUMENT, "num_csx"),
         ({"num_workers_per_csx": 0}, grpc.StatusCode.INVALID_ARGUMENT, "num_workers_per_csx"),
         ({"compile_dir": "../../etc"}, grpc.StatusCode.INVALID_ARGUMENT, "compile_dir"),
+        ({"compile_dir": "/etc"}, grpc.StatusCode.INVALID_ARGUMENT, "--compile-root"),
+        ({"compile_dir": "a\0b"}, grpc.StatusCode.INVALID_ARGUMENT, "null"),
+        ({"compile_dir": "d" * 5000}, grpc.StatusCode.INVALID_ARGUMENT, "4096"),
+        ({"labels": ["a=1"] * 65}, grpc.StatusCode.INVALID_ARGUMENT, "64 labels, not 65"),
+        ({"user": "u" * 257}, grpc.StatusCode.INVALID_ARGUMENT, "256 characters"),
     ],
 )
 def test_impossible_jobs_are_refused(
@@ -221,3 +234,102 @@ def test_a_wrong_token_does_not_compile(cluster: Any, client: Callable[..., Any]
     with pytest.raises(grpc.RpcError) as caught:
         one.stub.PrepareInput(coordinator_pb2.PrepareInputRequest(token="guess"), timeout=5)
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_cluster_has_so_many_nodes_and_jobs(
+    cluster: Any,
+    client: Callable[..., Any],
+    registering: Callable[..., Registering],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "MAX_NODES", 1)
+    next(registering(hello()).call)
+    with pytest.raises(grpc.RpcError) as caught:
+        next(registering(hello()).call)
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "the cluster has 1 nodes" in caught.value.details()
+    monkeypatch.setattr(jobs, "MAX_LIVE", 1)
+    client()
+    with pytest.raises(grpc.RpcError) as caught:
+        client()
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "wait until one ends, or cancel one" in caught.value.details()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        management_pb2.CoordinateRequest(acquire=management_pb2.Acquire(num_wafers=2**31, num_workers_per_wafer=1)),
+        management_pb2.CoordinateRequest(acquire=management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=2**31)),
+        management_pb2.CoordinateRequest(report=management_pb2.JobReport(artifacts=["a"] * 100)),
+    ],
+)
+def test_what_a_coordinator_counts_has_limits(
+    cluster: Any, client: Callable[..., Any], request_: management_pb2.CoordinateRequest
+) -> None:
+    one = client()
+    first = management_pb2.CoordinateRequest(
+        hello=management_pb2.CoordinatorHello(job=one.created.job, address="127.0.0.1:1", token=one.created.token)
+    )
+    with pytest.raises(grpc.RpcError) as caught:
+        list(cluster.stub.Coordinate(iter([first, request_]), timeout=10))
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_name_of_any_length_is_not_found(cluster: Any) -> None:
+    """An error is told with a part of it: the whole would not fit where errors travel."""
+    for length in (10, 60_000):
+        with pytest.raises(grpc.RpcError) as caught:
+            cluster.stub.GetJob(management_pb2.GetJobRequest(job="j" * length))
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        assert len(caught.value.details()) < 500
+
+
+@pytest.mark.parametrize("compile_root", [None, "plans"])
+def test_artifacts_lie_below_the_roots_also_behind_links(tmp_path: Path, compile_root: str | None) -> None:
+    cache, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    cache.mkdir()
+    elsewhere.mkdir()
+    root = None if compile_root is None else tmp_path / compile_root
+    (cache / "out").symlink_to(elsewhere)
+    (cache / "in").symlink_to(cache / "deep")
+    assert cache_directory(cache, root, "mine") == cache / "mine"
+    assert cache_directory(cache, root, "in/mine") == cache / "deep" / "mine"
+    assert cache_directory(cache, root, str(cache / "mine")) == cache / "mine"
+    for refused in (str(elsewhere), "out/mine", "a/../../b", "/", "a\0b"):
+        with pytest.raises(FolderRefused, match="--compile-root"):
+            cache_directory(cache, root, refused)
+    if root is None:
+        with pytest.raises(FolderRefused, match=str(cache)):
+            cache_directory(cache, root, str(tmp_path / "plans" / "mine"))
+    else:
+        assert cache_directory(cache, root, str(root / "mine")) == root / "mine"
+    assert cache_directory(cache, Path("/"), str(elsewhere)) == elsewhere
+
+
+def test_a_defect_in_the_watch_ends_the_service_loudly(
+    make_cluster: Callable[[float], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = make_cluster(0.2)
+
+    def broken() -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(cluster.service._registry, "review", broken)
+    cluster.until(lambda: cluster.defects)
+    assert "a defect in thread watch" in caplog.text
+    assert [str(defect) for defect in cluster.defects] == ["a defect"]
+    cluster.defects.clear()
+
+
+def test_a_defect_in_the_watch_of_a_coordinator_ends_its_job(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(job: object, status: int) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(cluster.service._supervisor, "_process_ended", broken)
+    one = client()
+    one.close()
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
+    assert "a defect" in cluster.jobs()[0].message

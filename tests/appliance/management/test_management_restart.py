@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from appliance.coordinator import management_link
-from appliance.management import registry, service
+from appliance.management import registry, supervisor
 from appliance.management.job_tokens import KEY_FILE, JobTokens
 from interconnect.rpc.version import __version__
 from nodes.lifecycle import registration
@@ -119,10 +119,10 @@ def test_nodes_are_kept_for_a_job_that_is_not_back_but_not_for_ever(
 def test_a_coordinator_that_does_not_come_back_fails_its_job(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "COORDINATOR_RETURN_SECONDS", 0.1)
+    monkeypatch.setattr(supervisor, "COORDINATOR_RETURN_SECONDS", 0.1)
     request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
     hello = management_pb2.CoordinatorHello(
-        job="job-1", address="127.0.0.1:1", token=cluster.service._tokens.token("job-1"), request=request
+        job="job-1", address="127.0.0.1:1", token=cluster.service._supervisor.tokens.token("job-1"), request=request
     )
     call = cluster.stub.Coordinate(iter([management_pb2.CoordinateRequest(hello=hello)]))
     assert next(call).job.priority == 2
@@ -136,8 +136,8 @@ def test_a_coordinator_that_does_not_come_back_fails_its_job(
 def test_a_job_is_not_taken_over_from_who_has_no_token_for_it(cluster: Any) -> None:
     request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
     for token, version, code in (
-        (cluster.service._tokens.token("job-2"), __version__, grpc.StatusCode.UNAUTHENTICATED),
-        (cluster.service._tokens.token("job-1"), "0.0.7", grpc.StatusCode.FAILED_PRECONDITION),
+        (cluster.service._supervisor.tokens.token("job-2"), __version__, grpc.StatusCode.UNAUTHENTICATED),
+        (cluster.service._supervisor.tokens.token("job-1"), "0.0.7", grpc.StatusCode.FAILED_PRECONDITION),
     ):
         request.version = version
         hello = management_pb2.CoordinatorHello(job="job-1", address="127.0.0.1:1", token=token, request=request)

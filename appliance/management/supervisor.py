@@ -1,0 +1,219 @@
+"""The lives of jobs: their coordinators are started, watched, told what concerns them, and ended."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from appliance.coordinator.settings import END_SECONDS, CoordinatorHome
+from appliance.management.coordination import Coordination
+from appliance.management.coordinator_process import IngressProcess, ProcessLost
+from appliance.management.job_tokens import JobTokens
+from appliance.management.jobs import ENDED, Job, JobTable
+from appliance.management.registry import NodeRegistry
+from appliance.management.settings import ManagementSettings
+from appliance.members import PACKAGES
+from interconnect.threads import GuardedThread
+from nodes.launch.spawn import SpawnError
+from wsc.v1 import ingress_pb2, management_pb2
+
+logger = logging.getLogger(__name__)
+
+COORDINATOR_RETURN_SECONDS = 10.0  # until a coordinator must be back whose process we do not know
+
+
+class Supervisor:
+    """Owns the jobs, the registry of nodes, and the thread that watches both. Thread-safe."""
+
+    def __init__(self, settings: ManagementSettings, on_defect: Callable[[Exception], None]) -> None:
+        """on_defect(error) is called when the watch has ended by a defect: management cannot go on."""
+        self.registry = NodeRegistry(settings.lease_seconds, self._node_lost)
+        self.jobs = JobTable()
+        self.tokens = JobTokens(settings.cache_root if settings.jobs_outlive else None)
+        self._lease_seconds = settings.lease_seconds
+        self._coordinations: dict[str, Coordination] = {}
+        self._lock = threading.Lock()
+        self._home: CoordinatorHome | None = None
+        self._closing = threading.Event()
+        self._watch = GuardedThread(self._keep_watch, name="watch", on_defect=on_defect)
+
+    def start(self, home: CoordinatorHome) -> None:
+        """Begin. home: of the coordinators that no ingress runs, with the address of management."""
+        self._home = home
+        self.registry.address = home.management
+        self._watch.start()
+
+    def close(self, *, end_jobs: bool) -> None:
+        """Stop to watch. end_jobs: end all jobs, with their coordinators; else they go on without us."""
+        self._closing.set()
+        self._watch.join()
+        jobs = self.jobs.all_live()
+        if not end_jobs:
+            if jobs:
+                names = ", ".join(job.name for job in jobs)
+                address = self.registry.address
+                logger.warning("%s: going on; a management service started at %s takes over", names, address)
+            return
+        for job in jobs:
+            if (process := job.process) is not None:
+                process.terminate()
+            else:
+                self.cancel(job)
+        deadline = time.monotonic() + END_SECONDS
+        for job in jobs:
+            job.over.wait(max(0.0, deadline - time.monotonic()))
+            if (process := job.process) is not None:
+                process.close(max(0.0, deadline - time.monotonic()))
+
+    # --- the coordinator's process ------------------------------------------------------------------------------------
+
+    def create(self, request: management_pb2.CreateJobRequest, ingress: str) -> Job:
+        """A new job, whose coordinator is being started: at an ingress, or here where that is empty.
+
+        Blocks while a process is started. Raises TooManyJobs, or SpawnError when the job has ended already.
+        """
+        assert self._home is not None
+        job = self.jobs.create(request, self.tokens.token)
+        self.registry.open(job.name)
+        start = ingress_pb2.RunCoordinatorRequest(
+            job=job.name, token=job.token, created=job.created, compile_dir=request.compile_dir
+        )
+        try:
+            job.process = IngressProcess(ingress, start) if ingress else self._home.start(start)
+        except SpawnError as error:
+            self._end(job, management_pb2.JOB_PHASE_FAILED, str(error))
+            raise
+        GuardedThread(
+            lambda: self._watch_coordinator(job),
+            name=f"coordinator-{job.name}",
+            on_defect=lambda error: self._watch_failed(job, error),
+        ).start()
+        return job
+
+    def _watch_failed(self, job: Job, error: Exception) -> None:
+        """A coordinator that nobody watches must not keep nodes."""
+        if (process := job.process) is not None:
+            process.kill()
+        self._end(job, management_pb2.JOB_PHASE_FAILED, f"a defect in the management service: {error!r}")
+
+    def _watch_coordinator(self, job: Job) -> None:
+        """The end of the process is the end of the job, whatever it said before."""
+        process = job.process
+        assert process is not None
+        try:
+            self._process_ended(job, process.wait())
+        except ProcessLost as error:
+            self._process_lost(job, str(error))
+        if not self._closing.is_set():
+            process.close()
+
+    def _process_ended(self, job: Job, status: int) -> None:
+        coordination = self.coordination_of(job.name)
+        if coordination is not None:
+            coordination.end()
+        if job.report.phase in ENDED:
+            self._end(job, job.report.phase, job.report.message)
+        elif job.cancelled:
+            self._end(job, management_pb2.JOB_PHASE_CANCELLED, "cancelled")
+        else:
+            self._end(job, management_pb2.JOB_PHASE_FAILED, f"its coordinator ended with status {status}")
+
+    def _process_lost(self, job: Job, reason: str) -> None:
+        """A coordinator that has said hello may still be there."""
+        if not job.coordinator:
+            self._end(job, management_pb2.JOB_PHASE_FAILED, reason)
+        with self._lock:
+            job.process = None
+            if job.name in self._coordinations:
+                return
+        self._away(job)
+
+    # --- the coordinator's stream -------------------------------------------------------------------------------------
+
+    def coordination_of(self, job: str) -> Coordination | None:
+        """The stream of a job's coordinator, while there is one."""
+        with self._lock:
+            return self._coordinations.get(job)
+
+    def adopt(self, hello: management_pb2.CoordinatorHello) -> Job:
+        """A job that an earlier start of this service had made. Raises TooManyJobs."""
+        job = self.jobs.adopt(hello)
+        self.registry.open(job.name)
+        logger.info("%s is back", job.name)
+        return job
+
+    def attach(self, job: Job, address: str, coordination: Coordination) -> None:
+        """The coordinator, which listens at the address, has opened a stream."""
+        with self._lock:
+            former = self._coordinations.get(job.name)  # broken, though we may not have noticed
+            self._coordinations[job.name] = coordination
+            job.away_since = None
+        if former is not None:
+            former.end()
+        job.coordinator = address
+        job.started_or_over.notify()
+        if job.cancelled:
+            coordination.cancel()
+
+    def detach(self, job: Job, coordination: Coordination) -> None:
+        """The stream has ended; no effect if the coordinator has opened another."""
+        coordination.end()
+        with self._lock:
+            if self._coordinations.get(job.name) is not coordination:
+                return
+            del self._coordinations[job.name]
+            if job.process is not None:
+                return  # it comes back, or ends, which is watched
+        self._away(job)
+
+    def _away(self, job: Job) -> None:
+        """The coordinator is not there, and nobody watches its process: it has some time to come back."""
+        job.away_since = time.monotonic()
+        if job.report.phase in ENDED:
+            self._end(job, job.report.phase, job.report.message)
+
+    def tell_request(self, job: Job) -> None:
+        """Tell the coordinator what the job is: it tells a management service that may follow this one."""
+        coordination = self.coordination_of(job.name)
+        if coordination is not None:
+            coordination.changed()
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def cancel(self, job: Job) -> None:
+        """Have the job end. May block while an ingress is told."""
+        job.cancelled = True
+        coordination = self.coordination_of(job.name)
+        if coordination is not None:
+            coordination.cancel()
+        elif (process := job.process) is not None:
+            process.terminate()
+
+    def _end(self, job: Job, phase: "management_pb2.JobPhase.ValueType", message: str) -> None:
+        last = job.report
+        report = management_pb2.JobReport(
+            phase=phase, message=message, step=last.step, num_steps=last.num_steps, artifacts=last.artifacts
+        )
+        job.nodes = job.nodes or self.registry.held(job.name)
+        if self.jobs.end(job, report):
+            self.registry.release(job.name)
+            job.over.set()
+            job.started_or_over.notify()
+
+    # --- the passage of time ------------------------------------------------------------------------------------------
+
+    def _keep_watch(self) -> None:
+        while not self._closing.wait(self._lease_seconds / 10):
+            for node_id in self.registry.expire():
+                logger.warning("%s has said nothing for %g s: given up", node_id, self._lease_seconds)
+            self.registry.review()
+            for job in self.jobs.all_live():
+                away_since = job.away_since
+                if away_since is not None and time.monotonic() - away_since > COORDINATOR_RETURN_SECONDS:
+                    self._end(job, management_pb2.JOB_PHASE_FAILED, "its coordinator is gone")
+
+    def _node_lost(self, node: management_pb2.NodeInfo, reason: str) -> None:
+        logger.info("%s (%s), which works for %s, is lost: %s", node.node_id, PACKAGES[node.role], node.job, reason)
+        coordination = self.coordination_of(node.job)
+        if coordination is not None:
+            coordination.lost(node)
