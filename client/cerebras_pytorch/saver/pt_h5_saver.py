@@ -1,6 +1,7 @@
 """PyTorchH5Saver: what `cstorch.save` and `cstorch.load` do, as methods; and one tensor of a checkpoint by its name."""
 
 import os
+import pathlib
 from typing import Any
 
 import h5py
@@ -8,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from cstorch.errors import CheckpointError
 from cstorch.storage import layout, load, save
+from cstorch.storage.structure import check_structure
 
 Path = str | os.PathLike[str]
 
@@ -38,6 +40,7 @@ class PyTorchH5Saver:
     @staticmethod
     def extract_version(ckpt_file: Path) -> float:
         """The format of an H5 checkpoint; files of the first format do not say, and have 0.1."""
+        check_structure(pathlib.Path(ckpt_file))
         with h5py.File(ckpt_file, "r") as file:
             return float(file.attrs.get(layout.VERSION, 0.1))
 

@@ -56,7 +56,7 @@ class Dataset:
             else:
                 mapped = map_file(path, self.offset, int(np.prod(shape)) * dtype.itemsize)
                 array = np.frombuffer(mapped, dtype).reshape(shape)
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path} is damaged: {self.name!r} cannot be read ({error})") from None
         _check(path, self.name, array, self.checksum)
         return array

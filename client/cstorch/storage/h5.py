@@ -1,7 +1,10 @@
-"""Reading a checkpoint in the H5 layout, with nothing believed that the file cannot show."""
+"""Reading a checkpoint in the H5 layout, with nothing believed that the file cannot show.
+
+What comes back is the tree with the sources of its tensors in their places.
+"""
 
 import json
-from collections.abc import Callable
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +16,18 @@ from cstorch.errors import CheckpointError
 from cstorch.storage import layout, legacy
 from cstorch.storage.dataset import Dataset, read_array
 from cstorch.storage.deferred import Filled, Source, Unchanged
+from cstorch.storage.structure import check_structure
 from cstorch.storage.treespec import read_treespec
 
-Defer = Callable[[Source], torch.Tensor]
 
-
-def read_h5(path: Path, defer: Defer) -> Any:
-    """The tree in an H5 checkpoint, its tensors made by `defer`.
+def read_h5(path: Path) -> Any:
+    """The tree in an H5 checkpoint. Leaves that are one tensor have one source, the same object.
 
     Raises:
         CheckpointError: see load.
     """
     file_now = Unchanged.now(path)
+    check_structure(path)
     try:
         with h5py.File(path, "r") as file:
             attributes = file.attrs
@@ -32,7 +35,7 @@ def read_h5(path: Path, defer: Defer) -> Any:
                 raise CheckpointError(f"{path} is an H5 file, but not a checkpoint that cstorch.save wrote")
             version = float(attributes[layout.VERSION])
             if version == legacy.FORMAT_VERSION:
-                return legacy.read_legacy(file, file_now, defer)
+                return legacy.read_legacy(file, file_now)
             if version != layout.FORMAT_VERSION:
                 raise CheckpointError(
                     f"{path} has checkpoint format {version}; this version reads the formats {legacy.FORMAT_VERSION} "
@@ -40,21 +43,22 @@ def read_h5(path: Path, defer: Defer) -> Any:
                 )
             if not attributes.get(layout.SUCCESS, False):
                 raise CheckpointError(f"{path} is partially written: the save that made it did not finish")
-            return _Reader(file_now, file, defer).tree()
-    except (OSError, KeyError, IndexError, TypeError, ValueError) as error:
+            return _Reader(file_now, file).tree()
+    except CheckpointError:
+        raise
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise CheckpointError(f"{path} cannot be read: it is truncated or damaged ({error})") from None
 
 
 class _Reader:
-    def __init__(self, file_now: Unchanged, file: h5py.File, defer: Defer) -> None:
+    def __init__(self, file_now: Unchanged, file: h5py.File) -> None:
         self._now = file_now
         self._path = file_now.path
         self._file = file
-        self._defer = defer
         self._leaves: dict[str, Any] = {}
 
     def tree(self) -> Any:
-        spec = read_treespec(json.loads(self._file.attrs[layout.SPEC])[1])
+        spec = read_treespec(json.loads(self._file.attrs[layout.SPEC])[1], self._path)
         positions = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
         keys = [layout.key_of(path) for path, _ in pytree.tree_flatten_with_path(positions)[0]]
         return pytree.tree_unflatten([self._leaf(key) for key in keys], spec)
@@ -82,9 +86,9 @@ class _Reader:
                 return entry["string_value"]
             case layout.FULL:
                 dtype = layout.TORCH_TYPES[entry["dtype"]]
-                return self._defer(Filled(shape=tuple(entry["shape"]), dtype=dtype, value=entry["fill_value"]))
+                return Filled(shape=_shape(entry["shape"]), dtype=dtype, value=entry["fill_value"])
             case layout.TENSOR:
-                return self._tensor(key, tuple(entry["shapes"][0]), layout.TORCH_TYPES[entry["dtypes"][0]])
+                return self._tensor(key, _shape(entry["shapes"][0]), layout.TORCH_TYPES[entry["dtypes"][0]])
             case layout.ARRAY if not entry["is_bfloat16"]:
                 self._check_presence(key)
                 return read_array(self._path, self._file[key])
@@ -96,16 +100,23 @@ class _Reader:
                     "unpickling runs code from the file"
                 )
 
-    def _tensor(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def _tensor(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Source:
         self._check_presence(key)
         dataset = self._file[key]
-        if dataset.dtype != layout.STORED_TYPES[dtype].numpy or dataset.size != torch.Size(shape).numel():
+        if dataset.dtype != layout.STORED_TYPES[dtype].numpy or dataset.size != math.prod(shape):
             raise CheckpointError(
                 f"{self._path} is damaged: the data of {key!r} are of shape {dataset.shape} and type {dataset.dtype}, "
                 f"not {shape} and {dtype}"
             )
-        return self._defer(Dataset.of(dataset, self._now, shape, dtype))
+        return Dataset.of(dataset, self._now, shape, dtype)
 
     def _check_presence(self, key: str) -> None:
         if key not in self._file:
             raise CheckpointError(f"{self._path} is damaged: the data of {key!r} are missing")
+
+
+def _shape(sizes: list[int]) -> tuple[int, ...]:
+    """Raises ValueError if no tensor has it."""
+    if not all(type(size) is int and size >= 0 for size in sizes) or math.prod(sizes) >= 1 << 60:
+        raise ValueError(f"a tensor of shape {sizes}")
+    return tuple(sizes)

@@ -2,7 +2,8 @@
 
 A checkpoint is one H5 file. Every leaf of the saved tree has a key, its path joined with dots. Tensors and numpy arrays
 are datasets under their key; all else is in attributes of the root only: Python scalars, strings, None, tensors of one
-value, and which leaves are the same tensor. A key's description is in the attribute `<key>.__metadata__`.
+value, and which leaves are the same tensor. A key's description is in the attribute `<key>.__metadata__`. Behind all
+that HDF5 looks at, a file of ours has a checksum of its own (structure.py).
 """
 
 from dataclasses import dataclass

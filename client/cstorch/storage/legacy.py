@@ -10,7 +10,7 @@ import io
 import logging
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -20,7 +20,7 @@ import torch
 
 from cstorch.storage import layout
 from cstorch.storage.dataset import Dataset
-from cstorch.storage.deferred import Source, Unchanged
+from cstorch.storage.deferred import Unchanged
 
 logger = logging.getLogger("cstorch.storage")
 
@@ -30,8 +30,8 @@ KIND: Final = "__H5_TYPE__"
 _TORCH_TYPES: Final = {stored.numpy: dtype for dtype, stored in layout.STORED_TYPES.items() if dtype != torch.bfloat16}
 
 
-def read_legacy(file: h5py.File, now: Unchanged, defer: Callable[[Source], torch.Tensor]) -> Any:
-    """The tree in a file of format 0.4, its tensors made by `defer`. Raises what a damaged H5 file makes h5py raise."""
+def read_legacy(file: h5py.File, now: Unchanged) -> Any:
+    """The tree in a file of format 0.4, with sources for tensors. Raises what a damaged H5 file makes h5py raise."""
     leaves: dict[str, Any] = {}
     pickled: list[str] = []
     for name, dataset in file.items():
@@ -40,7 +40,7 @@ def read_legacy(file: h5py.File, now: Unchanged, defer: Callable[[Source], torch
             case "TorchTensorH5Type":
                 is_bfloat16 = bool(dataset.attrs.get("is_bfloat16", False))
                 dtype = torch.bfloat16 if is_bfloat16 else _TORCH_TYPES[dataset.dtype]
-                leaves[key] = defer(Dataset.of(dataset, now, dataset.shape, dtype))
+                leaves[key] = Dataset.of(dataset, now, dataset.shape, dtype)
             case "NumpyArrayH5Type":
                 leaves[key] = np.asarray(dataset[()])
             case "ScalarH5Type":

@@ -9,11 +9,13 @@ from typing import Any, TypeAlias
 
 import h5py
 import torch
+from torch.utils import _pytree as pytree
 
 from cstorch.errors import CheckpointError
-from cstorch.storage.deferred import Content, DeferredTensor, Source
+from cstorch.storage.dataset import Dataset
+from cstorch.storage.deferred import Content, DeferredTensor, Filled, Source
 from cstorch.storage.h5 import read_h5
-from cstorch.storage.safetensors_file import is_safetensors, read_safetensors
+from cstorch.storage.safetensors_file import Entry, is_safetensors, read_safetensors
 
 MapLocation: TypeAlias = str | torch.device | dict[str, str] | Callable[[Any, str], Any] | None
 
@@ -42,25 +44,30 @@ def load(ckpt_path: str | os.PathLike[str], map_location: MapLocation = None, **
     path = Path(ckpt_path)
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint {path}")
-    if h5py.is_hdf5(path):
-        read = read_h5
-    elif is_safetensors(path):
-        read = read_safetensors
-    else:
+    is_h5 = h5py.is_hdf5(path)
+    if not is_h5 and not is_safetensors(path):
         return _read_pytorch(path, map_location, kwargs)
     if isinstance(map_location, dict):
         map_location = map_location.get("cpu", "cpu")
     if callable(map_location):
         raise TypeError(f"{path} is no PyTorch file: its map_location is a device, 'cpu', 'cache' or None")
 
-    def defer(source: Source) -> torch.Tensor:
-        if map_location in (None, "cache"):
-            return DeferredTensor(Content(source, keeps=map_location == "cache"))
-        value = source.view()
-        # A copy also where it stays: it does not need the file any more.
-        return value.to(map_location, copy=True) if value.numel() else torch.empty_like(value, device=map_location)
+    made: dict[int, torch.Tensor] = {}
 
-    return read(path, defer)
+    def tensor_of(source: Source) -> torch.Tensor:
+        if id(source) not in made:
+            made[id(source)] = _tensor(source, map_location)
+        return made[id(source)]
+
+    return pytree.tree_map_only((Dataset, Entry, Filled), tensor_of, read_h5(path) if is_h5 else read_safetensors(path))
+
+
+def _tensor(source: Source, map_location: str | torch.device | None) -> torch.Tensor:
+    if map_location in (None, "cache"):
+        return DeferredTensor(Content(source, keeps=map_location == "cache"))
+    value = source.view()
+    # A copy also where it stays: it does not need the file any more.
+    return value.to(map_location, copy=True) if value.numel() else torch.empty_like(value, device=map_location)
 
 
 def _read_pytorch(path: Path, map_location: MapLocation, kwargs: Mapping[str, Any]) -> Any:

@@ -1,6 +1,5 @@
 """Reading a safetensors file: a flat dict of tensors, none of which is read before it is used."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from cstorch.errors import CheckpointError
-from cstorch.storage.deferred import Source, Unchanged
+from cstorch.storage.deferred import Unchanged
 
 _TYPES = {
     "BOOL": torch.bool,
@@ -46,8 +45,8 @@ def is_safetensors(path: Path) -> bool:
     return start[8:] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size - 8
 
 
-def read_safetensors(path: Path, defer: Callable[[Source], torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors by name, made by `defer`.
+def read_safetensors(path: Path) -> dict[str, Entry]:
+    """The sources of the tensors, by name.
 
     Raises:
         CheckpointError: the file is damaged, or holds a type that the device does not have.
@@ -64,4 +63,4 @@ def read_safetensors(path: Path, defer: Callable[[Source], torch.Tensor]) -> dic
                 entries.append(Entry(file=now, name=name, shape=tuple(described.get_shape()), dtype=_TYPES[kind]))
     except SafetensorError as error:
         raise CheckpointError(f"{path} cannot be read: it is truncated or damaged ({error})") from None
-    return {entry.name: defer(entry) for entry in entries}
+    return {entry.name: entry for entry in entries}

@@ -1,9 +1,7 @@
-"""Writing a checkpoint: tensor by tensor to a temporary name, made durable, then given its name."""
+"""Writing a checkpoint, tensor by tensor."""
 
-import io
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +15,8 @@ from torch.utils import _pytree as pytree
 
 from cstorch.storage import layout
 from cstorch.storage.deferred import Filled, content_of
+from cstorch.storage.structure import append_checksum
+from cstorch.storage.temporary import Output, new_file
 from cstorch.tracing import LazyTensor
 from interconnect.rpc.version import __version__
 
@@ -42,51 +42,20 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
             f"{target} exists; checkpoints are never overwritten: choose another name or remove it first"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with _Output(temporary) as output:
+        with new_file(target) as output:
             # libver: attributes of more than 64 kB (the tree of a large model) need the layout of HDF5 1.8; older
             # releases of the library, such as the real system's, cannot read what is newer.
             with h5py.File(output, "w", libver=("v108", "v108")) as file:
-                _write_tree(file, output, state_dict)
+                data = _write_tree(file, output, state_dict)
                 file.flush()
                 file.attrs[layout.SUCCESS] = True
             output.check()
-            os.fsync(output.fileno())
-        temporary.rename(target)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None:
-            raise _not_saved(target, state_dict, error) from None
-        raise
-    _sync(target.parent)
-
-
-class _Output(io.FileIO):
-    """The file below HDF5, which never hears that a write failed.
-
-    HDF5 cannot close a file that it cannot write: it keeps it open, says so thousands of times, and may crash the
-    process in the end. So what fails is remembered, and `check` raises it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "x+")
-        self._error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        left = memoryview(data).cast("B")
-        nbytes = len(left)
-        try:
-            while len(left) and self._error is None:
-                left = left[super().write(left) :]
-        except OSError as error:
-            self._error = error
-        return nbytes
-
-    def check(self) -> None:
-        """Raises OSError."""
-        if self._error is not None:
-            raise self._error
+            append_checksum(output.fileno(), data)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise _not_saved(target, state_dict, error) from None
 
 
 def _not_saved(target: Path, state_dict: Any, error: OSError) -> OSError:
@@ -101,7 +70,8 @@ def _not_saved(target: Path, state_dict: Any, error: OSError) -> OSError:
     )
 
 
-def _write_tree(file: h5py.File, output: _Output, obj: Any) -> None:
+def _write_tree(file: h5py.File, output: Output, obj: Any) -> list[tuple[int, int]]:
+    """Where the bytes of tensors and arrays are: offset and length of each."""
     leaves, spec = pytree.tree_flatten_with_path(obj)
     file.attrs[layout.VERSION] = layout.FORMAT_VERSION
     file.attrs[layout.WRITER_VERSION] = __version__
@@ -120,6 +90,8 @@ def _write_tree(file: h5py.File, output: _Output, obj: Any) -> None:
         tree = [{key: "*"}, json.dumps([1, node])]
         described = {layout.SPEC: tree, layout.OBJECTS: [key], key + layout.METADATA: entry}
         file.attrs[key + layout.METADATA] = json.dumps(described)
+    datasets = [file[key].id for key in first_key.values() if key in file]
+    return [(offset, each.get_storage_size()) for each in datasets if (offset := each.get_offset()) is not None]
 
 
 def _text_of(spec: pytree.TreeSpec) -> str:
@@ -249,11 +221,3 @@ def _write_dataset(
     for name, value in attributes.items():
         dataset.attrs[name] = value
     dataset.attrs[layout.CHECKSUM] = checksum.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
