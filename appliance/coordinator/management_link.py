@@ -1,4 +1,4 @@
-"""The coordinator's stream to management: asks for nodes, reports how the job goes, hears of what concerns the job.
+"""The coordinator's stream to management: asks for nodes, reports how the job goes, is told what concerns the job.
 
 The job does not depend on it: when the stream breaks, another is opened as soon as management, or another start of it,
 answers at the same address, and its hello says all that management must know.
@@ -14,6 +14,7 @@ import grpc
 
 from appliance.coordinator.settings import CoordinatorSettings
 from interconnect.rpc.server import make_channel
+from interconnect.threads import GuardedThread
 from nodes.lifecycle.registration import REFUSALS
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2
 
@@ -31,7 +32,7 @@ class ManagementLost(RuntimeError):
 
 
 class Listener(Protocol):
-    """Who hears what management says, in a thread of the link."""
+    """The callbacks for what management says, called in a thread of the link."""
 
     def cancel(self) -> None:
         """Somebody has cancelled the job."""
@@ -40,7 +41,7 @@ class Listener(Protocol):
         """A node is gone."""
 
     def queued(self, status: management_pb2.QueueStatus) -> None:
-        """The job waits, here; or, with position 0, no more."""
+        """The job waits at this position; at position 0 it has stopped waiting."""
 
     def trace(self, request: observation_pb2.TraceJobRequest) -> None:
         """Somebody wants a trace."""
@@ -90,8 +91,10 @@ class ManagementLink:
         return first.job
 
     def listen(self, listener: Listener) -> None:
-        """Begin to hear what management says."""
-        self._thread = threading.Thread(target=self._hold, args=(listener,), name="management", daemon=True)
+        """Begin to call the listener."""
+        self._thread = GuardedThread(
+            lambda: self._hold(listener), name="management", on_defect=lambda error: self._defect(error, listener)
+        )
         self._thread.start()
 
     def acquire(self, wanted: management_pb2.Acquire) -> management_pb2.Acquired:
@@ -144,7 +147,7 @@ class ManagementLink:
             self._requests.put(request)
 
     def _open(self, history: Iterable[observation_pb2.JobEvents] = ()) -> tuple[grpc.Channel, _Stream]:
-        """A stream, with what management must hear first. A channel of its own: one that failed waits ever longer."""
+        """A stream that begins with what management must be told. Its channel is new: one that failed waits longer."""
         requests: queue.SimpleQueue[management_pb2.CoordinateRequest | None] = queue.SimpleQueue()
         settings = self._settings
         hello = management_pb2.CoordinatorHello(job=settings.job, address=self._address, token=settings.token)
@@ -169,9 +172,9 @@ class ManagementLink:
         while True:
             try:
                 for response in self._call:
-                    self._hear(response, listener)
+                    self._receive(response, listener)
                 if self._closing:
-                    return  # all that was to be said has been heard
+                    return  # management has received all that was reported
                 self._break("has ended")
             except grpc.RpcError as error:
                 assert isinstance(error, grpc.Call)
@@ -186,7 +189,17 @@ class ManagementLink:
             if self._over.is_set():
                 self._channel.close()
 
-    def _hear(self, response: management_pb2.CoordinateResponse, listener: Listener) -> None:
+    def _defect(self, error: Exception, listener: Listener) -> None:
+        """The job cannot be told of lost nodes any more, nor get any."""
+        with self._changed:
+            self._lost, self._lost_at = f"a defect: {error!r}", time.monotonic() - AWAY_SECONDS
+            if self._requests is not None:
+                self._requests.put(None)  # ends gRPC's thread that waits for them
+                self._requests = None
+            self._changed.notify_all()
+        listener.management_lost(f"the thread that speaks with management has ended by a defect: {error!r}")
+
+    def _receive(self, response: management_pb2.CoordinateResponse, listener: Listener) -> None:
         with self._changed:
             self._lost = ""
             match response.WhichOneof("kind"):

@@ -76,7 +76,7 @@ class Ingress:
         self._over.wait()
 
     def close(self) -> None:
-        """End the coordinators, whose clients hear of it through us, then all else."""
+        """End the coordinators, whose clients are told through this process, then all else."""
         self._registration.close()
         self._coordinators.close()
         self._server.stop(STOP_GRACE_SECONDS).wait()

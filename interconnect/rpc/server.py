@@ -18,8 +18,9 @@ LARGE_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 SMALL_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 # What a client takes: the outputs of a step come in one message.
 MAX_RESPONSE_BYTES: Final = 256 * 1024 * 1024
-# Every open stream keeps a thread; threads are made when they are needed.
-MAX_THREADS: Final = 256
+# Every open stream keeps a thread; threads are made when they are needed. A SwarmX node may have 1,024 children, each
+# with a stream; a process with more streams than that has an AsyncServer.
+MAX_THREADS: Final = 2048
 
 GATEWAY_KEY: Final = "wsc-target"
 # On the calls that an ingress hands on to management, and on the errors that it answers with.

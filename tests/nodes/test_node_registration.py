@@ -94,3 +94,26 @@ def test_arguments() -> None:
         parse_arguments("wafer", [])
     with pytest.raises(SystemExit):
         parse_arguments("wafer", ["--management", "a:1", "--threads", "0"])
+
+
+def test_a_defect_in_the_registration_ends_the_node(caplog: pytest.LogCaptureFixture) -> None:
+    management = FakeManagement()
+    ended = threading.Event()
+    reasons: list[str] = []
+
+    def end(reason: str) -> None:
+        reasons.append(reason)
+        ended.set()
+
+    def broken_channel(address: str) -> object:
+        raise RuntimeError("a defect")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registration_module, "make_channel", broken_channel)
+        registration = Registration(management.address, hello, end)
+        registration.start()
+        assert ended.wait(10)
+        registration.close()
+    assert reasons == ["a defect in this node's registration: RuntimeError('a defect')"]
+    assert "Traceback" in caplog.text
+    management.close()

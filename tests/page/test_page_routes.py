@@ -32,7 +32,7 @@ def client(source: FakeSource) -> Iterator[TestClient]:
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_period(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "PERIOD_SECONDS", 0.01)
 
 
@@ -133,7 +133,7 @@ def test_a_report_that_cannot_be_read_is_none(
     assert client.get(f"/jobs/{JOB}/reports/0").status_code == 404
 
 
-def test_prometheus_hears_whom_to_ask(source: FakeSource, client: TestClient) -> None:
+def test_prometheus_is_told_whom_to_ask(source: FakeSource, client: TestClient) -> None:
     source.node_list = make_nodes(wafers=2)
     assert client.get("/targets").json() == []
     source.node_list[0].metrics, source.node_list[-1].metrics = "127.0.0.1:8001", "far:8002"

@@ -32,7 +32,7 @@ class RunCoordinatorRequest(_message.Message):
     created: _builtins.float
     """seconds since 1970"""
     compile_dir: _builtins.str
-    """below the ingress' cache root unless absolute"""
+    """as in CreateJobRequest, of the ingress' own roots"""
     def __init__(
         self,
         *,

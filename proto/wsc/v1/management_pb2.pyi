@@ -279,7 +279,7 @@ class CreateJobRequest(_message.Message):
     """0: the job's share of them, as of the wafers"""
     lane: _node_pb2.Lane.ValueType
     compile_dir: _builtins.str
-    """below the cluster's cache root unless absolute"""
+    """relative to the cluster's cache root; or absolute, below that or its compile root"""
     run_ahead_steps: _builtins.int
     user: _builtins.str
     host: _builtins.str

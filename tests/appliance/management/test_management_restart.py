@@ -33,7 +33,7 @@ def restart(cluster: Any) -> None:
 
 def kept_log(cluster: Any, job: str) -> list[observation_pb2.JobEvent]:
     request = observation_pb2.WatchJobRequest(job=job, kinds=["log"])
-    return [event for lot in cluster.observation.WatchJob(request, timeout=10) for event in lot.events]
+    return [event for batch in cluster.observation.WatchJob(request, timeout=10) for event in batch.events]
 
 
 def test_a_running_job_goes_on_and_the_waiting_one_keeps_its_place(cluster: Any, client: Callable[..., Any]) -> None:
