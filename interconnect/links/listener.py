@@ -18,7 +18,7 @@ from typing import Final
 
 import grpc
 
-from interconnect.links.ending import Ending
+from interconnect.links.cancellation import Ending
 from interconnect.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind, parse
 from interconnect.links.grpc_lane import METHOD, GrpcLink
 from interconnect.links.link import Link, LinkLost

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from interconnect.links.ending import Ending
+from interconnect.links.cancellation import Ending
 from interconnect.links.link import Link
 from interconnect.links.listener import LinkListener, dial
 from wsc.v1 import node_pb2, observation_pb2

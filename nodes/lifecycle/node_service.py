@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from interconnect.links.ending import Ending
+from interconnect.links.cancellation import Ending
 from interconnect.links.listener import LinkListener
 from nodes.lifecycle.execution import report_failure
 from nodes.lifecycle.node_job import JobContext, NodeJob

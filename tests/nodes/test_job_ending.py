@@ -6,7 +6,7 @@ import pytest
 from link_pairs import listening
 from role_rig import AttachedNode, FakeManagement
 
-from interconnect.links.ending import Ending
+from interconnect.links.cancellation import Ending
 from nodes.lifecycle.node import Node, NodeSettings
 from swarmx.swarmx_job import SwarmXJob
 from wsc.v1 import node_pb2

@@ -17,7 +17,7 @@ from pathlib import Path
 from nodes.launch.descriptors import readable
 from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
 from waferbox.cluster.launcher import ForkingLauncher
-from waferbox.cluster.records import recorded
+from waferbox.cluster.local_clusters import recorded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
 from waferbox.cluster.embedded import StopSignals, stay
 from waferbox.cluster.embedded_process import start_embedded, stop_embedded
 from waferbox.cluster.launcher import ForkingLauncher
-from waferbox.cluster.records import discard_log, recorded, runtime_folder
+from waferbox.cluster.local_clusters import discard_log, recorded, runtime_folder
 from waferbox.cluster.script import run_script
 from waferbox.commands.connection import (
     CALL_SECONDS,

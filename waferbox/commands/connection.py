@@ -9,7 +9,7 @@ import typer
 
 from interconnect.rpc.address import split_address
 from interconnect.rpc.server import is_from_ingress, make_channel
-from waferbox.cluster.records import Record, records
+from waferbox.cluster.local_clusters import Record, records
 from waferbox.output.console import Status, fail
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2_grpc
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from interconnect.rpc.version import __version__
 from waferbox.commands.connection import Connection, ManagementOption, connected
-from waferbox.commands.job_names import ENDED, JobArgument, OptionalJobArguments, find_job
+from waferbox.commands.job_arguments import ENDED, JobArgument, OptionalJobArguments, find_job
 from waferbox.output.console import errors, head, output, print_unfolded, printable, say
 from waferbox.output.formats import Format, FormatOption, print_data
 from waferbox.output.tables import (

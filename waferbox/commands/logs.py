@@ -10,8 +10,8 @@ import typer
 from rich.text import Text
 
 from waferbox.commands.connection import Connection, ManagementOption, connected
-from waferbox.commands.following import Following
-from waferbox.commands.job_names import ENDED, JobArgument, find_job
+from waferbox.commands.job_arguments import ENDED, JobArgument, find_job
+from waferbox.commands.job_watch import Following
 from waferbox.output.console import errors, fail, output, printable, remark
 from waferbox.output.tables import phase_text, safe, styled_phase
 from wsc.v1 import management_pb2, observation_pb2

@@ -10,11 +10,11 @@ from rich.live import Live
 from rich.text import Text
 
 from waferbox.commands.connection import Gone, ManagementOption, connected
-from waferbox.commands.following import Following
-from waferbox.commands.job_names import ENDED, OptionalJobArgument, find_job
+from waferbox.commands.job_arguments import ENDED, OptionalJobArgument, find_job
+from waferbox.commands.job_watch import Following
 from waferbox.commands.logs import KEPT_SECONDS
 from waferbox.output.console import Status, fail, output, printable, say
-from waferbox.output.job_figures import JobFigures, NodeFigures
+from waferbox.output.job_metrics import JobFigures, NodeFigures
 from waferbox.output.tables import empty_table, one_line, phase_text, reason, safe, step_text, styled_phase
 from wsc.v1 import management_pb2, observation_pb2
 

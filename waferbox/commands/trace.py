@@ -10,8 +10,8 @@ import grpc
 import typer
 
 from waferbox.commands.connection import ManagementOption, connected
-from waferbox.commands.following import Following
-from waferbox.commands.job_names import JobArgument, find_job
+from waferbox.commands.job_arguments import JobArgument, find_job
+from waferbox.commands.job_watch import Following
 from waferbox.output.chrome_trace import chrome_trace
 from waferbox.output.console import fail, say
 from wsc.v1 import observation_pb2

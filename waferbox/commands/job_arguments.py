@@ -8,7 +8,7 @@ import grpc
 import typer
 
 from interconnect.rpc.server import make_channel
-from waferbox.cluster.records import records
+from waferbox.cluster.local_clusters import records
 from waferbox.output.console import Status, fail
 from waferbox.output.tables import phase_text
 from wsc.v1 import management_pb2, management_pb2_grpc
