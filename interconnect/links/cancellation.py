@@ -1,38 +1,38 @@
-"""The end of a job, which makes those give up who still wait on its behalf."""
+"""A cancellation token: has those give up who wait on behalf of a job that has ended."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Ending:
-    """Begins at most once, from any thread."""
+class CancellationToken:
+    """Is cancelled at most once, from any thread, and stays so."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._begun = False
-        self._waits: set[Callable[[], None]] = set()
+        self._cancelled = False
+        self._callbacks: set[Callable[[], None]] = set()
 
     @property
-    def begun(self) -> bool:
-        return self._begun
+    def cancelled(self) -> bool:
+        return self._cancelled
 
-    def begin(self) -> None:
+    def cancel(self) -> None:
         """Make all waits give up, those to come too."""
         with self._lock:
-            self._begun = True
-            for give_up in self._waits:
-                give_up()
+            self._cancelled = True
+            for callback in self._callbacks:
+                callback()
 
     @contextmanager
-    def ends(self, give_up: Callable[[], None]) -> Iterator[None]:
-        """A wait in the body ends early by give_up(), called from another thread. It must not block, nor raise."""
+    def on_cancel(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Calls back, in the cancelling thread, if it happens in the body; at once if it has. No callback may block."""
         with self._lock:
-            if self._begun:
-                give_up()
-            self._waits.add(give_up)
+            if self._cancelled:
+                callback()
+            self._callbacks.add(callback)
         try:
             yield
         finally:
             with self._lock:
-                self._waits.discard(give_up)
+                self._callbacks.discard(callback)

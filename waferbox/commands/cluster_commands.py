@@ -21,10 +21,10 @@ from waferbox.commands.connection import (
     MANAGEMENT_VARIABLE,
     ManagementOption,
     checked_address,
-    connected,
+    connect,
     find_cluster,
 )
-from waferbox.output.console import errors, fail, head, output, remark, say
+from waferbox.output.console import errors, fail, output, print_heading, say, warn
 from waferbox.output.tables import cluster_table
 from wsc.v1 import management_pb2
 
@@ -58,7 +58,7 @@ def up(
     settings = _settings(wafers, memoryx, workers, swarmx, threads, checked_address(listen, any_port=True), cache_root)
     settings = dataclasses.replace(settings, page="127.0.0.1:0" if page else None, metrics=metrics)
     if split_address(listen, any_port=True)[0] not in ("127.0.0.1", "localhost", "[::1]"):
-        remark("everybody who reaches this address can use the cluster")
+        warn("everybody who reaches this address can use the cluster")
     try:
         if background:
             _up_in_background(settings)
@@ -93,9 +93,9 @@ def _up_in_background(settings: ClusterSettings) -> None:
 
 
 def _show(management: str, page: str, what: str) -> None:
-    with connected(management) as cluster:
+    with connect(management) as cluster:
         nodes = cluster.nodes()
-    head(f"Cluster at {management}")
+    print_heading(f"Cluster at {management}")
     output.print(cluster_table(nodes))
     say(what)
     say(f"To use it:  export {MANAGEMENT_VARIABLE}={management}")
@@ -129,7 +129,7 @@ def run(
 def down(management: ManagementOption = None) -> None:
     """End a cluster, and the jobs on it."""
     address, record = find_cluster(management)
-    with connected(address) as cluster:
+    with connect(address) as cluster:
         cluster.management.Shutdown(management_pb2.ShutdownRequest(), timeout=CALL_SECONDS)
     if record is not None and not record.wait(DOWN_SECONDS):
         fail(f"the cluster at {address} (pid {record.pid}) is still there after {DOWN_SECONDS:g} s")

@@ -35,8 +35,8 @@ _REFUSALS: Final = {
 }
 
 
-class Gone(Exception):
-    """What a command followed has gone, and does not come back."""
+class WatchLost(Exception):
+    """What a command watched has gone, and does not come back."""
 
     def __init__(self, message: str, status: Status) -> None:
         """status: what the command exits with."""
@@ -68,15 +68,15 @@ class Connection:
 
 
 @contextlib.contextmanager
-def connected(management: str | None) -> Iterator[Connection]:
-    """A connection to the cluster that is meant. What a call in the context fails with, or Gone, ends the command."""
+def connect(management: str | None) -> Iterator[Connection]:
+    """A connection to the cluster that is meant. A call that fails in the context, or WatchLost, ends the command."""
     address, _ = find_cluster(management)
     with make_channel(address) as channel:
         try:
             yield Connection(address, channel)
         except grpc.RpcError as error:
             _end(address, error)
-        except Gone as error:
+        except WatchLost as error:
             fail(str(error), error.status)
 
 
