@@ -42,6 +42,7 @@ class Job:
     history: JobHistory = field(default_factory=JobHistory)
     hello: threading.Event = field(default_factory=threading.Event)  # set too when the coordinator dies before it
     over: threading.Event = field(default_factory=threading.Event)
+    end_told: threading.Event = field(default_factory=threading.Event)  # set when somebody has been told how it ended
 
     def describe(self, registry: NodeRegistry) -> management_pb2.JobInfo:
         status = registry.status(self.name) or management_pb2.QueueStatus()

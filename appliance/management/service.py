@@ -5,6 +5,7 @@ address, nodes and coordinators come back and tell it what it must know.
 """
 
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 COORDINATOR_SECONDS = 50.0  # until a coordinator must have said hello
 COORDINATOR_RETURN_SECONDS = 10.0  # until a coordinator must be back whose process we do not know
 INGRESS_RETURN_SECONDS = 3.0  # until an ingress must be back that handed a call on
+CAUSE_SECONDS = 1.0  # until the launcher has said why it ends the cluster; and until scripts have asked for that
+MAX_CAUSE_LENGTH = 1000
 MAX_WAIT_SECONDS = 10.0  # of a ListNodes call
 
 
@@ -58,6 +61,8 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         self.metrics = ""  # where this process serves figures for Prometheus, as host:port; empty: nowhere
         self._home: CoordinatorHome | None = None
         self._closing = threading.Event()
+        self._cause = ""  # what has happened to the cluster, once that has been told
+        self._cause_told = threading.Event()
         self._on_shutdown = on_shutdown
         self._watch = threading.Thread(target=self._keep_watch, name="watch", daemon=True)
 
@@ -83,6 +88,10 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
                 process.terminate()
             else:
                 self._cancel(job)
+        if self._cause:
+            deadline = time.monotonic() + CAUSE_SECONDS
+            for job in jobs:
+                job.end_told.wait(max(0.0, deadline - time.monotonic()))
         deadline = time.monotonic() + END_SECONDS
         for job in jobs:
             job.over.wait(max(0.0, deadline - time.monotonic()))
@@ -205,7 +214,10 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         elif job.cancelled:
             self._end(job, management_pb2.JOB_PHASE_CANCELLED, "cancelled")
         else:
-            self._end(job, management_pb2.JOB_PHASE_FAILED, f"its coordinator ended with status {status}")
+            if status == -signal.SIGKILL:
+                self._cause_told.wait(CAUSE_SECONDS)  # the whole cluster may have been killed
+            message = self._cause or f"its coordinator ended with status {status}"
+            self._end(job, management_pb2.JOB_PHASE_FAILED, message)
 
     def _process_lost(self, job: Job, reason: str) -> None:
         """A coordinator that has said hello may still be there."""
@@ -296,7 +308,11 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
     def GetJob(
         self, request: management_pb2.GetJobRequest, context: grpc.ServicerContext
     ) -> management_pb2.GetJobResponse:
-        return management_pb2.GetJobResponse(job=self._describe(self._find(request.job, context)))
+        job = self._find(request.job, context)
+        info = self._describe(job)
+        if info.phase in ENDED and not context.add_callback(job.end_told.set):
+            job.end_told.set()
+        return management_pb2.GetJobResponse(job=info)
 
     def _describe(self, job: Job) -> management_pb2.JobInfo:
         info = job.describe(self._registry)
@@ -359,6 +375,8 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
     def Shutdown(
         self, request: management_pb2.ShutdownRequest, context: grpc.ServicerContext
     ) -> management_pb2.ShutdownResponse:
+        self._cause = request.cause[:MAX_CAUSE_LENGTH]
+        self._cause_told.set()
         # After the answer: the server is about to stop.
         if not context.add_callback(self._on_shutdown):
             self._on_shutdown()

@@ -25,7 +25,7 @@ RETRY_SECONDS: Final = 0.1  # until the next try to accept, where the process or
 MAX_CALLERS: Final = 256  # that have not introduced themselves yet; further ones wait in the kernel's queue
 BACKLOG: Final = 1024
 
-_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -99,7 +99,7 @@ class AcceptLoop:
         except (BlockingIOError, ConnectionAbortedError):
             return  # the caller has left already
         except OSError as error:
-            if error.errno not in _SHORTAGES:
+            if error.errno not in SHORTAGES:
                 raise
             if not self._is_short:
                 logger.warning("links wait, as no connection can be accepted: %s", error.strerror)

@@ -11,10 +11,10 @@ import typer
 
 from interconnect.rpc.address import split_address
 from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
-from waferbox.cluster.embedded import StopSignals, stay
+from waferbox.cluster.embedded import StopSignals
 from waferbox.cluster.embedded_process import start_embedded, stop_embedded
 from waferbox.cluster.launcher import ForkingLauncher
-from waferbox.cluster.local_clusters import discard_log, recorded, runtime_folder
+from waferbox.cluster.local_clusters import discard_log, forget_failure, recorded, runtime_folder
 from waferbox.cluster.script import run_script
 from waferbox.commands.connection import (
     CALL_SECONDS,
@@ -74,7 +74,7 @@ def _up_in_foreground(settings: ClusterSettings) -> None:
         cluster = Cluster(settings, ForkingLauncher(), [signals.fileno()])
     with cluster, recorded(cluster.management, os.getpid()):
         _show(cluster.management, cluster.page, f"{sum(settings.roles.values())} nodes are up. Ctrl-C ends them.")
-        stay(cluster, [signals.fileno()])
+        cluster.supervise()
         errors.print("waferbox: ending the cluster")
 
 
@@ -128,11 +128,14 @@ def run(
 
 def down(management: ManagementOption = None) -> None:
     """End a cluster, and the jobs on it."""
-    address, record = find_cluster(management)
-    with connect(address) as cluster:
-        cluster.management.Shutdown(management_pb2.ShutdownRequest(), timeout=CALL_SECONDS)
-    if record is not None and not record.wait(DOWN_SECONDS):
-        fail(f"the cluster at {address} (pid {record.pid}) is still there after {DOWN_SECONDS:g} s")
+    try:
+        address, own = find_cluster(management)
+        with connect(address) as cluster:
+            cluster.management.Shutdown(management_pb2.ShutdownRequest(), timeout=CALL_SECONDS)
+    finally:
+        forget_failure()  # it has been shown where there was nothing to end
+    if own is not None and not own.wait(DOWN_SECONDS):
+        fail(f"the cluster at {address} (pid {own.pid}) is still there after {DOWN_SECONDS:g} s")
     say(f"The cluster at {address} is down.")
 
 
