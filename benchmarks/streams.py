@@ -21,9 +21,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import grpc
 import torch
 
+from interconnect.links.dialling import dial
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
-from interconnect.links.listener import LinkListener, dial
+from interconnect.links.listener import LinkListener
 from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.rpc.allocator import keep_large_blocks
 from interconnect.rpc.server import make_channel, make_server
@@ -80,6 +81,10 @@ def _memcpy() -> float:
     return NUM_GROUPS * GROUP_BYTES / (time.perf_counter() - begin) / 1e9
 
 
+def _raise_defect(defect: Exception) -> None:
+    raise defect
+
+
 class _Sender:
     """This process, as MemoryX; owns the receiving process and the links to it."""
 
@@ -87,7 +92,7 @@ class _Sender:
         torch.set_num_threads(1)
         self._server = make_server()
         address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._listener = LinkListener(address)
+        self._listener = LinkListener(address, _raise_defect)
         self._listener.add_to_server(self._server)
         handler = grpc.unary_stream_rpc_method_handler(_bare)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(BARE, {"Stream": handler}),))

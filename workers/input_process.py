@@ -25,7 +25,7 @@ END_DEADLINE_SECONDS = 3.0
 
 
 class _Process(Protocol):
-    """What is needed of nodes.launch.spawn.Child, and of a foreign Python."""
+    """What is needed of nodes.launch.child.Child, and of a foreign Python."""
 
     @property
     def pid(self) -> int: ...

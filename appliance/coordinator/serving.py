@@ -5,7 +5,7 @@ import logging
 import queue
 
 from appliance.coordinator.compilation import Compile
-from appliance.coordinator.job import Job
+from appliance.coordinator.job import Job, internal_failure
 from appliance.coordinator.management_link import ManagementLink, ManagementLost
 from appliance.coordinator.service import CoordinatorService
 from appliance.coordinator.settings import CoordinatorSettings
@@ -33,7 +33,7 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
     """Serve the job until it is over; returns the exit status. A put on events is safe in a signal handler."""
     server = make_server()
     address = bind(server, settings.listen)
-    listener = LinkListener(address)
+    listener = LinkListener(address, lambda defect: job.verdict.report(internal_failure(defect)))
     listener.add_to_server(server)
     management = ManagementLink(settings, address)
     try:

@@ -6,7 +6,8 @@ import threading
 import grpc
 
 from appliance.coordinator.settings import END_SECONDS, CoordinatorHome, FolderRefused
-from nodes.launch.spawn import Child, SpawnError
+from nodes.launch.child import Child
+from nodes.launch.spawn import SpawnError
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from appliance.coordinator.settings import CoordinatorHome
 from appliance.ingress.coordinators import Coordinators
 from appliance.ingress.gateway import Gateway
 from appliance.ingress.targets import Targets
-from interconnect.links.listener import host_id
+from interconnect.links.handshake import host_id
 from interconnect.rpc.address import bind, split_address
 from interconnect.rpc.server import make_channel, make_server
 from interconnect.rpc.version import __version__

@@ -19,7 +19,7 @@ class ProcessLost(RuntimeError):
 
 
 class CoordinatorProcess(Protocol):
-    """An nodes.launch.spawn.Child, or something that behaves like one."""
+    """A nodes.launch.child.Child, or something that behaves like one."""
 
     def wait(self) -> int:
         """Its exit status, once it has ended. Raises ProcessLost."""

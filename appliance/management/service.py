@@ -17,7 +17,7 @@ import grpc
 from appliance.coordinator.settings import CoordinatorHome, FolderRefused, cache_directory
 from appliance.job_history import JobHistory
 from appliance.management.coordination import BadRequest, Coordination
-from appliance.management.jobs import Job, TooManyJobs
+from appliance.management.jobs import ENDED, Job, TooManyJobs
 from appliance.management.observation import ObservationService
 from appliance.management.registry import RegistryFull
 from appliance.management.requests import (
@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 HELLO_SECONDS = 20.0  # until a stream must have begun
 COORDINATOR_SECONDS = 50.0  # until a coordinator must have said hello
 INGRESS_RETURN_SECONDS = 3.0  # until an ingress must be back that handed a call on
+MAX_CAUSE_LENGTH = 1000
 MAX_WAIT_SECONDS = 10.0  # of a ListNodes call
 
 _Request = TypeVar("_Request")
@@ -218,7 +219,10 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
 
     async def GetJob(self, request: management_pb2.GetJobRequest, context: Context) -> management_pb2.GetJobResponse:
         job = await self._find(request.job, context)
-        return management_pb2.GetJobResponse(job=self.describe([job])[0])
+        info = self.describe([job])[0]
+        if info.phase in ENDED:
+            when_over(context, job.end_told.set)
+        return management_pb2.GetJobResponse(job=info)
 
     async def CancelJob(
         self, request: management_pb2.CancelJobRequest, context: Context
@@ -261,6 +265,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
     async def Shutdown(
         self, request: management_pb2.ShutdownRequest, context: Context
     ) -> management_pb2.ShutdownResponse:
+        self._supervisor.tell_cause(request.cause[:MAX_CAUSE_LENGTH])
         when_over(context, self._on_shutdown)  # after the answer: the server is about to stop
         return management_pb2.ShutdownResponse()
 

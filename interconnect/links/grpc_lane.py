@@ -10,13 +10,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, NoReturn
 
 import grpc
 
 from interconnect.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind, parse
 from interconnect.links.link import Link, Message
 from interconnect.links.shared_memory import Slice
+from interconnect.threads import GuardedThread
 
 METHOD: Final = "/wsc.v1.Link/Stream"
 CHUNK_BYTES: Final = 1024 * 1024
@@ -47,6 +48,7 @@ class GrpcLink(Link):
         self._closed = False
         self._lock = threading.Lock()
         self._reader: threading.Thread | None = None
+        self._defect: Exception | None = None  # of the reader
 
     @property
     def lane(self) -> str:
@@ -88,14 +90,16 @@ class GrpcLink(Link):
 
     def read_from(self, messages: Iterable[bytes]) -> None:
         """Starts the thread that takes in the other direction."""
-        self._reader = threading.Thread(target=self._read, args=(messages,), name=f"link-{self.name}", daemon=True)
+        self._reader = GuardedThread(
+            lambda: self._read(messages), name=f"link-{self.name}", on_defect=self._reader_failed
+        )
         self._reader.start()
 
     def flush(self) -> bool:
         if self._over and not self._closed:
             while self._incoming:
                 self.poll()
-            raise self._lost("the process is gone")
+            self._raise_over()
         if self._has_room():
             self._wants_room = False
             return True
@@ -158,7 +162,7 @@ class GrpcLink(Link):
         if not incoming:
             if over and not self.ended:
                 self._wake()  # every wait from now on is to end so
-                raise self._lost("the process is gone")
+                self._raise_over()
             return False
         while incoming:
             try:
@@ -186,9 +190,21 @@ class GrpcLink(Link):
             for message in messages:
                 self._incoming.append(message)
                 self._wake()
+        self._end_incoming()
+
+    def _reader_failed(self, defect: Exception) -> None:
+        self._defect = defect
+        self._end_incoming()
+
+    def _end_incoming(self) -> None:
         self._over = True
         self.end_outgoing()
         self._wake()
+
+    def _raise_over(self) -> NoReturn:
+        if self._defect is not None:
+            raise RuntimeError(f"the reader of the link to {self.name} failed") from self._defect
+        raise self._lost("the process is gone")
 
     def _wake(self) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 import os
 import select
+import threading
 
 from interconnect.links.link import Link, LinkLost, Message, Window
 from interconnect.links.shared_memory import Slice
@@ -22,6 +23,7 @@ class Hub:
         self._links: list[Link] = []
         self._watched: dict[int, Link] = {}  # by descriptor; without those that have ended
         self._waiting_to_send: set[int] = set()
+        self._stop_lock = threading.Lock()  # the number of a closed descriptor may be another's at once
         self._stop_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.epoll()
         self._poll.register(self._stop_event, select.EPOLLIN)
@@ -34,16 +36,18 @@ class Hub:
 
     def stop(self) -> None:
         """Makes every wait raise Stopped, now and from now on. From any thread."""
-        if self._stop_event >= 0:
-            os.eventfd_write(self._stop_event, 1)
+        with self._stop_lock:
+            if self._stop_event >= 0:
+                os.eventfd_write(self._stop_event, 1)
 
     def close(self) -> None:
         """Gives the hub's own descriptors back; the links stay open. No thread may wait any more."""
-        if self._stop_event < 0:
-            return
-        self._poll.close()
-        os.close(self._stop_event)
-        self._stop_event = -1
+        with self._stop_lock:
+            if self._stop_event < 0:
+                return
+            self._poll.close()
+            os.close(self._stop_event)
+            self._stop_event = -1
 
     def receive(self, link: Link, group: int, step: int) -> Message:
         """The message of this group and step; others that come before it are kept.

@@ -1,45 +1,27 @@
-"""How links come about: one end listens and expects a token, the other dials.
+"""The end of a link that listens: it expects a peer with a token, whichever lane that peer comes by.
 
 The two ends are told of each other, and of the token, over gRPC. On one host the dialler tries the listener's abstract
 Unix socket, which leaves no file behind and which only processes of the same user may use; else it opens a gRPC stream.
 """
 
-import contextlib
-import hashlib
-import os
-import secrets
 import socket
-import struct
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import grpc
 
-from interconnect.links.ending import Ending
-from interconnect.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind, parse
+from interconnect.links.accept_loop import AcceptLoop
 from interconnect.links.grpc_lane import METHOD, GrpcLink
+from interconnect.links.handshake import NAME_KEY, TOKEN_KEY, host_id, welcome
 from interconnect.links.link import Link, LinkLost
 from interconnect.links.socket_lane import SocketLink
-from interconnect.rpc.server import make_channel
 from wsc.v1 import node_pb2
 
-MAX_HELLO_BYTES: Final = 1024
-# How long a caller may take to introduce itself, and how long one is kept that nobody expects yet.
-HELLO_SECONDS: Final = 5.0
+# How long a caller is kept that nobody expects yet.
 UNCLAIMED_SECONDS: Final = 30.0
 MAX_UNCLAIMED: Final = 256
-_TOKEN_KEY: Final = "wsc-token"
-_NAME_KEY: Final = "wsc-name"
-
-
-def host_id() -> str:
-    """Equal for two processes exactly if they can use each other's abstract sockets: host, user, network namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    namespace = os.stat("/proc/self/ns/net").st_ino
-    return hashlib.sha256(f"{boot}/{os.getuid()}/{namespace}".encode()).hexdigest()[:16]
 
 
 class PendingLink:
@@ -52,18 +34,22 @@ class PendingLink:
         self._changed = threading.Condition()
         self._link: Link | None = None
         self._closed = False
+        self._defect: Exception | None = None
 
     def wait(self, deadline_seconds: float) -> Link:
         """The link, when the peer has dialled; it is the caller's then.
 
         Raises:
             LinkLost: the peer did not come in time.
+            RuntimeError: the listener has a defect, which is the cause of the error.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._link is not None or self._closed, max(0.0, deadline_seconds))
             link, self._link = self._link, None
         if link is None:
             self.close()
+            if self._defect is not None:
+                raise RuntimeError(f"no link from {self.name} can be taken") from self._defect
             raise LinkLost(self.name, f"it did not connect within {deadline_seconds:.0f} s")
         return link
 
@@ -87,27 +73,36 @@ class PendingLink:
         if not wanted:
             link.close()
 
+    def fail(self, defect: Exception) -> None:
+        """The listener's: nobody will be taken any more."""
+        with self._changed:
+            self._defect = defect
+            self._closed = True
+            self._changed.notify_all()
+
 
 class LinkListener:
     """Takes the links that this process expects, on both lanes."""
 
-    def __init__(self, address: str) -> None:
-        """`address` is the host:port of the process's gRPC server, as others reach it."""
+    def __init__(self, address: str, on_defect: Callable[[Exception], None]) -> None:
+        """Begin to listen.
+
+        Args:
+            address: the host:port of the process's gRPC server, as others reach it.
+            on_defect: called, in a thread of the listener, if it comes to a defect and takes no links any more.
+        """
         self._address = address
+        self._on_defect = on_defect
         self._pending: dict[str, PendingLink] = {}
         self._unclaimed: dict[str, tuple[float, socket.socket]] = {}
         self._changed = threading.Condition()
         self._closed = False
-        self._name = f"waferbox-{secrets.token_hex(16)}"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.bind(f"\0{self._name}")
-        self._socket.listen(64)
-        self._thread = threading.Thread(target=self._accept, name="link-listener", daemon=True)
-        self._thread.start()
+        self._defect: Exception | None = None
+        self._callers = AcceptLoop(self._take, self._fail)
 
     def endpoint(self) -> node_pb2.LinkEndpoint:
         """What a peer needs to dial."""
-        return node_pb2.LinkEndpoint(address=self._address, host=host_id(), socket=self._name)
+        return node_pb2.LinkEndpoint(address=self._address, host=host_id(), socket=self._callers.name)
 
     def add_to_server(self, server: grpc.Server) -> None:
         """Adds the stream of the gRPC lane; before the server starts."""
@@ -120,12 +115,15 @@ class LinkListener:
         pending = PendingLink(self, token, name)
         with self._changed:
             assert token not in self._pending, "a token is for one link"
+            defect = self._defect
             _, connection = self._unclaimed.pop(token, (0.0, None))
             if connection is None:
                 self._pending[token] = pending
             self._changed.notify_all()
         if connection is not None:
             self._hand_over(pending, connection)
+        elif defect is not None:
+            pending.fail(defect)
         return pending
 
     def forget(self, token: str) -> None:
@@ -140,42 +138,19 @@ class LinkListener:
             unclaimed = [connection for _, connection in self._unclaimed.values()]
             self._unclaimed.clear()
             self._changed.notify_all()
-        _shut(self._socket)  # wakes the accepting thread
-        self._socket.close()
-        self._thread.join()
+        self._callers.close()
         for connection in unclaimed:
             connection.close()
 
     # -- the lane within one host
 
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return  # closed
-            try:
-                token = self._greet(connection)
-            except (OSError, FrameError, UnicodeDecodeError):
-                connection.close()
-                continue
-            with self._changed:
-                pending = self._pending.pop(token, None)
-                if pending is None:
-                    self._keep_unclaimed(token, connection)
-            if pending is not None:
-                self._hand_over(pending, connection)
-
-    def _greet(self, connection: socket.socket) -> str:
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        _, user, _ = struct.unpack("3i", credentials)
-        if user != os.getuid():
-            raise FrameError("the caller is another user's")
-        connection.settimeout(HELLO_SECONDS)
-        frame, payload = parse(connection.recv(HEADER_BYTES + MAX_HELLO_BYTES))
-        if frame.kind is not FrameKind.HELLO:
-            raise FrameError("the caller does not introduce itself")
-        return bytes(payload).decode()
+    def _take(self, token: str, connection: socket.socket) -> None:
+        with self._changed:
+            pending = self._pending.pop(token, None)
+            if pending is None:
+                self._keep_unclaimed(token, connection)
+        if pending is not None:
+            self._hand_over(pending, connection)
 
     def _keep_unclaimed(self, token: str, connection: socket.socket) -> None:
         """The peer may be told of the link before this end is."""
@@ -191,140 +166,34 @@ class LinkListener:
 
     def _hand_over(self, pending: PendingLink, connection: socket.socket) -> None:
         try:
-            connection.send(Frame(FrameKind.HELLO).header())
+            connection.send(welcome())
         except OSError:
             connection.close()
             return
         pending.arrive(SocketLink(pending.name, connection))
 
+    def _fail(self, defect: Exception) -> None:
+        with self._changed:
+            self._defect = defect
+            waiting = list(self._pending.values())
+        for pending in waiting:
+            pending.fail(defect)
+        self._on_defect(defect)
+
     # -- the lane between hosts
 
     def _serve_stream(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         metadata = dict(context.invocation_metadata())
-        token = str(metadata.get(_TOKEN_KEY, ""))
+        token = str(metadata.get(TOKEN_KEY, ""))
         with self._changed:
             self._changed.wait_for(lambda: self._closed or token in self._pending, UNCLAIMED_SECONDS)
             pending = self._pending.pop(token, None)
         if pending is None:
-            caller = metadata.get(_NAME_KEY, "")
+            caller = metadata.get(NAME_KEY, "")
             context.abort(grpc.StatusCode.PERMISSION_DENIED, f"nobody expects a link from {caller!r}")
         link = GrpcLink(pending.name, abandon=context.cancel)
         context.add_callback(link.end_outgoing)
         link.read_from(messages)
         pending.arrive(link)
-        yield Frame(FrameKind.HELLO).header()
+        yield welcome()
         yield from link.outgoing()
-
-
-def dial(
-    endpoint: node_pb2.LinkEndpoint,
-    token: str,
-    *,
-    name: str,
-    own_name: str,
-    lane: "node_pb2.Lane.ValueType",
-    deadline_seconds: float,
-    ending: Ending | None = None,
-) -> Link:
-    """Opens the link that the peer called `name` expects.
-
-    Args:
-        own_name: what the peer may call this process where it refuses the link.
-        lane: a lane, or LANE_UNSPECIFIED for shared memory where it is possible, else gRPC.
-        ending: of the job that wants the link.
-
-    Raises:
-        LinkLost: the peer cannot be reached, does not expect the link, or the wanted lane is not possible; or the
-            job ends.
-    """
-    ending = ending or Ending()
-    deadline = time.monotonic() + deadline_seconds
-    if lane != node_pb2.LANE_GRPC and endpoint.socket and endpoint.host == host_id():
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.settimeout(max(0.001, deadline_seconds))
-        try:
-            connection.connect(f"\0{endpoint.socket}")
-        except OSError as error:
-            connection.close()
-            if lane == node_pb2.LANE_SHARED_MEMORY:
-                raise LinkLost(name, f"it cannot be reached ({error})") from error
-        else:
-            with ending.ends(lambda: _shut(connection)):
-                return _introduce(connection, token, name)
-    elif lane == node_pb2.LANE_SHARED_MEMORY:
-        raise LinkLost(name, "it is on another host, where shared memory cannot be used; choose the gRPC lane")
-    return _dial_grpc(endpoint, token, name, own_name, deadline - time.monotonic(), ending)
-
-
-def _shut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-def _introduce(connection: socket.socket, token: str, name: str) -> Link:
-    try:
-        payload = memoryview(token.encode())
-        connection.sendmsg((Frame(FrameKind.HELLO, length=len(payload)).header(payload), payload))
-        answer = connection.recv(HEADER_BYTES)
-        if not answer or parse(answer)[0].kind is not FrameKind.HELLO:
-            raise LinkLost(name, "it does not expect the link")
-    except (OSError, FrameError) as error:
-        connection.close()
-        if isinstance(error, LinkLost):
-            raise
-        raise LinkLost(name, f"it does not answer ({error})") from error
-    return SocketLink(name, connection)
-
-
-def _dial_grpc(
-    endpoint: node_pb2.LinkEndpoint, token: str, name: str, own_name: str, deadline_seconds: float, ending: Ending
-) -> Link:
-    channel = make_channel(endpoint.address)
-
-    def abandon() -> None:
-        channel.close()  # cancels the stream
-
-    link = GrpcLink(name, abandon)
-    stream = channel.stream_stream(METHOD, request_serializer=None, response_deserializer=None)
-    call = stream(link.outgoing(), metadata=((_TOKEN_KEY, token), (_NAME_KEY, own_name)), wait_for_ready=True)
-    greeting = _Greeting(iter(call))
-    link.read_from(greeting.messages())
-    with ending.ends(greeting.give_up):
-        welcome = greeting.wait(deadline_seconds)
-    if not welcome:
-        call.cancel()  # type: ignore[no-untyped-call]
-        link.close()
-        reason = f"it did not answer within {deadline_seconds:.0f} s" if greeting.error is None else greeting.error
-        raise LinkLost(name, reason)
-    return link
-
-
-class _Greeting:
-    """The first message of a stream, which says that the other side has the link."""
-
-    def __init__(self, messages: Iterator[bytes]) -> None:
-        self._messages = messages
-        self._decided = threading.Event()
-        self._welcome = False
-        self.error: str | None = None
-
-    def messages(self) -> Iterator[bytes]:
-        """All messages behind the first."""
-        try:
-            for message in self._messages:
-                self._welcome = parse(message)[0].kind is FrameKind.HELLO
-                break
-        except (grpc.RpcError, FrameError) as error:
-            self.error = error.details() if isinstance(error, grpc.Call) else str(error)
-        finally:
-            self._decided.set()
-        if self._welcome:
-            yield from self._messages
-
-    def give_up(self) -> None:
-        """Have wait return."""
-        self._decided.set()
-
-    def wait(self, deadline_seconds: float) -> bool:
-        """Whether the other side has greeted."""
-        return self._decided.wait(max(0.0, deadline_seconds)) and self._welcome

@@ -1,6 +1,6 @@
 """The fork server: a process with torch imported, and without gRPC or threads, that forks the others.
 
-`python -m nodes.launch.fork_server LISTENER_FD [MODULE ...]`; `nodes.launch.spawn.ForkServerProcess` starts it. One
+`python -m nodes.launch.fork_server LISTENER_FD [MODULE ...]`; `nodes.launch.fork_server_process` starts it. One
 connection asks for one process, in one message of JSON, and hears its number at once and its exit status in the end. A
 process whose connection ends is ended, unless it was asked for as one that outlives it. When standard input ends, or
 SIGTERM comes, everything is ended.
@@ -21,9 +21,11 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from interconnect.links.accept_loop import SHORTAGES
 from nodes.launch.process import MODULES, enter, run_module
 from nodes.launch.spawn import MAX_FDS, MAX_MESSAGE_BYTES
 
+RETRY_SECONDS = 0.1  # until the next try to accept, where the process or the system is short of something
 TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL
 
 
@@ -41,7 +43,11 @@ class ForkServer:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, _Forked] = {}  # by pidfd
+        self._callers: set[socket.socket] = set()  # that have not asked yet
+        self._accept_at: float | None = None  # when connections are accepted again, after a shortage
+        self._is_short = False  # of descriptors or memory, and that has been said
         self._closing = False
+        listener.setblocking(False)
         # A signal wakes the selector by this socket.
         self._wake, wake_writer = socket.socketpair()
         wake_writer.setblocking(False)
@@ -55,38 +61,70 @@ class ForkServer:
     def serve(self) -> None:
         """Until standard input ends; then until the last child has."""
         while not (self._closing and not self._children):
-            for key, _ in self._selector.select(self._seconds_to_next_kill()):
-                key.data()
+            for key, _ in self._selector.select(self._seconds_to_deadline()):
+                if self._selector.get_map().get(key.fd) is key:  # one before may have closed it
+                    key.data()
             now = time.monotonic()
+            if self._accept_at is not None and self._accept_at <= now:
+                self._accept_at = None
+                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
             for child in self._children.values():
                 if child.kill_at is not None and child.kill_at <= now:
                     self._signal(child, signal.SIGKILL)
                     child.kill_at = None
 
-    def _seconds_to_next_kill(self) -> float | None:
+    def _seconds_to_deadline(self) -> float | None:
         deadlines = [child.kill_at for child in self._children.values() if child.kill_at is not None]
+        deadlines += [] if self._accept_at is None else [self._accept_at]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _close(self) -> None:
         self._closing = True
-        for source in (self._listener, self._wake, 0):
-            self._selector.unregister(source)
+        if self._accept_at is None:
+            self._selector.unregister(self._listener)
+        self._accept_at = None
+        self._selector.unregister(self._wake)
+        self._selector.unregister(0)
+        for caller in self._callers:
+            self._selector.unregister(caller)
+            caller.close()
+        self._callers.clear()
         self._listener.close()
         for child in self._children.values():
             self._end(child)
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # the caller has left already
+        except OSError as error:
+            if error.errno not in SHORTAGES:
+                raise
+            if not self._is_short:
+                print(f"fork server: no process can be started: {error.strerror}", file=sys.stderr, flush=True)
+            self._is_short = True
+            self._selector.unregister(self._listener)
+            self._accept_at = time.monotonic() + RETRY_SECONDS
+            return
+        self._is_short = False
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", credentials)
         if uid != os.getuid():
             connection.close()
             return
-        # The request follows at once, from a process of the same user.
-        connection.settimeout(1.0)
+        connection.setblocking(False)
+        self._callers.add(connection)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read_request(connection))
+
+    def _read_request(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        self._callers.discard(connection)
         fds: list[int] = []
         try:
-            message, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, MAX_FDS)
+            message, fds, flags, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, MAX_FDS)
+            if flags & socket.MSG_CTRUNC:
+                raise OSError("the fork server has no room for the descriptors of the process")
             request = json.loads(message)
             module, argv = request["module"], [str(argument) for argument in request["argv"]]
             if module not in MODULES:
@@ -106,11 +144,18 @@ class ForkServer:
         server = os.getpid()
         # Until the child has left the server's wake-up socket, a signal to it would be taken for one to the server.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        pid = os.fork()
-        if pid == 0:
-            os._exit(self._run_child(server, connection, module, argv, fds))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        pidfd = os.pidfd_open(pid)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                os._exit(self._run_child(server, connection, module, argv, fds))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         child = _Forked(pid, pidfd, connection, outlives)
         self._children[pidfd] = child
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._reap(child))
@@ -131,7 +176,7 @@ class ForkServer:
                 os.close(other.pidfd)
                 if other.connection is not None:
                     other.connection.close()
-            for mine in (self._listener, self._wake, self._wake_writer, connection):
+            for mine in (self._listener, self._wake, self._wake_writer, connection, *self._callers):
                 mine.close()
             enter(parent=server, fds=fds)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

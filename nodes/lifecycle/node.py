@@ -13,7 +13,8 @@ from typing import Protocol
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from interconnect.links.listener import LinkListener, host_id
+from interconnect.links.handshake import host_id
+from interconnect.links.listener import LinkListener
 from interconnect.rpc.address import bind, split_address
 from interconnect.rpc.server import make_server
 from interconnect.rpc.version import __version__
@@ -78,7 +79,7 @@ class Node:
         """make_job is called once for each job that attaches; add_services adds what the role serves besides."""
         self._server = make_server()
         self.address = bind(self._server, settings.listen)
-        self.listener = LinkListener(self.address)
+        self.listener = LinkListener(self.address, self._listener_failed)
         self.listener.add_to_server(self._server)
         self._service = NodeService(make_job, self.listener)
         node_pb2_grpc.add_NodeServiceServicer_to_server(self._service, self._server)
@@ -93,7 +94,7 @@ class Node:
             self._metrics = MetricsServer(
                 RoleCollector(role_name(role), self._service.report), host, settings.metrics_port
             )
-        self.refusal = ""  # why management will not have this node
+        self.refusal = ""  # why the node cannot go on
         self._over = threading.Event()
         self._role = role
         self._registration = Registration(settings.management, self._hello, self._refused)
@@ -132,6 +133,10 @@ class Node:
             member=tenant.node,
             metrics="" if self._metrics is None else self._metrics.address,
         )
+
+    def _listener_failed(self, defect: Exception) -> None:
+        """No job can have links here any more; the one that waits for some has been told."""
+        self._refused(f"links are not taken any more: {type(defect).__name__}: {defect}")
 
     def _refused(self, message: str) -> None:
         self.refusal = message

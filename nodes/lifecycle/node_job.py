@@ -10,9 +10,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from interconnect.links.ending import Ending
+from interconnect.links.cancellation import CancellationToken
+from interconnect.links.dialling import dial
 from interconnect.links.link import Link
-from interconnect.links.listener import LinkListener, dial
+from interconnect.links.listener import LinkListener
 from wsc.v1 import node_pb2, observation_pb2
 
 # All links of a Load must be open by then: every node of the job opens its own at about the same time.
@@ -44,7 +45,7 @@ class JobContext:
     lane: "node_pb2.Lane.ValueType"
     listener: LinkListener
     emit: Callable[[node_pb2.AttachResponse], None]  # to the coordinator; from any thread, never blocks
-    ending: Ending = field(default_factory=Ending)  # begins when the coordinator has said its last
+    cancellation: CancellationToken = field(default_factory=CancellationToken)  # when the stream ends
 
     def fail(self, kind: "node_pb2.Failure.Kind.ValueType", message: str, traceback: str = "", peer: str = "") -> None:
         """Tell the coordinator that the job cannot go on. From any thread."""
@@ -67,11 +68,11 @@ class JobContext:
                         own_name=self.node,
                         lane=self.lane,
                         deadline_seconds=deadline - time.monotonic(),
-                        ending=self.ending,
+                        cancellation=self.cancellation,
                     )
             with ExitStack() as waits:
                 for _, pending in awaited:
-                    waits.enter_context(self.ending.ends(pending.close))
+                    waits.enter_context(self.cancellation.on_cancel(pending.close))
                 for spec, pending in awaited:
                     opened[spec.purpose, spec.index] = pending.wait(deadline - time.monotonic())
         except BaseException:

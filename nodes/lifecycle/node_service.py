@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from interconnect.links.ending import Ending
+from interconnect.links.cancellation import CancellationToken
 from interconnect.links.listener import LinkListener
 from nodes.lifecycle.execution import report_failure
 from nodes.lifecycle.node_job import JobContext, NodeJob
@@ -75,7 +75,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 emit=outbox.put,
             )
             with JobLogHandler(job_context.node, outbox.log):
-                self._work(job_context, _Commands(requests, job_context.ending), outbox)
+                self._work(job_context, _Commands(requests, job_context.cancellation), outbox)
         except grpc.RpcError:
             pass  # the coordinator is gone before it has said what for
         finally:
@@ -92,7 +92,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 try:
                     _dispatch(job, command, outbox)
                 except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator hears of it
-                    if not context.ending.begun:
+                    if not context.cancellation.cancelled:
                         report_failure(context, error)
         finally:
             self._job = None
@@ -102,9 +102,9 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
 class _Commands:
     """What the coordinator says, to be iterated over; a thread reads ahead, to see the end of it soon."""
 
-    def __init__(self, requests: Iterator[node_pb2.AttachRequest], ending: Ending) -> None:
+    def __init__(self, requests: Iterator[node_pb2.AttachRequest], cancellation: CancellationToken) -> None:
         self._requests = requests
-        self._ending = ending
+        self._cancellation = cancellation
         self._read: queue.Queue[node_pb2.AttachRequest | None] = queue.Queue(MAX_COMMANDS)
 
     def __iter__(self) -> Iterator[node_pb2.AttachRequest]:
@@ -121,7 +121,7 @@ class _Commands:
         except grpc.RpcError:
             pass  # the coordinator is gone, or has cancelled: the way a job ends
         finally:
-            self._ending.begin()
+            self._cancellation.cancel()
             self._read.put(None)
 
 

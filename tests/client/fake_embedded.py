@@ -12,6 +12,9 @@ if behaviour == "babbles":
     print("hello", flush=True)
 elif behaviour != "silent":
     print('{"management": "127.0.0.1:4711"}', flush=True)
+if behaviour == "fails":
+    print("the fork server was killed", file=sys.stderr)
+    sys.exit(1)
 sys.stdin.read()
 if behaviour == "stubborn":
     time.sleep(600)

@@ -11,6 +11,7 @@ from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterError
 from cstorch.session import embedded
 from cstorch.session.embedded import EmbeddedCluster
+from nodes.launch.descriptors import readable
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +42,17 @@ def test_it_says_its_address_and_ends_with_its_input(monkeypatch: pytest.MonkeyP
 def test_one_that_dies_shows_the_end_of_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cluster = start(monkeypatch, tmp_path, "dies")
     with pytest.raises(ClusterError, match=r"ended while it started(?s:.*)no memory left"):
+        cluster.management()
+    cluster.stop()
+
+
+def test_one_that_has_ended_since_shows_the_end_of_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cluster = start(monkeypatch, tmp_path, "fails")
+    assert cluster.management() == "127.0.0.1:4711"
+    pidfd = os.pidfd_open(cluster.process_id)
+    assert readable([pidfd], 20)
+    os.close(pidfd)
+    with pytest.raises(ClusterError, match=r"has ended(?s:.*)the fork server was killed"):
         cluster.management()
     cluster.stop()
 

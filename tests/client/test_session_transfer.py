@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from link_pairs import raise_defect
 
 from cstorch.errors import ClusterError, ConfigurationError
 from cstorch.session import job, transfer
@@ -41,7 +42,7 @@ class Shard:
         self.service = StateService()
         self.server = make_server()
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-        self.listener = LinkListener(self.address)
+        self.listener = LinkListener(self.address, raise_defect)
         self.listener.add_to_server(self.server)
         self.service.listen_with(self.listener)
         node_pb2_grpc.add_StateServiceServicer_to_server(self.service, self.server)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import cerebras.pytorch as cstorch
 from interconnect.rpc.server import make_channel
-from nodes.launch.spawn import Child
+from nodes.launch.child import Child
 from waferbox.cli import app
 from waferbox.cluster.launcher import ForkingLauncher
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2

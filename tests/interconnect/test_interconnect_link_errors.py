@@ -21,7 +21,7 @@ from interconnect.links.socket_lane import SocketLink
 PEER = """
 import json, sys, time
 from interconnect.links.hub import Hub
-from interconnect.links.listener import dial
+from interconnect.links.dialling import dial
 from interconnect.links.shared_memory import SharedMemory, Slice
 from wsc.v1 import node_pb2
 setting = json.loads(sys.argv[1])

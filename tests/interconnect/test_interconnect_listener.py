@@ -1,3 +1,4 @@
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -5,9 +6,11 @@ from collections.abc import Iterator
 import pytest
 from link_pairs import LANES, listening
 
+from interconnect.links.dialling import dial
 from interconnect.links.frame import Frame, FrameKind
+from interconnect.links.handshake import host_id
 from interconnect.links.link import LinkLost
-from interconnect.links.listener import LinkListener, dial, host_id
+from interconnect.links.listener import LinkListener
 from wsc.v1 import node_pb2
 
 
@@ -159,5 +162,6 @@ def test_a_closed_listener_lets_waiting_callers_go() -> None:
         caller.settimeout(5)
         caller.connect(f"\0{listener.endpoint().socket}")
         caller.send(Frame(FrameKind.HELLO, length=1).header(b"t") + b"t")
-    assert caller.recv(100) == b""
+    with contextlib.suppress(ConnectionResetError):  # where what it sent had not been read
+        assert caller.recv(100) == b""
     caller.close()

@@ -11,11 +11,13 @@ from typing import Any
 
 import grpc
 import torch
+from link_pairs import raise_defect
 from small_plan import BATCH, COUNT, GATHERED, LOSS, OUTER, ROWS, SmallPlan
 
+from interconnect.links.dialling import dial
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
-from interconnect.links.listener import LinkListener, dial
+from interconnect.links.listener import LinkListener
 from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.rpc.address import bind
 from interconnect.rpc.server import make_channel, make_server
@@ -152,7 +154,7 @@ class SmallJob:
         self._stack = ExitStack()
         server = make_server()
         address = bind(server, "127.0.0.1:0")
-        self.listener = LinkListener(address)
+        self.listener = LinkListener(address, raise_defect)
         self.listener.add_to_server(server)
         server.start()
         self._stack.callback(lambda: server.stop(0).wait())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -9,12 +10,16 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from nodes.launch import spawn as fork_server
-from nodes.launch.spawn import Child, ForkServerProcess, SpawnError, spawn
+from nodes.launch.child import Child
+from nodes.launch.descriptors import readable
+from nodes.launch.fork_server_process import ForkServerProcess
+from nodes.launch.spawn import SOCKET_VARIABLE, SpawnError, spawn
 
 pytestmark = pytest.mark.cluster
 
@@ -61,12 +66,12 @@ def probe_folder(tmp_path: Path) -> Path:
 def way(request: pytest.FixtureRequest, probe_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     environment = {**os.environ, "PYTHONPATH": str(probe_folder)}
     if request.param == "python":
-        monkeypatch.delenv(fork_server.SOCKET_VARIABLE, raising=False)
+        monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
         monkeypatch.setenv("PYTHONPATH", str(probe_folder))
         yield request.param
         return
     server = ForkServerProcess(["json"], environment)
-    monkeypatch.setenv(fork_server.SOCKET_VARIABLE, server.name)
+    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     yield request.param
     server.close()
     assert server.poll() == 0
@@ -182,7 +187,7 @@ def test_a_process_can_outlive_the_one_that_asked_for_it(way: str) -> None:
 
 def test_everything_dies_with_the_fork_server(probe_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)})
-    monkeypatch.setenv(fork_server.SOCKET_VARIABLE, server.name)
+    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     child, (end,) = run(["stubborn"])
     assert end.recv(100) == b"here"
     os.kill(server.pid, signal.SIGKILL)
@@ -199,7 +204,7 @@ def test_the_fork_server_outlives_children_that_are_ended_as_soon_as_they_are_th
     probe_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)})
-    monkeypatch.setenv(fork_server.SOCKET_VARIABLE, server.name)
+    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     for _ in range(20):
         child, (end,) = run(["stay"])
         assert child.close() == -signal.SIGTERM
@@ -212,7 +217,7 @@ def test_closing_the_fork_server_ends_all_within_its_deadline(
     probe_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)})
-    monkeypatch.setenv(fork_server.SOCKET_VARIABLE, server.name)
+    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     children = [run([kind]) for kind in ("stay", "stubborn")]
     for _, (end,) in children:
         assert end.recv(100) == b"here"
@@ -230,7 +235,7 @@ def test_a_preloaded_module_that_imports_grpc_is_refused(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = ForkServerProcess(["wsc.v1.node_pb2_grpc"], os.environ)
-    monkeypatch.setenv(fork_server.SOCKET_VARIABLE, server.name)
+    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     with pytest.raises(SpawnError):
         spawn("swarmx", [])
     server.close()
@@ -242,7 +247,7 @@ def test_the_fork_server_survives_foreign_messages(
     probe_folder: Path, monkeypatch: pytest.MonkeyPatch, message: bytes
 ) -> None:
     server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)})
-    monkeypatch.setenv(fork_server.SOCKET_VARIABLE, server.name)
+    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
         channel.connect(f"\0{server.name}")
         channel.send(message)
@@ -254,3 +259,86 @@ def test_the_fork_server_survives_foreign_messages(
     child.close()
     end.close()
     server.close()
+
+
+@pytest.fixture
+def server(probe_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServerProcess]:
+    server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)})
+    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
+    yield server
+    server.close()
+
+
+def test_the_exit_status_is_known_while_the_fork_server_is_suspended(server: ForkServerProcess) -> None:
+    ends, (end,) = run(["stay"])
+    stays, (other_end,) = run(["stay"])
+    assert (end.recv(100), other_end.recv(100)) == (b"here", b"here")
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        ends.kill()
+        assert ends.wait(10) == -signal.SIGKILL
+        assert ends.close() == -signal.SIGKILL
+        assert stays.close() == -signal.SIGTERM
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    for one in (end, other_end):
+        one.close()
+
+
+def test_a_suspended_fork_server_is_ended_with_all_that_it_forked(
+    server: ForkServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child, (end,) = run(["stay"])
+    assert end.recv(100) == b"here"
+    os.kill(server.pid, signal.SIGSTOP)
+    server.close()
+    assert (server.poll(), child.wait(10)) == (0, -signal.SIGTERM)
+    child.close()
+    end.close()
+
+
+def test_the_fork_server_outlives_a_shortage_of_descriptors(
+    probe_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)}, file.fileno())
+    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
+    _, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    child, (end,) = run(["status", "0"])  # it is up
+    assert child.wait(20) == 0
+    child.close()
+    end.close()
+    soft, _ = resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (4, hard))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run, ["status", "5"])
+        deadline = time.monotonic() + 20
+        while "no process can be started: Too many open files" not in output.read_text():
+            assert time.monotonic() < deadline, output.read_text()
+            time.sleep(0.02)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (soft, hard))
+        child, (end,) = running.result(20)
+    assert child.wait(20) == 5
+    child.close()
+    end.close()
+    server.close()
+
+
+def test_callers_of_the_fork_server_who_ask_nothing_keep_nobody_waiting(server: ForkServerProcess) -> None:
+    with ExitStack() as stack:
+        for _ in range(40):
+            silent = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            silent.connect(f"\0{server.name}")
+        begin = time.monotonic()
+        child, (end,) = run(["status", "3"])
+        assert child.wait(20) == 3
+        assert time.monotonic() - begin < 20
+        child.close()
+        end.close()
+
+
+def test_the_end_of_the_fork_server_is_described(server: ForkServerProcess) -> None:
+    assert server.end() == ""
+    os.kill(server.pid, signal.SIGKILL)
+    assert readable([server], 10)
+    assert server.end() == f"the fork server (pid {server.pid}) was killed by signal 9"

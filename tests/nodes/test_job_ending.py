@@ -6,7 +6,7 @@ import pytest
 from link_pairs import listening
 from role_rig import AttachedNode, FakeManagement
 
-from interconnect.links.ending import Ending
+from interconnect.links.cancellation import CancellationToken
 from nodes.lifecycle.node import Node, NodeSettings
 from swarmx.swarmx_job import SwarmXJob
 from wsc.v1 import node_pb2
@@ -37,12 +37,12 @@ def test_the_end_of_the_job_ends_the_wait_for_a_link(lane: "node_pb2.Lane.ValueT
         management.close()
 
 
-def test_waits_give_up_when_the_end_begins_and_when_they_come_later() -> None:
-    ending, told = Ending(), []
-    with ending.ends(lambda: told.append("first")):
-        ending.begin()
-        assert (told, ending.begun) == (["first"], True)
-    with ending.ends(lambda: told.append("later")):
+def test_waits_give_up_when_the_token_is_cancelled_and_when_they_come_later() -> None:
+    token, told = CancellationToken(), []
+    with token.on_cancel(lambda: told.append("first")):
+        token.cancel()
+        assert (told, token.cancelled) == (["first"], True)
+    with token.on_cancel(lambda: told.append("later")):
         assert told == ["first", "later"]
-    ending.begin()
+    token.cancel()
     assert told == ["first", "later"]

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from interconnect.links.dialling import dial
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
-from interconnect.links.listener import LinkListener, dial
+from interconnect.links.listener import LinkListener
 from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.rpc.server import make_server
 from wsc.v1 import node_pb2
@@ -29,11 +30,16 @@ class End:
         self.hub.close()
 
 
+def raise_defect(defect: Exception) -> None:
+    """For a listener that must have none: the test fails."""
+    raise defect
+
+
 @contextmanager
 def listening() -> Iterator[LinkListener]:
     """A listener that takes links on both lanes."""
     server = make_server()
-    listener = LinkListener(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    listener = LinkListener(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", raise_defect)
     listener.add_to_server(server)
     server.start()
     try:

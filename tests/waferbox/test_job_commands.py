@@ -19,9 +19,9 @@ from typer.testing import CliRunner, Result
 
 from waferbox.cli import app
 from waferbox.commands import top
-from waferbox.output import job_figures
+from waferbox.output import job_metrics
 from waferbox.output.formats import as_data
-from waferbox.output.job_figures import JobFigures
+from waferbox.output.job_metrics import JobMetrics
 from waferbox.output.tables import jobs_table
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
@@ -261,16 +261,16 @@ def test_what_a_job_uses(fake: FakeManagement) -> None:
 
 
 def test_rates_are_of_one_execution_and_recent(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = JobFigures()
-    figures.add(reports()[:3])
-    assert [one.steps for one in figures.nodes()] == [None] * 3
-    figures.add(reports()[3:])
-    assert [one.steps for one in figures.nodes()] == [12.0] * 3
-    monkeypatch.setattr(job_figures, "STALE_SECONDS", -1.0)
-    assert [(one.steps, one.memory_bytes) for one in figures.nodes()] == [(None, 250_000_000)] * 3
+    metrics = JobMetrics()
+    metrics.add(reports()[:3])
+    assert [one.steps for one in metrics.nodes()] == [None] * 3
+    metrics.add(reports()[3:])
+    assert [one.steps for one in metrics.nodes()] == [12.0] * 3
+    monkeypatch.setattr(job_metrics, "STALE_SECONDS", -1.0)
+    assert [(one.steps, one.memory_bytes) for one in metrics.nodes()] == [(None, 250_000_000)] * 3
     monkeypatch.undo()
-    figures.add([report("wafer-0", 4.0, execution=2, step=1)])
-    assert figures.nodes()[0].steps is None
+    metrics.add([report("wafer-0", 4.0, execution=2, step=1)])
+    assert metrics.nodes()[0].steps is None
 
 
 @pytest.mark.cluster

@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from interconnect.links.hub import Stopped
-from nodes.launch.spawn import SOCKET_VARIABLE, ForkServerProcess
+from nodes.launch.fork_server_process import ForkServerProcess
+from nodes.launch.spawn import SOCKET_VARIABLE
 from nodes.lifecycle.node_job import JobFailure
 from workers import child
 from workers.input_process import InputProcess, _read_state

@@ -9,6 +9,7 @@ from pathlib import Path
 import input_functions
 import pytest
 import torch
+from link_pairs import raise_defect
 
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
@@ -50,7 +51,7 @@ class Wafer:
     def __init__(self, lane: "node_pb2.Lane.ValueType") -> None:
         self.server = make_server()
         port = self.server.add_insecure_port("127.0.0.1:0")
-        self.listener = LinkListener(f"127.0.0.1:{port}")
+        self.listener = LinkListener(f"127.0.0.1:{port}", raise_defect)
         self.listener.add_to_server(self.server)
         self.server.start()
         self.emitted: queue.Queue[node_pb2.AttachResponse] = queue.Queue()

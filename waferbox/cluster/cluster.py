@@ -1,7 +1,9 @@
 """A cluster: how many of each role, started by a launcher, there until it is closed."""
 
+import contextlib
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,7 @@ from wsc.v1 import management_pb2, management_pb2_grpc
 
 START_SECONDS = 60.0
 STOP_SECONDS = 8.0  # for jobs to end
+SHUTDOWN_SECONDS = 3.0  # for those who use a cluster to hear why it ends
 LISTEN_SECONDS = 0.5  # between looks at whether all processes live
 
 
@@ -55,13 +58,13 @@ class ClusterSettings:
 class Cluster:
     """A running cluster. A context manager; on leaving it nothing is left."""
 
-    def __init__(self, settings: ClusterSettings, launcher: Launcher, ends: Sequence[int] = ()) -> None:
+    def __init__(self, settings: ClusterSettings, launcher: Launcher, stop_requests: Sequence[int] = ()) -> None:
         """Start it, and wait until all nodes have registered. Raises ClusterError. The launcher is the cluster's.
 
-        ends: descriptors; when one becomes readable meanwhile, the cluster is not wanted any more.
+        stop_requests: descriptors; when one becomes readable, the cluster is not wanted any more.
         """
         self._launcher = launcher
-        self._ends = ends
+        self._stop_requests = stop_requests
         self.processes: list[tuple[str, Process]] = []
         self._reported: set[int] = set()
         self.announcement: IO[bytes]  # readable when the management service ends
@@ -74,8 +77,9 @@ class Cluster:
             self._check_wanted()
             self._wait_until_registered(len(modules))
         except SpawnError as error:
+            cause = launcher.end() or str(error)
             self.close()
-            raise ClusterError(str(error)) from error
+            raise ClusterError(cause) from error
         except BaseException:
             self.close()
             raise
@@ -85,6 +89,31 @@ class Cluster:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def supervise(self) -> None:
+        """Until it is asked to stop, or the management service ends; says which other processes end meanwhile.
+
+        Raises:
+            ClusterError: the launcher has ended, and all nodes with it. Who uses the cluster has been told.
+        """
+        stops = {*self._stop_requests, self.announcement.fileno()}
+        while True:
+            processes = [process.fileno() for _, process in self.running()]
+            ready = readable([*stops, self._launcher, *processes], None)
+            if not ready.isdisjoint(stops):
+                return
+            if cause := self._launcher.end():
+                self._shut_down(cause)
+                raise ClusterError(cause)
+            for module, pid, status in self.ended():
+                print(f"waferbox: {module} (pid {pid}) ended with status {status}", file=sys.stderr, flush=True)
+
+    def _shut_down(self, cause: str) -> None:
+        """Have management end, and its jobs with this cause."""
+        with make_channel(self.management) as channel, contextlib.suppress(grpc.RpcError):
+            stub = management_pb2_grpc.ManagementStub(channel)
+            stub.Shutdown(management_pb2.ShutdownRequest(cause=cause), timeout=SHUTDOWN_SECONDS)
+            readable([self.announcement], SHUTDOWN_SECONDS)
 
     def ended(self) -> Sequence[tuple[str, int, int]]:
         """Module, process and status of those that have ended since the last call."""
@@ -128,7 +157,7 @@ class Cluster:
             self.processes.append(("appliance", process))
         finally:
             os.close(writer)
-        if not readable([self.announcement, *self._ends], START_SECONDS):
+        if not readable([self.announcement, self._launcher, *self._stop_requests], START_SECONDS):
             raise ClusterError(f"the management service did not start within {START_SECONDS:g} s")
         self._check_wanted()
         line = self.announcement.readline()
@@ -138,8 +167,10 @@ class Cluster:
         return str(announced["management"]), str(announced["page"])
 
     def _check_wanted(self) -> None:
-        if readable(self._ends, 0.0):
+        if readable(self._stop_requests, 0.0):
             raise ClusterError("it was told to end while it started")
+        if cause := self._launcher.end():
+            raise ClusterError(cause)
 
     def _start_role(self, module: str, listen: str, settings: ClusterSettings) -> tuple[str, Process]:
         arguments = ["--management", self.management, "--listen", listen, *_metrics_arguments(settings)]

@@ -6,6 +6,7 @@ its standard input.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -14,10 +15,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nodes.launch.descriptors import readable
 from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
 from waferbox.cluster.launcher import ForkingLauncher
-from waferbox.cluster.records import recorded
+from waferbox.cluster.local_clusters import recorded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,17 +68,6 @@ class StopSignals:
         return self._reader.fileno()
 
 
-def stay(cluster: Cluster, ends: Sequence[int]) -> None:
-    """Until one of the descriptors is readable, or the management service ends; says which other processes die."""
-    ends = [*ends, cluster.announcement.fileno()]
-    while True:
-        processes = [process.fileno() for _, process in cluster.running()]
-        if not readable([*ends, *processes], None).isdisjoint(ends):
-            return
-        for module, pid, status in cluster.ended():
-            print(f"waferbox: {module} (pid {pid}) ended with status {status}", file=sys.stderr, flush=True)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m waferbox.cluster.embedded", description=__doc__)
     add_arguments(parser)
@@ -88,25 +77,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         options["compile_root"] = options["compile_root"] or "/"  # it is for one script, of the same user
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's is for the script
     signals = StopSignals(signal.SIGTERM)
-    ends = [signals.fileno()] if detached else [signals.fileno(), 0]
+    stop_requests = [signals.fileno()] if detached else [signals.fileno(), 0]
     try:
-        cluster = Cluster(ClusterSettings(**options), ForkingLauncher(), ends)
+        with Cluster(ClusterSettings(**options), ForkingLauncher(), stop_requests) as cluster:
+            note = recorded(cluster.management, os.getpid(), log) if detached else contextlib.nullcontext()
+            with note:
+                print(json.dumps({"management": cluster.management, "page": cluster.page}), flush=True)
+                cluster.supervise()
     except ClusterError as error:
-        print(f"waferbox: {error}", file=sys.stderr)
+        print(f"waferbox: {error}", file=sys.stderr, flush=True)
         return 1
-    with cluster:
-        if detached:
-            with recorded(cluster.management, os.getpid(), log):
-                _announce(cluster)
-                stay(cluster, ends)
-        else:
-            _announce(cluster)
-            stay(cluster, ends)
     return 0
-
-
-def _announce(cluster: Cluster) -> None:
-    print(json.dumps({"management": cluster.management, "page": cluster.page}), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from nodes.launch.spawn import SOCKET_VARIABLE, ForkServerProcess, spawn, spawn_python
+from nodes.launch.fork_server_process import ForkServerProcess
+from nodes.launch.spawn import SOCKET_VARIABLE, spawn, spawn_python
 from nodes.telemetry.terminal_log import LEVEL_VARIABLE
 
 
@@ -32,6 +33,12 @@ class Launcher(Protocol):
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
         """Start `python -m module arguments`. The descriptors are 3, 4, ... there."""
+
+    def fileno(self) -> int:
+        """Readable once nothing can be started any more, and what was started by it has ended with it."""
+
+    def end(self) -> str:
+        """What has happened then, for the user; empty before."""
 
     def close(self) -> None:
         """The last: what was started and still runs may be ended with it."""
@@ -65,6 +72,12 @@ class ForkingLauncher:
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
         # The management service needs no torch: it is there before the fork server has imported it.
         return (spawn_python if module == "appliance" else spawn)(module, arguments, fds)
+
+    def fileno(self) -> int:
+        return self._fork_server.fileno()
+
+    def end(self) -> str:
+        return self._fork_server.end()
 
     def close(self) -> None:
         self._fork_server.close()

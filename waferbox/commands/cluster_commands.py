@@ -11,20 +11,20 @@ import typer
 
 from interconnect.rpc.address import split_address
 from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
-from waferbox.cluster.embedded import StopSignals, stay
+from waferbox.cluster.embedded import StopSignals
 from waferbox.cluster.embedded_process import start_embedded, stop_embedded
 from waferbox.cluster.launcher import ForkingLauncher
-from waferbox.cluster.records import discard_log, recorded, runtime_folder
+from waferbox.cluster.local_clusters import discard_log, forget_failure, recorded, runtime_folder
 from waferbox.cluster.script import run_script
 from waferbox.commands.connection import (
     CALL_SECONDS,
     MANAGEMENT_VARIABLE,
     ManagementOption,
     checked_address,
-    connected,
+    connect,
     find_cluster,
 )
-from waferbox.output.console import errors, fail, head, output, remark, say
+from waferbox.output.console import errors, fail, output, print_heading, say, warn
 from waferbox.output.tables import cluster_table
 from wsc.v1 import management_pb2
 
@@ -63,7 +63,7 @@ def up(
     if compile_root is not None:
         settings = dataclasses.replace(settings, compile_root=str(compile_root.absolute()))
     if split_address(listen, any_port=True)[0] not in ("127.0.0.1", "localhost", "[::1]"):
-        remark("everybody who reaches this address can use the cluster")
+        warn("everybody who reaches this address can use the cluster")
     try:
         if background:
             _up_in_background(settings)
@@ -79,7 +79,7 @@ def _up_in_foreground(settings: ClusterSettings) -> None:
         cluster = Cluster(settings, ForkingLauncher(), [signals.fileno()])
     with cluster, recorded(cluster.management, os.getpid()):
         _show(cluster.management, cluster.page, f"{sum(settings.roles.values())} nodes are up. Ctrl-C ends them.")
-        stay(cluster, [signals.fileno()])
+        cluster.supervise()
         errors.print("waferbox: ending the cluster")
 
 
@@ -98,9 +98,9 @@ def _up_in_background(settings: ClusterSettings) -> None:
 
 
 def _show(management: str, page: str, what: str) -> None:
-    with connected(management) as cluster:
+    with connect(management) as cluster:
         nodes = cluster.nodes()
-    head(f"Cluster at {management}")
+    print_heading(f"Cluster at {management}")
     output.print(cluster_table(nodes))
     say(what)
     say(f"To use it:  export {MANAGEMENT_VARIABLE}={management}")
@@ -133,11 +133,14 @@ def run(
 
 def down(management: ManagementOption = None) -> None:
     """End a cluster, and the jobs on it."""
-    address, record = find_cluster(management)
-    with connected(address) as cluster:
-        cluster.management.Shutdown(management_pb2.ShutdownRequest(), timeout=CALL_SECONDS)
-    if record is not None and not record.wait(DOWN_SECONDS):
-        fail(f"the cluster at {address} (pid {record.pid}) is still there after {DOWN_SECONDS:g} s")
+    try:
+        address, own = find_cluster(management)
+        with connect(address) as cluster:
+            cluster.management.Shutdown(management_pb2.ShutdownRequest(), timeout=CALL_SECONDS)
+    finally:
+        forget_failure()  # it has been shown where there was nothing to end
+    if own is not None and not own.wait(DOWN_SECONDS):
+        fail(f"the cluster at {address} (pid {own.pid}) is still there after {DOWN_SECONDS:g} s")
     say(f"The cluster at {address} is down.")
 
 

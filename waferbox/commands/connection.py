@@ -9,7 +9,7 @@ import typer
 
 from interconnect.rpc.address import split_address
 from interconnect.rpc.server import is_from_ingress, make_channel
-from waferbox.cluster.records import Record, records
+from waferbox.cluster.local_clusters import LocalCluster, last_failure, local_clusters
 from waferbox.output.console import Status, fail
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2_grpc
 
@@ -35,8 +35,8 @@ _REFUSALS: Final = {
 }
 
 
-class Gone(Exception):
-    """What a command followed has gone, and does not come back."""
+class WatchLost(Exception):
+    """What a command watched has gone, and does not come back."""
 
     def __init__(self, message: str, status: Status) -> None:
         """status: what the command exits with."""
@@ -68,33 +68,41 @@ class Connection:
 
 
 @contextlib.contextmanager
-def connected(management: str | None) -> Iterator[Connection]:
-    """A connection to the cluster that is meant. What a call in the context fails with, or Gone, ends the command."""
+def connect(management: str | None) -> Iterator[Connection]:
+    """A connection to the cluster that is meant. A call that fails in the context, or WatchLost, ends the command."""
     address, _ = find_cluster(management)
     with make_channel(address) as channel:
         try:
             yield Connection(address, channel)
         except grpc.RpcError as error:
             _end(address, error)
-        except Gone as error:
+        except WatchLost as error:
             fail(str(error), error.status)
 
 
-def find_cluster(management: str | None) -> tuple[str, Record | None]:
+def find_cluster(management: str | None) -> tuple[str, LocalCluster | None]:
     """The address of the cluster that is meant, and the note of it if it was started here."""
-    known = records()
+    known = local_clusters()
     if management is not None:
         address = checked_address(management)
-        return address, next((record for record in known if record.management == address), None)
+        return address, next((cluster for cluster in known if cluster.management == address), None)
     if not known:
         fail(
             "no cluster is up that `waferbox up` started here; start one, or name another with --management HOST:PORT "
-            f"(or {MANAGEMENT_VARIABLE})"
+            f"(or {MANAGEMENT_VARIABLE}).{_failure_text()}"
         )
     if len(known) > 1:
-        addresses = ", ".join(record.management for record in known)
+        addresses = ", ".join(cluster.management for cluster in known)
         fail(f"several clusters are up ({addresses}): say which with --management HOST:PORT")
     return known[0].management, known[0]
+
+
+def _failure_text(address: str | None = None) -> str:
+    """How the last cluster failed that was started here, if it did, and had this address."""
+    failure = last_failure()
+    if failure is None or address not in (None, failure.management):
+        return ""
+    return f" The cluster at {failure.management} ended: {failure.cause}"
 
 
 def checked_address(value: str, *, any_port: bool = False) -> str:
@@ -116,4 +124,5 @@ def _end(address: str, error: grpc.RpcError) -> Never:
         fail(f"what answers at {address} is not a management service of this version")
     if is_from_ingress(error):
         fail(error.details() or error.code().name)
-    fail(f"no management service answers at {address}; is the cluster up, and is this its address?")
+    question = "is the cluster up, and is this its address?"
+    fail(f"no management service answers at {address}; {question}{_failure_text(address)}")

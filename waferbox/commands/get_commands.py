@@ -9,9 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from interconnect.rpc.version import __version__
-from waferbox.commands.connection import Connection, ManagementOption, connected
-from waferbox.commands.job_names import ENDED, JobArgument, OptionalJobArguments, find_job
-from waferbox.output.console import errors, head, output, print_unfolded, printable, say
+from waferbox.commands.connection import Connection, ManagementOption, connect
+from waferbox.commands.job_arguments import ENDED, JobArgument, OptionalJobArguments, find_job
+from waferbox.output.console import errors, output, print_heading, print_unfolded, printable, say
 from waferbox.output.formats import Format, FormatOption, print_data
 from waferbox.output.tables import (
     ROLES,
@@ -48,7 +48,7 @@ def get_jobs(
     management: ManagementOption = None,
 ) -> None:
     """Show the jobs: those under way, newest first, then the last that ended."""
-    with connected(management) as cluster:
+    with connect(management) as cluster:
         jobs = cluster.jobs()
     chosen = [find_job(jobs, name) for name in names or ()] or jobs
     wanted = set(selector or ())
@@ -65,7 +65,7 @@ def get_jobs(
 @get.command("nodes")
 def get_nodes(form: FormatOption = Format.TABLE, management: ManagementOption = None) -> None:
     """Show the nodes, the jobs that hold them, and how long each lease would last if the node said nothing more."""
-    with connected(management) as cluster:
+    with connect(management) as cluster:
         listed = cluster.list_nodes()
     nodes = sorted_nodes(listed.nodes)
     if form.is_data:
@@ -77,12 +77,12 @@ def get_nodes(form: FormatOption = Format.TABLE, management: ManagementOption = 
 @get.command("cluster")
 def get_cluster(form: FormatOption = Format.TABLE, management: ManagementOption = None) -> None:
     """Show how many nodes of each role there are, how many are free, and how many jobs there are."""
-    with connected(management) as cluster:
+    with connect(management) as cluster:
         summary = _summary(cluster)
     if form.is_data:
         print_data(summary, form)
         return
-    head(f"Cluster at {cluster.address}")
+    print_heading(f"Cluster at {cluster.address}")
     table = empty_table("role", "nodes", "free", right=["nodes", "free"])
     for role in summary["roles"]:
         table.add_row(role["role"], str(role["nodes"]), str(role["free"]))
@@ -95,12 +95,12 @@ def get_cluster(form: FormatOption = Format.TABLE, management: ManagementOption 
 
 def status(management: ManagementOption = None) -> None:
     """Show the nodes and the jobs at a glance."""
-    with connected(management) as cluster:
+    with connect(management) as cluster:
         nodes, jobs = cluster.nodes(), cluster.jobs()
-    head(f"Nodes of {cluster.address}")
+    print_heading(f"Nodes of {cluster.address}")
     _show_nodes(cluster.address, nodes)
     output.print()
-    head("Jobs")
+    print_heading("Jobs")
     _show_jobs(cluster.address, jobs)
 
 
@@ -138,7 +138,7 @@ def _summary(cluster: Connection) -> dict[str, Any]:
 @describe.command("job")
 def describe_job(name: JobArgument, management: ManagementOption = None) -> None:
     """Show all that is known of a job. For programs: `waferbox get jobs JOB -o json`."""
-    with connected(management) as cluster:
+    with connect(management) as cluster:
         job = find_job(cluster.jobs(), name)
     table = Table.grid(padding=(0, 2))
     for title, text in _facts(job):

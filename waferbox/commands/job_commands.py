@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from waferbox.commands.connection import CALL_SECONDS, ManagementOption, connected
-from waferbox.commands.job_names import ENDED, JobArgument, JobArguments, find_job
+from waferbox.commands.connection import CALL_SECONDS, ManagementOption, connect
+from waferbox.commands.job_arguments import ENDED, JobArgument, JobArguments, find_job
 from waferbox.output.console import fail, say
 from waferbox.output.tables import phase_text, step_text
 from wsc.v1 import management_pb2
@@ -13,7 +13,7 @@ from wsc.v1 import management_pb2
 
 def cancel(names: JobArguments, management: ManagementOption = None) -> None:
     """End jobs. Their scripts raise an error; what was not saved in a checkpoint is lost."""
-    with connected(management) as cluster:
+    with connect(management) as cluster:
         jobs = cluster.jobs()
         chosen = [find_job(jobs, name) for name in names]
         for job in chosen:
@@ -40,7 +40,7 @@ def label(
     wrong = [text for text in labels if "=" not in text and not text.endswith("-")]
     if wrong:
         raise typer.BadParameter(f"{wrong[0]!r} is neither KEY=VALUE nor KEY-")
-    with connected(management) as cluster:
+    with connect(management) as cluster:
         job = find_job(cluster.jobs(), name)
         request = management_pb2.LabelJobRequest(job=job.job, add=added, remove=removed)
         now = cluster.management.LabelJob(request, timeout=CALL_SECONDS).labels
@@ -53,7 +53,7 @@ def set_priority(
     management: ManagementOption = None,
 ) -> None:
     """Move a job in the queue. A job that has its nodes keeps them."""
-    with connected(management) as cluster:
+    with connect(management) as cluster:
         before = find_job(cluster.jobs(), name)
         request = management_pb2.SetPriorityRequest(job=before.job, priority=priority)
         cluster.management.SetPriority(request, timeout=CALL_SECONDS)

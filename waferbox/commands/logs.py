@@ -9,10 +9,10 @@ import grpc
 import typer
 from rich.text import Text
 
-from waferbox.commands.connection import Connection, ManagementOption, connected
-from waferbox.commands.following import Following
-from waferbox.commands.job_names import ENDED, JobArgument, find_job
-from waferbox.output.console import errors, fail, output, printable, remark
+from waferbox.commands.connection import Connection, ManagementOption, connect
+from waferbox.commands.job_arguments import ENDED, JobArgument, find_job
+from waferbox.commands.job_watch import JobWatch
+from waferbox.output.console import errors, fail, output, printable, warn
 from waferbox.output.tables import phase_text, safe, styled_phase
 from wsc.v1 import management_pb2, observation_pb2
 
@@ -33,17 +33,17 @@ def logs(
     """Show what the processes of a job said, oldest first, as far as the management service keeps it."""
     seen: set[str] = set()
     shown = False
-    with connected(management) as cluster:
+    with connect(management) as cluster:
         job = find_job(cluster.jobs(), name)
         _tell_end(job)
-        following = Following(cluster, job)
-        for record in _followed(cluster, following, job.job) if follow else _kept(cluster, job.job):
+        watch = JobWatch(cluster, job)
+        for record in _followed(cluster, watch, job.job) if follow else _kept(cluster, job.job):
             seen.add(record.node)
             if role in (None, record.node, record.node.rpartition("-")[0]):
                 shown = True
                 output.print(_line(record), soft_wrap=True)
         if job.phase not in ENDED:
-            job = following.job()
+            job = watch.job()
             _tell_end(job)
     if role is not None and not shown and seen:
         fail(f"{job.job} has no messages of {role!r}; it has some of {', '.join(sorted(seen))}")
@@ -61,20 +61,20 @@ def _tell_end(job: management_pb2.JobInfo) -> None:
 def _kept(cluster: Connection, job: str) -> Iterable[observation_pb2.LogRecord]:
     """What there is now, in order of time: taken whole, for who reads it, in a pager, may take longer than the call."""
     request = observation_pb2.WatchJobRequest(job=job, kinds=["log"])
-    lots = list(cluster.observation.WatchJob(request, timeout=KEPT_SECONDS))
-    return sorted(_records(event for lot in lots for event in lot.events), key=lambda record: record.time)
+    batches = list(cluster.observation.WatchJob(request, timeout=KEPT_SECONDS))
+    return sorted(_records(event for batch in batches for event in batch.events), key=lambda record: record.time)
 
 
-def _followed(cluster: Connection, following: Following, job: str) -> Iterator[observation_pb2.LogRecord]:
+def _followed(cluster: Connection, watch: JobWatch, job: str) -> Iterator[observation_pb2.LogRecord]:
     """What there is, and what comes, each once, also if management is started anew meanwhile."""
     request = observation_pb2.WatchJobRequest(job=job, follow=True, kinds=["log"])
 
-    def watch() -> "grpc.CallIterator[observation_pb2.JobEvents]":
+    def call() -> "grpc.CallIterator[observation_pb2.JobEvents]":
         return cluster.observation.WatchJob(request)
 
     def events() -> Iterator[observation_pb2.JobEvent]:
-        for lot in following.responses(watch):
-            for event in lot.events:
+        for batch in watch.responses(call):
+            for event in batch.events:
                 request.after = event.number
                 yield event
 
@@ -88,7 +88,7 @@ def _records(events: Iterable[observation_pb2.JobEvent]) -> Iterator[observation
         if event.number > last + 1:
             lost = event.number - last - 1
             messages = "1 message is" if lost == 1 else f"{lost} messages are"
-            remark(f"{messages} not kept, from before {_clock(event.log.time)}")
+            warn(f"{messages} not kept, from before {_clock(event.log.time)}")
         last = event.number
         yield event.log
 

@@ -9,12 +9,12 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from waferbox.commands.connection import Gone, ManagementOption, connected
-from waferbox.commands.following import Following
-from waferbox.commands.job_names import ENDED, OptionalJobArgument, find_job
+from waferbox.commands.connection import ManagementOption, WatchLost, connect
+from waferbox.commands.job_arguments import ENDED, OptionalJobArgument, find_job
+from waferbox.commands.job_watch import JobWatch
 from waferbox.commands.logs import KEPT_SECONDS
 from waferbox.output.console import Status, fail, output, printable, say
-from waferbox.output.job_figures import JobFigures, NodeFigures
+from waferbox.output.job_metrics import JobMetrics, NodeMetrics
 from waferbox.output.tables import empty_table, one_line, phase_text, reason, safe, step_text, styled_phase
 from wsc.v1 import management_pb2, observation_pb2
 
@@ -29,17 +29,17 @@ def top(name: OptionalJobArgument = None, management: ManagementOption = None) -
 
     Where no terminal shows it, it is shown once.
     """
-    with connected(management) as cluster:
+    with connect(management) as cluster:
         job = _chosen(cluster.jobs(), name)
-        figures = JobFigures()
+        metrics = JobMetrics()
         request = observation_pb2.WatchJobRequest(job=job.job, follow=output.is_terminal, kinds=["report", "scalar"])
         if output.is_terminal:
-            following = Following(cluster, job)
-            _watch(following, following.responses(lambda: cluster.observation.WatchJob(request)), figures)
+            watch = JobWatch(cluster, job)
+            _watch(watch, watch.responses(lambda: cluster.observation.WatchJob(request)), metrics)
         else:
             for events in cluster.observation.WatchJob(request, timeout=KEPT_SECONDS):
-                figures.add(events.events)
-            output.print(_picture(job, figures))
+                metrics.add(events.events)
+            output.print(_picture(job, metrics))
 
 
 def _chosen(jobs: Sequence[management_pb2.JobInfo], name: str | None) -> management_pb2.JobInfo:
@@ -53,7 +53,7 @@ def _chosen(jobs: Sequence[management_pb2.JobInfo], name: str | None) -> managem
     fail("no job is under way; `waferbox get jobs` shows those that ended", Status.NO_JOB)
 
 
-def _watch(following: Following, stream: Iterator[observation_pb2.JobEvents], figures: JobFigures) -> None:
+def _watch(watch: JobWatch, stream: Iterator[observation_pb2.JobEvents], metrics: JobMetrics) -> None:
     """Show it again and again, until the stream ends."""
     over = threading.Event()
     problems: list[Exception] = []
@@ -61,8 +61,8 @@ def _watch(following: Following, stream: Iterator[observation_pb2.JobEvents], fi
     def read() -> None:
         try:
             for events in stream:
-                figures.add(events.events)
-        except (grpc.RpcError, Gone) as error:
+                metrics.add(events.events)
+        except (grpc.RpcError, WatchLost) as error:
             problems.append(error)
         finally:
             over.set()
@@ -73,25 +73,25 @@ def _watch(following: Following, stream: Iterator[observation_pb2.JobEvents], fi
         with Live(console=output, auto_refresh=False) as live:
             pause = FIRST_SECONDS
             while not over.wait(pause):
-                live.update(_picture(following.job(), figures), refresh=True)
+                live.update(_picture(watch.job(), metrics), refresh=True)
                 pause = REFRESH_SECONDS
             if not problems:
-                job = following.job()
-                live.update(_picture(job, figures), refresh=True)
+                job = watch.job()
+                live.update(_picture(job, metrics), refresh=True)
     finally:
-        following.close()
+        watch.close()
         reader.join(END_SECONDS)
     if problems:
         raise problems[0]
     say(f"{job.job} has ended ({phase_text(job)})")
 
 
-def _picture(job: management_pb2.JobInfo, figures: JobFigures) -> Group:
-    nodes = figures.nodes()
+def _picture(job: management_pb2.JobInfo, metrics: JobMetrics) -> Group:
+    nodes = metrics.nodes()
     rates = [node.steps for node in nodes if node.steps is not None]
     step = f"step {step_text(job)}" if job.num_steps else ""
     rate = f"{min(rates):.1f} steps/s" if rates else ""
-    scalars = [f"{safe(name)} {value:.4g}" for name, value in figures.scalars().items()]
+    scalars = [f"{safe(name)} {value:.4g}" for name, value in metrics.scalars().items()]
     line = "   ".join(filter(None, [f"[bold]{job.job}[/]", styled_phase(job), step, rate, *scalars]))
     parts: list[RenderableType] = [one_line(Text.from_markup(line))]
     if said := reason(job).strip():
@@ -110,7 +110,7 @@ def _picture(job: management_pb2.JobInfo, figures: JobFigures) -> Group:
     return Group(*parts, Text(), table)
 
 
-def _row(node: NodeFigures) -> Sequence[RenderableType]:
+def _row(node: NodeMetrics) -> Sequence[RenderableType]:
     shares = sorted(node.shares.items(), key=lambda share: -share[1])
     return (
         safe(node.node),

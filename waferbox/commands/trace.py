@@ -9,9 +9,9 @@ from typing import Annotated
 import grpc
 import typer
 
-from waferbox.commands.connection import ManagementOption, connected
-from waferbox.commands.following import Following
-from waferbox.commands.job_names import JobArgument, find_job
+from waferbox.commands.connection import ManagementOption, connect
+from waferbox.commands.job_arguments import JobArgument, find_job
+from waferbox.commands.job_watch import JobWatch
 from waferbox.output.chrome_trace import chrome_trace
 from waferbox.output.console import fail, say
 from wsc.v1 import observation_pb2
@@ -27,7 +27,7 @@ def trace(
     """Write a timeline of the next steps of a job: a file for https://ui.perfetto.dev or chrome://tracing."""
     spans: list[observation_pb2.Span] = []
     end = time.monotonic() + seconds
-    with connected(management) as cluster:
+    with connect(management) as cluster:
         job = find_job(cluster.jobs(), name)
         request = observation_pb2.TraceJobRequest(job=job.job, num_steps=steps)
 
@@ -35,7 +35,7 @@ def trace(
             spans.clear()  # what came of other steps, before management went away
             return cluster.observation.TraceJob(request, timeout=max(0.0, end - time.monotonic()))
 
-        for response in Following(cluster, job).responses(begin):
+        for response in JobWatch(cluster, job).responses(begin):
             spans.extend(response.spans)
     if not spans:
         fail("there is no trace: the job ended before these steps")

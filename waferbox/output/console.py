@@ -48,7 +48,7 @@ def fail(message: str, status: Status = Status.FAILED) -> Never:
     raise typer.Exit(status)
 
 
-def remark(text: str) -> None:
+def warn(text: str) -> None:
     """Something that one should know, on standard error."""
     errors.print(f"[yellow]waferbox: {escape(text)}[/]", soft_wrap=True)
 
@@ -73,6 +73,6 @@ def _stripped(line: list[Segment]) -> list[Segment]:
     return [*line[:-1], Segment(line[-1].text.rstrip(), line[-1].style)] if line else []
 
 
-def head(text: str) -> None:
+def print_heading(text: str) -> None:
     """A title."""
     output.print(text, style="bold", markup=False)

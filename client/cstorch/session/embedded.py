@@ -56,9 +56,11 @@ class EmbeddedCluster:
         """The management address, when all nodes are there.
 
         Raises:
-            ClusterError: the cluster did not start; the message has the end of its log.
+            ClusterError: the cluster did not start, or has ended; the message has the end of its log.
         """
         with self._reading:
+            if self._process.poll() is not None and self._management is not None:
+                raise ClusterError(f"the embedded cluster has ended{self._log_tail()}")
             if self._management is None:
                 try:
                     described = json.loads(self._first_line())
@@ -95,8 +97,11 @@ class EmbeddedCluster:
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            logger.warning("the embedded cluster does not end by itself: killing it")
+            logger.warning("the embedded cluster has not ended within %g s: killing it", STOP_SECONDS)
             os.killpg(process.pid, signal.SIGKILL)  # the group that start_new_session made
-            process.wait(STOP_SECONDS)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                logger.error("the embedded cluster (pid %d) is still there after SIGKILL", process.pid)
         with self._reading:
             process.stdout.close()

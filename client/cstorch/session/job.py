@@ -26,6 +26,8 @@ CREATE_SECONDS = 60.0  # management starts a coordinator process
 COMPILE_SECONDS = 3600.0
 PREPARE_SECONDS = 600.0  # the workers import what the input_fn needs
 CANCEL_SECONDS = 2.0
+CAUSE_SECONDS = 1.8
+CAUSE_POLL_SECONDS = 0.05
 VERDICT_SECONDS = 2.0  # the coordinator takes a second to find the cause among several reports
 
 
@@ -153,8 +155,25 @@ class Job:
                     f"the connection to the ingress at {self.gateway} broke ({error.details()}), and {self.name} ends "
                     "with it: start the script again when the ingress is back"
                 )
-            return NodeLostError(f"the coordinator of {self.name} at {self._address} died, or cannot be reached")
+            cause = self._cause_of_end()
+            return NodeLostError(
+                f"the coordinator of {self.name} at {self._address} died, or cannot be reached"
+                + (f": {cause}" if cause else "")
+            )
         return failures.from_rpc_error(error, "the job was under way")
+
+    def _cause_of_end(self) -> str:
+        """What management says of the job's end, if it knows of it in time."""
+        deadline = time.monotonic() + CAUSE_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                job = self._management.GetJob(management_pb2.GetJobRequest(job=self.name), timeout=left).job
+            except grpc.RpcError:
+                break
+            if job.ended:
+                return job.message
+            time.sleep(CAUSE_POLL_SECONDS)
+        return ""
 
     def _reason(self, error: grpc.RpcError) -> CstorchError | None:
         assert isinstance(error, grpc.Call)

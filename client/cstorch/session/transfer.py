@@ -11,10 +11,10 @@ from cstorch.distributed.cluster_config import LANES
 from cstorch.errors import NodeLostError
 from cstorch.session import failures
 from cstorch.session.job import connect
+from interconnect.links.dialling import dial
 from interconnect.links.elements import aligned
 from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import Link, LinkLost
-from interconnect.links.listener import dial
 from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.rpc.server import through
 from wsc.v1 import coordinator_pb2, node_pb2, node_pb2_grpc

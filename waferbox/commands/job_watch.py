@@ -1,4 +1,4 @@
-"""What follows a job outlives the management service, as the job does: it goes on with the one that is started next."""
+"""Watching a job across restarts of the management service, which the job outlives: the stream is opened anew."""
 
 import threading
 import time
@@ -7,8 +7,8 @@ from typing import Final, TypeVar
 
 import grpc
 
-from waferbox.commands.connection import Connection, Gone
-from waferbox.output.console import Status, remark
+from waferbox.commands.connection import Connection, WatchLost
+from waferbox.output.console import Status, warn
 from wsc.v1 import management_pb2
 
 AWAY_SECONDS: Final = 60.0  # that management may be away
@@ -21,8 +21,8 @@ _AWAY: Final = _BROKEN | {grpc.StatusCode.DEADLINE_EXCEEDED}
 T = TypeVar("T")
 
 
-class Following:
-    """Of one job. responses() is for one thread; job() and close() are for any."""
+class JobWatch:
+    """Watches one job. responses() is for one thread; job() and close() are for any."""
 
     def __init__(self, cluster: Connection, job: management_pb2.JobInfo) -> None:
         self._cluster = cluster
@@ -35,8 +35,8 @@ class Following:
     def responses(self, call: "Callable[[], grpc.CallIterator[T]]") -> Iterator[T]:
         """Those of a call, which is made anew when management was away. Ends with the call, or after close.
 
-        Says on standard error that management is away, and that it is back. Raises Gone if it does not come back, or
-        comes back without the job, and grpc.RpcError for what else goes wrong.
+        Says on standard error that management is away, and that it is back. Raises WatchLost if it does not come back,
+        or comes back without the job, and grpc.RpcError for what else goes wrong.
         """
         while True:
             stream = call()
@@ -75,9 +75,9 @@ class Following:
                 self._stream.cancel()  # type: ignore[no-untyped-call]
 
     def _wait_for_return(self) -> None:
-        """Until management answers again, and knows the job. Raises Gone."""
+        """Until management answers again, and knows the job. Raises WatchLost."""
         named = f"the management service at {self._cluster.address}"
-        remark(f"{named} is away; waiting for it, {AWAY_SECONDS:g} s at most")
+        warn(f"{named} is away; waiting for it, {AWAY_SECONDS:g} s at most")
         began, back = time.monotonic(), None
         while not self._over.wait(RETRY_SECONDS):
             now = time.monotonic()
@@ -88,11 +88,11 @@ class Following:
                 if code in _AWAY:
                     back = None
                     if now - began > AWAY_SECONDS:
-                        raise Gone(f"{named} did not come back within {AWAY_SECONDS:g} s", Status.AWAY) from error
+                        raise WatchLost(f"{named} did not come back within {AWAY_SECONDS:g} s", Status.AWAY) from error
                 elif code == grpc.StatusCode.NOT_FOUND:
                     back = back or now
                     if now - back > RETURN_SECONDS:
-                        raise Gone(
+                        raise WatchLost(
                             f"{named} is back, but does not know {self._job.job}: the job ended meanwhile, or its "
                             "coordinator ended with the service",
                             Status.NO_JOB,
@@ -101,7 +101,7 @@ class Following:
                     raise
             else:
                 self._settled_at = now + RETURN_SECONDS
-                remark(f"it is back, after {now - began:.0f} s")
+                warn(f"it is back, after {now - began:.0f} s")
                 return
 
 

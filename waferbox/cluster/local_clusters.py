@@ -14,10 +14,13 @@ from pathlib import Path
 import psutil
 
 from nodes.launch.descriptors import readable
+from waferbox.cluster.cluster import ClusterError
+
+FAILURE = "last_failure"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class LocalCluster:
     """A cluster that was started on this machine by this user."""
 
     management: str
@@ -57,17 +60,45 @@ def runtime_folder(*, create: bool = True) -> Path:
     return folder
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The last cluster of this user that came to its end unasked, until another is started, or it is forgotten."""
+
+    management: str
+    cause: str
+
+
+def last_failure() -> Failure | None:
+    try:
+        return Failure(**json.loads((runtime_folder(create=False) / FAILURE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def forget_failure() -> None:
+    folder = runtime_folder(create=False)
+    (folder / FAILURE).unlink(missing_ok=True)
+    _drop_if_empty(folder)
+
+
 @contextlib.contextmanager
 def recorded(management: str, pid: int, log: Path | None = None) -> Iterator[None]:
-    """Note a cluster for as long as the context lasts; its log, if it has one, goes with the note."""
+    """Note a cluster for as long as the context lasts; its log, if it has one, goes with the note.
+
+    A ClusterError that leaves the context is noted as its failure.
+    """
     folder = runtime_folder()
     path = folder / f"{pid}.json"
     partial = folder / f"{pid}.partial"
+    (folder / FAILURE).unlink(missing_ok=True)
     created = psutil.Process(pid).create_time()
     partial.write_text(json.dumps({"management": management, "pid": pid, "created": created}))
     partial.rename(path)
     try:
         yield
+    except ClusterError as error:
+        (folder / FAILURE).write_text(json.dumps({"management": management, "cause": str(error)}))
+        raise
     finally:
         path.unlink(missing_ok=True)
         if log is not None:
@@ -86,16 +117,16 @@ def _drop_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def records() -> list[Record]:
+def local_clusters() -> list[LocalCluster]:
     """The clusters that run, oldest first. Notes of clusters that were killed are taken away."""
     found = []
     for path in sorted(runtime_folder(create=False).glob("*.json")):
         try:
-            record = Record(**json.loads(path.read_text()))
+            cluster = LocalCluster(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             continue  # it went while we looked, or is none of ours
-        if record.runs():
-            found.append(record)
+        if cluster.runs():
+            found.append(cluster)
         else:
             path.unlink(missing_ok=True)
-    return sorted(found, key=lambda record: record.created)
+    return sorted(found, key=lambda cluster: cluster.created)

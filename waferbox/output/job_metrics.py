@@ -12,7 +12,7 @@ STALE_SECONDS: Final = 5.0  # without a report: the rates are none any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFigures:
+class NodeMetrics:
     """One process of a job. Rates are per second; None where there are no two reports of one execution, or old ones."""
 
     node: str
@@ -24,7 +24,7 @@ class NodeFigures:
     shares: Mapping[str, float]  # of its time, by what it went into; empty as the rates are
 
 
-class JobFigures:
+class JobMetrics:
     """The last of the events of a job. Thread-safe."""
 
     def __init__(self) -> None:
@@ -51,23 +51,23 @@ class JobFigures:
         with self._lock:
             return {name: scalar.value for name, scalar in self._scalars.items()}
 
-    def nodes(self) -> list[NodeFigures]:
+    def nodes(self) -> list[NodeMetrics]:
         """The processes, those of a role together, in their order."""
         oldest = time.monotonic() - STALE_SECONDS
         with self._lock:
             found = [
-                _figures(former if self._heard[node] >= oldest else None, report)
+                _rates(former if self._heard[node] >= oldest else None, report)
                 for node, (former, report) in self._reports.items()
             ]
-        return sorted(found, key=lambda figures: _place(figures.node))
+        return sorted(found, key=lambda metrics: _place(metrics.node))
 
 
-def _figures(former: observation_pb2.NodeReport | None, report: observation_pb2.NodeReport) -> NodeFigures:
+def _rates(former: observation_pb2.NodeReport | None, report: observation_pb2.NodeReport) -> NodeMetrics:
     seconds = 0.0
     if former is not None and former.execution == report.execution:
         seconds = report.time - former.time
     if former is None or seconds <= 0.0:
-        return NodeFigures(
+        return NodeMetrics(
             node=report.node,
             memory_bytes=report.memory_bytes,
             cores=None,
@@ -76,7 +76,7 @@ def _figures(former: observation_pb2.NodeReport | None, report: observation_pb2.
             steps=None,
             shares={},
         )
-    return NodeFigures(
+    return NodeMetrics(
         node=report.node,
         memory_bytes=report.memory_bytes,
         cores=(report.cpu_seconds - former.cpu_seconds) / seconds,

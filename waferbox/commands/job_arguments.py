@@ -8,7 +8,7 @@ import grpc
 import typer
 
 from interconnect.rpc.server import make_channel
-from waferbox.cluster.records import records
+from waferbox.cluster.local_clusters import local_clusters
 from waferbox.output.console import Status, fail
 from waferbox.output.tables import phase_text
 from wsc.v1 import management_pb2, management_pb2_grpc
@@ -44,7 +44,7 @@ def _named(jobs: Sequence[management_pb2.JobInfo], separator: str) -> str:
 def _complete(context: typer.Context, incomplete: str) -> Iterable[tuple[str, str]]:
     """Names of jobs for a shell, with what each is about; nothing where there is no cluster to ask."""
     management = context.params.get("management")
-    addresses = [management] if management else [record.management for record in records()]
+    addresses = [management] if management else [cluster.management for cluster in local_clusters()]
     if len(addresses) != 1:
         return []
     with make_channel(addresses[0]) as channel, contextlib.suppress(grpc.RpcError):

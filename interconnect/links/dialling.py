@@ -1,0 +1,137 @@
+"""The end of a link that dials: by the listener's abstract socket where both are on one host, else by a gRPC stream."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import grpc
+
+from interconnect.links.cancellation import CancellationToken
+from interconnect.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind
+from interconnect.links.grpc_lane import METHOD, GrpcLink
+from interconnect.links.handshake import NAME_KEY, TOKEN_KEY, host_id, is_welcome
+from interconnect.links.link import Link, LinkLost
+from interconnect.links.socket_lane import SocketLink
+from interconnect.rpc.server import make_channel
+from wsc.v1 import node_pb2
+
+
+def dial(
+    endpoint: node_pb2.LinkEndpoint,
+    token: str,
+    *,
+    name: str,
+    own_name: str,
+    lane: "node_pb2.Lane.ValueType",
+    deadline_seconds: float,
+    cancellation: CancellationToken | None = None,
+) -> Link:
+    """Opens the link that the peer called `name` expects.
+
+    Args:
+        own_name: what the peer may call this process where it refuses the link.
+        lane: a lane, or LANE_UNSPECIFIED for shared memory where it is possible, else gRPC.
+        cancellation: of the job that wants the link.
+
+    Raises:
+        LinkLost: the peer cannot be reached, does not expect the link, or the wanted lane is not possible; or the
+            job ends.
+    """
+    cancellation = cancellation or CancellationToken()
+    deadline = time.monotonic() + deadline_seconds
+    if lane != node_pb2.LANE_GRPC and endpoint.socket and endpoint.host == host_id():
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(max(0.001, deadline_seconds))
+        try:
+            connection.connect(f"\0{endpoint.socket}")
+        except OSError as error:
+            connection.close()
+            if lane == node_pb2.LANE_SHARED_MEMORY:
+                raise LinkLost(name, f"it cannot be reached ({error})") from error
+        else:
+            with cancellation.on_cancel(lambda: _shut_down(connection)):
+                return _introduce(connection, token, name)
+    elif lane == node_pb2.LANE_SHARED_MEMORY:
+        raise LinkLost(name, "it is on another host, where shared memory cannot be used; choose the gRPC lane")
+    return _dial_grpc(endpoint, token, name, own_name, deadline - time.monotonic(), cancellation)
+
+
+def _shut_down(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _introduce(connection: socket.socket, token: str, name: str) -> Link:
+    try:
+        payload = memoryview(token.encode())
+        connection.sendmsg((Frame(FrameKind.HELLO, length=len(payload)).header(payload), payload))
+        answer = connection.recv(HEADER_BYTES)
+        if not answer or not is_welcome(answer):
+            raise LinkLost(name, "it does not expect the link")
+    except (OSError, FrameError) as error:
+        connection.close()
+        if isinstance(error, LinkLost):
+            raise
+        raise LinkLost(name, f"it does not answer ({error})") from error
+    return SocketLink(name, connection)
+
+
+def _dial_grpc(
+    endpoint: node_pb2.LinkEndpoint,
+    token: str,
+    name: str,
+    own_name: str,
+    deadline_seconds: float,
+    cancellation: CancellationToken,
+) -> Link:
+    channel = make_channel(endpoint.address)
+
+    def abandon() -> None:
+        channel.close()  # cancels the stream
+
+    link = GrpcLink(name, abandon)
+    stream = channel.stream_stream(METHOD, request_serializer=None, response_deserializer=None)
+    call = stream(link.outgoing(), metadata=((TOKEN_KEY, token), (NAME_KEY, own_name)), wait_for_ready=True)
+    greeting = _Greeting(iter(call))
+    link.read_from(greeting.messages())
+    with cancellation.on_cancel(greeting.give_up):
+        welcome = greeting.wait(deadline_seconds)
+    if not welcome:
+        call.cancel()  # type: ignore[no-untyped-call]
+        link.close()
+        reason = f"it did not answer within {deadline_seconds:.0f} s" if greeting.error is None else greeting.error
+        raise LinkLost(name, reason)
+    return link
+
+
+class _Greeting:
+    """The first message of a stream, which says that the other side has the link."""
+
+    def __init__(self, messages: Iterator[bytes]) -> None:
+        self._messages = messages
+        self._decided = threading.Event()
+        self._welcome = False
+        self.error: str | None = None
+
+    def messages(self) -> Iterator[bytes]:
+        """All messages behind the first."""
+        try:
+            for message in self._messages:
+                self._welcome = is_welcome(message)
+                break
+        except (grpc.RpcError, FrameError) as error:
+            self.error = error.details() if isinstance(error, grpc.Call) else str(error)
+        finally:
+            self._decided.set()
+        if self._welcome:
+            yield from self._messages
+
+    def give_up(self) -> None:
+        """Have wait return."""
+        self._decided.set()
+
+    def wait(self, deadline_seconds: float) -> bool:
+        """Whether the other side has greeted."""
+        return self._decided.wait(max(0.0, deadline_seconds)) and self._welcome

@@ -1,0 +1,131 @@
+"""A process that this one asked for: its end, its exit status, and how to bring that end about."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import Protocol
+
+from nodes.launch.descriptors import readable
+
+MAX_STATUS_BYTES = 1024
+STATUS_SECONDS = 5.0  # for a fork server that has just taken note of a child's end to pass it on
+
+
+class ExitStatus(Protocol):
+    """How the exit status of a process that has ended is learnt."""
+
+    def read(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class PopenStatus:
+    """Of a child of this process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def read(self) -> int:
+        return self._process.wait()
+
+    def close(self) -> None:
+        """Nothing but the process, which has ended."""
+
+
+class ForkServerStatus:
+    """Of a child of the fork server, which sends it on the connection that asked for the process."""
+
+    def __init__(self, connection: socket.socket, pid: int, pidfd: int) -> None:
+        self._connection = connection
+        self._pid = pid
+        self._pidfd = pidfd
+
+    def read(self) -> int:
+        if not readable([self._connection], 0.0):
+            # The fork server may be suspended: the kernel knows as well.
+            status = zombie_status(self._pid, self._pidfd)
+            if status is not None:
+                return status
+        answer = b""
+        with contextlib.suppress(OSError):
+            self._connection.settimeout(STATUS_SECONDS)
+            answer = self._connection.recv(MAX_STATUS_BYTES)
+        return int(json.loads(answer)["status"]) if answer else -signal.SIGKILL  # it died with the fork server
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def zombie_status(pid: int, pidfd: int) -> int | None:
+    """The exit status of a process that has ended and that its parent has not waited for; else None."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        waited_for = "Pid:\t-1\n" in Path(f"/proc/self/fdinfo/{pidfd}").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if fields[0] != "Z" or waited_for:  # after that the number may be another's
+        return None
+    return os.waitstatus_to_exitcode(int(fields[-1]))
+
+
+class Child:
+    """A process that this one asked for. close() ends it, if it still runs. Thread-safe, but close is the last."""
+
+    def __init__(self, module: str, pid: int, pidfd: int, exit_status: ExitStatus) -> None:
+        self.module = module
+        self.pid = pid
+        self._pidfd = pidfd
+        self._exit_status = exit_status
+        self._status: int | None = None
+        self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        """Readable once the process has ended."""
+        return self._pidfd
+
+    def poll(self) -> int | None:
+        """The exit status as subprocess has it (-9: killed by signal 9), or None while the process runs."""
+        try:
+            return self.wait(0.0)
+        except TimeoutError:
+            return None
+
+    def wait(self, timeout_seconds: float | None = None) -> int:
+        """Raises TimeoutError when the process does not end in time."""
+        if self._status is None:
+            if not readable([self._pidfd], timeout_seconds):
+                raise TimeoutError(f"{self.module} (pid {self.pid}) still runs after {timeout_seconds} s")
+            with self._lock:
+                if self._status is None:
+                    self._status = self._exit_status.read()
+        return self._status
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def close(self, deadline_seconds: float = 3.0) -> int:
+        """End the process, by SIGTERM and after the deadline by SIGKILL, and forget it. Returns its exit status."""
+        try:
+            self.terminate()
+            try:
+                return self.wait(deadline_seconds)
+            except TimeoutError:
+                self.kill()
+                return self.wait()
+        finally:
+            if self._pidfd >= 0:
+                self._exit_status.close()
+                os.close(self._pidfd)
+                self._pidfd = -1
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._status is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)

@@ -1,0 +1,75 @@
+"""The fork server as the process that starts it sees it: its name, its end, and what that end was."""
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from nodes.launch.spawn import SOCKET_VARIABLE
+
+CLOSE_SECONDS = 8.0  # more than the fork server gives its children
+
+
+class ForkServerProcess:
+    """Owns a fork server, which ends, with all that it forked, when this object is closed or its process dies."""
+
+    def __init__(self, preload: Sequence[str], environment: Mapping[str, str], output: int = 2) -> None:
+        """Start it, without waiting for its imports: processes can be asked for at once.
+
+        preload: modules for it to import, none of which may import grpc. output: the descriptor for what it and its
+        children print: standard error, because standard output may be a pipe that somebody reads to its end.
+        """
+        self.name = f"waferbox-{secrets.token_hex(12)}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(f"\0{self.name}")
+            listener.listen(128)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "nodes.launch.fork_server", str(listener.fileno()), *preload],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=[listener.fileno()],
+                env={**environment, SOCKET_VARIABLE: self.name},
+                start_new_session=True,
+            )
+        self._pidfd = os.pidfd_open(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Readable once the fork server has ended."""
+        return self._pidfd
+
+    def poll(self) -> int | None:
+        """The exit status of the fork server, or None while it runs."""
+        return self._process.poll()
+
+    def end(self) -> str:
+        """How it ended, for the user; empty while it runs."""
+        status = self.poll()
+        if status is None:
+            return ""
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return f"the fork server (pid {self.pid}) {how}"
+
+    def close(self) -> None:
+        """End it and everything that it forked."""
+        if self._pidfd < 0:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)  # a suspended one would not see the end of its input
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._pidfd)
+        self._pidfd = -1

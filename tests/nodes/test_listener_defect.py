@@ -1,0 +1,30 @@
+"""A node that can take no links any more ends: it is of no use, and its coordinator hears of it."""
+
+import socket
+
+import pytest
+from role_rig import FakeManagement
+
+from interconnect.links import accept_loop
+from nodes.lifecycle.node import Node, NodeSettings
+from swarmx.swarmx_job import SwarmXJob
+from wsc.v1 import node_pb2
+
+
+def test_a_node_whose_listener_has_a_defect_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(hello: bytes) -> str:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(accept_loop, "token_of", fail)
+    management = FakeManagement()
+    node = Node(node_pb2.ROLE_SWARMX, NodeSettings(management=management.address), SwarmXJob)
+    node.start()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+            caller.connect(f"\0{node.listener.endpoint().socket}")
+            caller.send(b"hello")
+            node.wait()
+        assert "ZeroDivisionError: a defect" in node.refusal
+    finally:
+        node.close()
+        management.close()
