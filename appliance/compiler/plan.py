@@ -9,13 +9,14 @@ from appliance.compiler.memoryx.schedule import ShardScheduler
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, Numbers
 from appliance.compiler.partition.shards import divide
+from appliance.compiler.wafer.arena import lay_out_arena
 from appliance.compiler.wafer.memory_plan import check_memory, plan_memory
 from appliance.compiler.wafer.schedule import WaferSchedule, schedule_wafer
 from cirh.dialect import types
 from wsc.v1 import plan_pb2
 
 # Of the messages in plan.proto, and of what roles may rely on. A cached plan of another format is compiled again.
-PLAN_FORMAT = 3
+PLAN_FORMAT = 4
 
 
 def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
@@ -31,6 +32,7 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     wafer.plan.kernel_library = target.kernel_library.code
     profiles = profile_kernels(wafer.plan.kernels)
     wafer.plan.flops = sum(profiles[i.run.kernel].flops for i in wafer.plan.instructions if i.HasField("run"))
+    wafer.plan.arena.CopyFrom(lay_out_arena(wafer.plan))
     memory = plan_memory(wafer.plan, profiles, target.wafer_memory_bytes)
     check_memory(memory, target.num_csx, cut.sharding.batch_rows)
     exchanges, output = find_exchanges(cut, sharing, numbers), find_output(cut, numbers)
@@ -40,10 +42,12 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     for shard in range(target.num_shards):
         scheduler = ShardScheduler(cut, sharing, wafer, exchanges, output, target, numbers, shard)
         plan.memoryx.append(scheduler.schedule())
+        plan.memoryx[-1].arena.CopyFrom(wafer.plan.arena)
     # A group that is loaded twice in a step is listed twice: SwarmX counts what is still to come.
     plan.swarmx.groups.extend(
         [*(load.bundle.group for load in wafer.loads), *(d.bundle.group for d in wafer.departures)]
     )
+    plan.swarmx.arena.CopyFrom(wafer.plan.arena)
     plan.worker.batch.CopyFrom(wafer.batch)
     plan.worker.global_rows, plan.worker.local_rows = rows, rows // target.num_csx
     _add_outputs(plan.coordinator, cut, numbers, wafer, output)
