@@ -122,8 +122,8 @@ def _check_shard(plan: plan_pb2.MemoryXPlan, role: Role) -> None:
 def _check_arena(plan: plan_pb2.Plan) -> None:
     """No gradient is written where another may still be read: all follows from the programs."""
     arena = lay_out_arena(plan.wafer)
-    for part in (plan.wafer, plan.swarmx, *plan.memoryx):
-        require(part.arena == arena, "gradients do not lie where the wafer's program lets them lie")
+    for stated in (plan.wafer.arena, plan.swarmx.arena, *(part.arena for part in plan.memoryx)):
+        require(stated == arena, "gradients do not lie where the wafer's program lets them lie")
     for part in plan.memoryx:
         kept = {i.receive.group for i in part.instructions if i.receive.keep}
         require(kept == late_gradients(part), f"shard {part.shard} keeps other gradients than those that it reads late")

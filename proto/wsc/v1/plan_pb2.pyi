@@ -500,6 +500,12 @@ Global___Instruction: _TypeAlias = Instruction  # noqa: Y015
 
 @_typing.final
 class WaferPlan(_message.Message):
+    """OWN MEMORY of a role is the most that its process has in a step beyond what it has before it is loaded: private memory,
+    and the shared memory that it made itself. What it reads in the shared memory of others is theirs. So it is told for
+    links within one host; over links between hosts a role has besides what it received and has not done with: a wafer its
+    batch, and weights up to their window (told in reports); SwarmX one arena for each child; MemoryX one arena.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUPS_FIELD_NUMBER: _builtins.int
@@ -510,13 +516,16 @@ class WaferPlan(_message.Message):
     KERNEL_LIBRARY_FIELD_NUMBER: _builtins.int
     FLOPS_FIELD_NUMBER: _builtins.int
     ARENA_FIELD_NUMBER: _builtins.int
+    OWN_BYTES_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
-    """of the wafer that this was made for; what it holds never exceeds it"""
+    """of the wafer that this was made for; what the plan has it hold never exceeds it"""
     number_value: _builtins.int
     """int64 [1], the number of the wafer that runs the plan; 0: nothing reads it"""
     kernel_library: Global___KernelLibrary.ValueType
     flops: _builtins.int
     """of one step"""
+    own_bytes: _builtins.int
+    """see OWN MEMORY"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
@@ -536,10 +545,11 @@ class WaferPlan(_message.Message):
         kernel_library: Global___KernelLibrary.ValueType = ...,
         flops: _builtins.int = ...,
         arena: Global___SendArena | None = ...,
+        own_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "kernel_library", b"kernel_library", "kernels", b"kernels", "memory_bytes", b"memory_bytes", "number_value", b"number_value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "kernel_library", b"kernel_library", "kernels", b"kernels", "memory_bytes", b"memory_bytes", "number_value", b"number_value", "own_bytes", b"own_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -585,7 +595,10 @@ class MemoryXPlan(_message.Message):
     KERNELS_FIELD_NUMBER: _builtins.int
     INSTRUCTIONS_FIELD_NUMBER: _builtins.int
     ARENA_FIELD_NUMBER: _builtins.int
+    OWN_BYTES_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
+    own_bytes: _builtins.int
+    """see OWN MEMORY; as much as the states more while there is a snapshot"""
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSlot]: ...
     @_builtins.property
@@ -607,10 +620,11 @@ class MemoryXPlan(_message.Message):
         kernels: _abc.Iterable[Global___Kernel] | None = ...,
         instructions: _abc.Iterable[Global___Instruction] | None = ...,
         arena: Global___SendArena | None = ...,
+        own_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups", "instructions", b"instructions", "kernels", b"kernels", "shard", b"shard", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups", "instructions", b"instructions", "kernels", b"kernels", "own_bytes", b"own_bytes", "shard", b"shard", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -622,6 +636,9 @@ class SwarmXPlan(_message.Message):
 
     GROUPS_FIELD_NUMBER: _builtins.int
     ARENA_FIELD_NUMBER: _builtins.int
+    OWN_BYTES_FIELD_NUMBER: _builtins.int
+    own_bytes: _builtins.int
+    """see OWN MEMORY; of a node that adds: one with a single child passes on what it gets"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
@@ -631,10 +648,11 @@ class SwarmXPlan(_message.Message):
         *,
         groups: _abc.Iterable[Global___Group] | None = ...,
         arena: Global___SendArena | None = ...,
+        own_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups", "own_bytes", b"own_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
