@@ -35,6 +35,11 @@ class StateKernel:
         self._begin = states.tensor(torch.uint8, (1,), 0).data_ptr()
         self._end = self._begin + states.nbytes
 
+    @property
+    def may_show_inputs(self) -> bool:
+        """Whether results without a place may be views of inputs."""
+        return self._general is not None
+
     def bind(self, states: Buffers, places: Buffers) -> Call:
         """A call that leaves result i in the state buffer states[i], or else, where there is one, in places[i]."""
         if self._general is not None:

@@ -2,18 +2,25 @@
 
 The state's tensors lie where the wafers read them (memoryx.store). An element-wise kernel writes new state directly
 into the old one's buffer; the results of any other are copied there, after the kernel has read everything.
+
+A gradient group is read where its sender has it, up to the shard's next message, before which it is released; what the
+plan keeps for longer is copied.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+import torch
+
+from cirh.execution.views import clone_views
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from interconnect.links.shared_memory import Slice
-from memoryx.kernels import StateKernel, make_kernels
+from memoryx.kernels import Buffers, Call, StateKernel, make_kernels
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore
 from nodes.folders import cache_root
 from nodes.lifecycle.node_job import LinkKey
+from nodes.steps.arena import RELEASED_GROUP, ArenaCounts
 from nodes.steps.groups import SendBuffers
 from nodes.steps.program import Program
 from nodes.steps.schedule import WEIGHTS_WINDOW, StepSchedule
@@ -51,18 +58,26 @@ class MemoryXProgram:
         texts = {kernel.id: kernel.cirh for kernel in plan.kernels}
         kernels = make_kernels(texts, store.memory, cache_root() / "kernels")
         self._buffers = self._make_buffers(plan, groups, store)
+        self._counts = ArenaCounts(plan.arena)
+        self._from_arena = [
+            i.receive.group for i in plan.instructions if i.receive.group in self._counts.offsets.keys() & groups.keys()
+        ]
+        self._borrowed: plan_pb2.Group | None = None  # of the arena, and not released yet
         for instruction in plan.instructions:
             match instruction.WhichOneof("kind"):
                 case "receive":
-                    self._add_receive(groups[instruction.receive.group])
+                    self._add_release()
+                    self._add_receive(groups[instruction.receive.group], keep=instruction.receive.keep)
                 case "run":
                     self._add_run(instruction.run, kernels[instruction.run.kernel])
                 case "send":
+                    self._add_release()
                     self._add_send(groups[instruction.send.group])
                 case "commit":
                     self._add_commit(instruction.commit)
                 case kind:
                     raise ValueError(f"MemoryX has no instruction {kind}")
+        self._add_release()
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
         def keep_snapshot(step: int) -> None:
@@ -111,12 +126,27 @@ class MemoryXProgram:
                 {g.id: g.nbytes for g in groups if g.kind == kind and (source is None or g.source_shard == source)}
             )
 
-    def _add_receive(self, group: plan_pb2.Group) -> None:
+    def _add_receive(self, group: plan_pb2.Group, *, keep: bool) -> None:
         self._origins.update((member.value, group_label(group)) for member in group.members)
         if group.kind == plan_pb2.GROUP_KIND_EXCHANGE:
             self._program.add_receive(group, [self._links[node_pb2.LINK_PURPOSE_SHARD, group.source_shard]])
         else:
-            self._program.add_receive(group, [self._swarmx])
+            self._program.add_receive(group, [self._swarmx], keep=keep)
+        if group.id in self._from_arena:
+            self._borrowed = group
+
+    def _add_release(self) -> None:
+        """The group that was received last is read no more: tell those who wait for that."""
+        group, self._borrowed = self._borrowed, None
+        told = self._counts.told_after(group.id, self._from_arena) if group is not None else None
+        if told is None:
+            return
+        hub, swarmx, counts, nothing = self._program.hub, self._swarmx, self._counts, self._buffers.nothing
+
+        def release(step: int) -> None:
+            hub.send(swarmx, RELEASED_GROUP, counts.count(told, step), nothing)
+
+        self._program.add(release, "gradients read", what="send")
 
     def _add_send(self, group: plan_pb2.Group) -> None:
         match group.kind:
@@ -141,6 +171,10 @@ class MemoryXProgram:
         states = [self._states[state] if state else None for state in run.commits] or [None] * len(outputs)
         places = [self._buffers.place(value) for value in run.outputs]
         call = kernel.bind(states, places)
+        borrowed = {member.value for member in self._borrowed.members} if self._borrowed is not None else set()
+        shown = [i for i, value in enumerate(run.inputs) if value in borrowed]
+        if kernel.may_show_inputs and shown and self._counts.credited:
+            call = _without_views(call, [p if s is None else s for s, p in zip(states, places, strict=True)], shown)
 
         def run_kernel(step: int) -> None:
             results = call([tensors[index] for index in inputs])
@@ -162,3 +196,14 @@ class MemoryXProgram:
             state.copy_(tensors[index])
 
         self._program.add(copy, self._names[commit.state])
+
+
+def _without_views(call: Call, places: Buffers, shown: Sequence[int]) -> Call:
+    """The call with results that do not show these of its inputs."""
+
+    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        results = list(call(inputs))
+        clone_views(results, places, [inputs[i] for i in shown])
+        return results
+
+    return run

@@ -1,6 +1,7 @@
 """Initial values of states, made by programs of the client: several at a time, and staged where their places are not
 known yet."""
 
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -38,7 +39,7 @@ class Staging:
             if self._closed:
                 return
             result = state.program.buffers[state.program.result]
-            value = torch.empty(result.elements, dtype=element_from_proto(result.element_type))
+            value = _empty(result.elements, element_from_proto(result.element_type))
             initialisation.run(state.program, value)
             with self._lock:
                 if not self._closed:
@@ -77,6 +78,13 @@ def run_all(make: Callable[[node_pb2.InitialState], None], states: Iterable[node
         done = [pool.submit(make, state) for state in states]
     for one in done:
         one.result()
+
+
+def _empty(elements: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in pages of its own: they go back when it is moved to its place, where the allocator would keep them."""
+    if elements == 0:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, elements * dtype.itemsize), dtype=dtype)
 
 
 def _result_bytes(program: initialisation_pb2.InitialProgram) -> int:

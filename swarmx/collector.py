@@ -33,15 +33,17 @@ class Collector:
 
             self._join = Join(group, [child_bytes(group, wafers) for wafers in wafers_below], self._result)
 
-    def add(self, child: int, message: Message) -> Slice | None:
-        """Take a child's frame. When it is the last of its step: the joined group."""
+    def add(self, child: int, message: Message) -> bool:
+        """Take a child's frame. Returns whether it is the last of its step: the group can be joined."""
         parts = self._parts.setdefault(message.step, {})
         parts[child] = message
-        if len(parts) < self._num_children:
-            return None
-        del self._parts[message.step]
+        return len(parts) == self._num_children
+
+    def join(self, step: int) -> Slice:
+        """The joined group of a step of which all frames are there; they are read no more."""
+        parts = self._parts.pop(step)
         if self._num_children == 1:
-            self._result.view[:] = message.view
+            self._result.view[:] = parts[0].view
         else:
             self._join([parts[i] for i in range(self._num_children)])
         return self._result

@@ -2,20 +2,25 @@
 
 The node follows the frames, not a program: nothing here waits for a particular one, and only the coordinator's window
 (which bounds how far the cluster runs ahead of the client) can hold it up. Weights are bounded from end to end: the
-children say what they have taken, and MemoryX is granted what all of them have.
+children say what they have taken, and MemoryX is granted what all of them have. So are gradients, the other way: a
+group that is complete is joined when its place in this node's arena has been released, and the children are told.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from interconnect.links.elements import aligned
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link, LinkLost, Message
 from interconnect.links.shared_memory import SharedMemory, Slice
 from nodes.lifecycle.node_job import LinkKey
+from nodes.steps.arena import RELEASED_GROUP, ArenaCounts
 from nodes.steps.schedule import CREDIT_GROUPS, StepSchedule, is_for_coordinator_only, is_received_by_wafers
 from nodes.telemetry.progress import Progress, Recorder, group_label
 from swarmx.collector import Collector, child_bytes, joined_bytes
+from swarmx.releases import Releases, Teller, first_counts
 from wsc.v1 import node_pb2, plan_pb2
 
 
@@ -42,7 +47,16 @@ class SwarmXProgram:
         groups = list(request.swarmx.groups)
         self._labels = {group.id: group_label(group) for group in groups}
         self._broadcast(groups)
-        self._memory = self._reduce([group for group in groups if group.kind == plan_pb2.GROUP_KIND_REDUCTION])
+        reductions = [group for group in groups if group.kind == plan_pb2.GROUP_KIND_REDUCTION]
+        self._counts = ArenaCounts(request.swarmx.arena)
+        self._teller = Teller(self._counts, self._tell_children)
+        self._joins_gradients = len(self._children) > 1 or self._turns_bytes_to_references()
+        self._released = self._receive_releases(reductions)
+        # Complete groups: the count that each awaits, and what joins it. They are joined in this order.
+        self._complete: deque[tuple[int, Callable[[], None]]] = deque()
+        self._joined = 0
+        arena_bytes = request.swarmx.arena.nbytes if self._joins_gradients else 0
+        self._memory = self._reduce(reductions, arena_bytes)
         self._count_credit({group.source_shard for group in groups if group.kind == plan_pb2.GROUP_KIND_WEIGHTS})
         for link in links.values():
             link.expect({group: nbytes for (source, group), nbytes in self._sizes.items() if source is link})
@@ -107,23 +121,37 @@ class SwarmXProgram:
             self._hub.forward(child, message)
         self._left -= 1
 
-    def _reduce(self, groups: Iterable[plan_pb2.Group]) -> SharedMemory:
-        """Collectors for what the children send; returns the shared memory that their results are in."""
+    def _above(self) -> list[Link]:
+        return [self._parent] if self._parent is not None else list(self._shards.values())
+
+    def _turns_bytes_to_references(self) -> bool:
+        """Whether gradients come as bytes, and go on over a link that can refer to them where they lie."""
+        return self._children[0].lane == "grpc" and any(link.lane != "grpc" for link in self._above())
+
+    def _reduce(self, groups: Iterable[plan_pb2.Group], arena_bytes: int) -> SharedMemory:
+        """Collectors for what the children send; returns the shared memory that their results are in.
+
+        Gradients lie in the arena at its beginning, the others have places of their own behind it.
+        """
         extents = []
-        end = 0
+        end = arena_bytes
         for group in groups:
-            extents.append((group, end))
-            end = aligned(end + joined_bytes(group, self._wafers_below))
+            if group.id in self._counts.offsets:
+                extents.append((group, self._counts.offsets[group.id]))
+            else:
+                extents.append((group, end))
+                end = aligned(end + joined_bytes(group, self._wafers_below))
         memory = SharedMemory.create(max(end, 1))
         for group, offset in extents:
-            if is_for_coordinator_only(group):
+            only_coordinator = is_for_coordinator_only(group)
+            if only_coordinator:
                 self._output_steps_only += 1
             else:
                 self._every_step += 1
-            if len(self._children) == 1 and not group.to_coordinator:
-                handlers = [self._pass_through(group)]
-            elif len(self._children) == 1 and self._coordinator is not None and is_for_coordinator_only(group):
+            if len(self._children) == 1 and only_coordinator and self._coordinator is not None:
                 handlers = [self._pass_to_coordinator(self._coordinator)]
+            elif len(self._children) == 1 and not (group.id in self._counts.offsets and self._joins_gradients):
+                handlers = [self._pass_through(group)]
             else:
                 collector = Collector(group, self._wafers_below, memory, offset)
                 handlers = [self._collect(group, collector, child) for child in range(len(self._children))]
@@ -135,10 +163,15 @@ class SwarmXProgram:
     def _pass_through(self, group: plan_pb2.Group) -> Callable[[Message], None]:
         """There is nothing to add to a single child's frame: on it goes, by reference where it is one."""
         targets = self._targets(group)
+        coordinator = self._coordinator if group.to_coordinator else None
 
         def pass_through(message: Message) -> None:
             for link in targets:
                 self._hub.forward(link, message)
+            if coordinator is not None and self._outputs_leave(message.step):
+                # As bytes: the coordinator may read it long after the child has written it again.
+                copied = replace(message, memory=None, payload=message.view, stays_bytes=True)
+                self._hub.forward(coordinator, copied, window="ack")
             self._left -= 1
 
         return pass_through
@@ -158,16 +191,65 @@ class SwarmXProgram:
         as_bytes = is_for_coordinator_only(group)
 
         def collect(message: Message) -> None:
-            joined = collector.add(child, message)
-            if joined is None:
-                return
+            if collector.add(child, message):
+                join(message.step)
+
+        def join_and_send(step: int) -> None:
+            joined = collector.join(step)
             for link in targets:
-                hub.send(link, group_id, message.step, joined, as_bytes=as_bytes)
-            if coordinator is not None and self._outputs_leave(message.step):
-                hub.send(coordinator, group_id, message.step, joined, window="ack", as_bytes=True)
+                hub.send(link, group_id, step, joined, as_bytes=as_bytes)
+            if coordinator is not None and self._outputs_leave(step):
+                hub.send(coordinator, group_id, step, joined, window="ack", as_bytes=True)
             self._left -= 1
 
+        def join_in_turn(step: int) -> None:
+            self._complete.append((self._counts.count(awaited or 0, step), lambda: join_and_send(step)))
+            self._join_complete()
+
+        awaited = self._counts.awaited(group_id)
+        join = join_and_send if awaited is None else join_in_turn
         return collect
+
+    def _join_complete(self) -> None:
+        """Joins the complete gradient groups whose places have been released, and tells the children of theirs.
+
+        All children send them in one order, so they are complete in that order.
+        """
+        while self._complete and self._complete[0][0] <= self._released.count:
+            _, join = self._complete.popleft()
+            join()
+            self._joined += 1
+            self._teller.reached(self._joined)
+
+    def _receive_releases(self, groups: Sequence[plan_pb2.Group]) -> Releases[Link]:
+        """Handlers for what the receivers of this node's gradients say."""
+        if self._parent is not None:
+            first = {self._parent: 0}
+        else:
+            counts = first_counts(self._counts, groups)
+            first = {link: counts[shard] for shard, link in self._shards.items() if shard in counts}
+        releases = Releases(first)
+        if self._counts.credited:
+            for link in first:
+                self._handlers[link, RELEASED_GROUP] = self._take_release(releases)
+                self._sizes[link, RELEASED_GROUP] = 0
+        return releases
+
+    def _take_release(self, releases: Releases[Link]) -> Callable[[Message], None]:
+        def take(message: Message) -> None:
+            if not releases.add(message.link, message.step):
+                return
+            if self._joins_gradients:
+                self._join_complete()
+            else:
+                self._teller.reached(releases.count)
+
+        return take
+
+    def _tell_children(self, count: int) -> None:
+        nothing = Slice(self._memory, 0, 0)
+        for child in self._children:
+            self._hub.send(child, RELEASED_GROUP, count, nothing)
 
     def _targets(self, group: plan_pb2.Group) -> list[Link]:
         """Where a joined group goes, besides the coordinator. Above the root there are all its destinations."""

@@ -1,18 +1,22 @@
 """The wafer's part of a plan, as a list of calls: receive a batch and weights, run kernels, send what is to be reduced.
 
-Nothing stays from one step to the next. Kernels write what is sent directly into the buffer that SwarmX reads, one for
-each group. It may be written again in the next step because the plan has the wafer receive something from every shard
-that gets the group before, and a shard sends that only when it has read the group. Groups that go to the coordinator
-alone travel as bytes.
+Nothing stays from one step to the next. Kernels write what is sent directly into the memory that SwarmX reads. Large
+gradients take turns in an arena: before a kernel writes there, the program waits for the count of released groups that
+the plan names. Where the arena has room for all of a step, and in all other buffers, a group may be written again in
+the next step because the plan has the wafer receive something from every shard that gets the group before, and a shard
+sends that only when it has read the group. Groups that go to the coordinator alone travel as bytes.
 """
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from cirh.execution.views import clone_views
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from nodes.lifecycle.node_job import LinkKey
+from nodes.steps.arena import RELEASED_GROUP, ArenaCounts, direct_values
 from nodes.steps.groups import SendBuffers
 from nodes.steps.program import Action, Program
 from nodes.steps.schedule import (
@@ -49,7 +53,14 @@ class WaferProgram:
         kinds = [instruction.WhichOneof("kind") for instruction in plan.instructions]
         sent = [i.send.group for i, kind in zip(plan.instructions, kinds, strict=True) if kind == "send"]
         produced = {value for i in plan.instructions for value in i.run.outputs}
-        self._buffers = SendBuffers((groups[group] for group in sent), produced)
+        self._counts = ArenaCounts(plan.arena)
+        self._released = 0  # the last count that was waited for
+        self._buffers = SendBuffers(
+            (groups[group] for group in sent),
+            produced,
+            arena=plan.arena,
+            direct=direct_values(plan) if self._counts.credited else produced,
+        )
         for instruction, kind in zip(plan.instructions, kinds, strict=True):
             match kind:
                 case "receive":
@@ -58,6 +69,7 @@ class WaferProgram:
                     self._add_run(instruction.run, kernels[instruction.run.kernel])
                 case "send":
                     group = groups[instruction.send.group]
+                    self._add_waits([group.id])
                     as_bytes = is_for_coordinator_only(group)
                     self._program.add_send(group, [self._parent], self._buffers, as_bytes=as_bytes)
                 case _:
@@ -79,7 +91,8 @@ class WaferProgram:
         batch = {group.id: group.nbytes for group in groups if group.kind == plan_pb2.GROUP_KIND_BATCH}
         for link in self._workers:
             link.expect(batch)
-        self._parent.expect({group.id: group.nbytes for group in groups if is_received_by_wafers(group)})
+        sizes = {group.id: group.nbytes for group in groups if is_received_by_wafers(group)}
+        self._parent.expect({**sizes, RELEASED_GROUP: 0})
 
     def _add_receive(self, group: plan_pb2.Group) -> None:
         if group.kind == plan_pb2.GROUP_KIND_BATCH:
@@ -92,6 +105,8 @@ class WaferProgram:
             )
 
     def _add_run(self, run: plan_pb2.Run, kernel: WaferKernel) -> None:
+        self._add_waits(group for value in run.outputs if (group := self._buffers.home_group(value)) is not None)
+        kernel = self._beside_arena(run, kernel)
         values = self._program.values
         tensors = values.tensors
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
@@ -105,6 +120,43 @@ class WaferProgram:
                 tensors[index] = None
 
         self._program.add(run_kernel, run.layer or f"kernel {run.kernel}")
+
+    def _add_waits(self, groups: Iterable[int]) -> None:
+        """Before groups are written: for the releases of those that lie in their places."""
+        awaited = {count for group in groups if (count := self._counts.awaited(group)) is not None}
+        for count in sorted(awaited):
+            self._program.add(self._wait_for_release(count), "gradients taken", what="send")
+
+    def _wait_for_release(self, awaited: int) -> Action:
+        hub, parent, counts, progress = self._program.hub, self._parent, self._counts, self.progress
+        now = time.perf_counter
+
+        def wait(step: int) -> None:
+            count = counts.count(awaited, step)
+            if count > self._released:
+                begin = now()
+                hub.receive(parent, RELEASED_GROUP, count)
+                self._released = count
+                progress.send += now() - begin
+
+        return wait
+
+    def _beside_arena(self, run: plan_pb2.Run, kernel: WaferKernel) -> WaferKernel:
+        """The kernel of this Run; nothing that it makes for later shows a place in the arena."""
+        if not self._counts.credited:
+            return kernel
+        in_arena = self._counts.offsets.keys()
+        read = [i for i, value in enumerate(run.inputs) if self._buffers.home_group(value) in in_arena]
+        written = [i for i, value in enumerate(run.outputs) if self._buffers.home_group(value) in in_arena]
+        if not read and not written:
+            return kernel
+
+        def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+            results = kernel(inputs, places)
+            clone_views(results, places, [*(inputs[i] for i in read), *(results[i] for i in written)])
+            return results
+
+        return call
 
     def _count_taken(self, shard: int) -> Action:
         """Says, lot by lot, how many weights groups of a shard have been taken, so that it may send more."""

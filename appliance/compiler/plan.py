@@ -5,17 +5,19 @@ from xdsl.ir import SSAValue
 from appliance.compiler.core.target import HALF_TYPES, Target
 from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.memoryx.exchanges import find_exchanges, find_output
+from appliance.compiler.memoryx.memory_plan import adding_node_bytes, shard_bytes
 from appliance.compiler.memoryx.schedule import ShardScheduler
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, Numbers
 from appliance.compiler.partition.shards import divide
+from appliance.compiler.wafer.arena import lay_out_arena
 from appliance.compiler.wafer.memory_plan import check_memory, plan_memory
 from appliance.compiler.wafer.schedule import WaferSchedule, schedule_wafer
 from cirh.dialect import types
 from wsc.v1 import plan_pb2
 
 # Of the messages in plan.proto, and of what roles may rely on. A cached plan of another format is compiled again.
-PLAN_FORMAT = 3
+PLAN_FORMAT = 4
 
 
 def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
@@ -31,7 +33,9 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     wafer.plan.kernel_library = target.kernel_library.code
     profiles = profile_kernels(wafer.plan.kernels)
     wafer.plan.flops = sum(profiles[i.run.kernel].flops for i in wafer.plan.instructions if i.HasField("run"))
+    wafer.plan.arena.CopyFrom(lay_out_arena(wafer.plan))
     memory = plan_memory(wafer.plan, profiles, target.wafer_memory_bytes)
+    wafer.plan.own_bytes = memory.own_bytes
     check_memory(memory, target.num_csx, cut.sharding.batch_rows)
     exchanges, output = find_exchanges(cut, sharing, numbers), find_output(cut, numbers)
     rows = cut.sharding.batch_rows
@@ -40,10 +44,14 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     for shard in range(target.num_shards):
         scheduler = ShardScheduler(cut, sharing, wafer, exchanges, output, target, numbers, shard)
         plan.memoryx.append(scheduler.schedule())
+        plan.memoryx[-1].arena.CopyFrom(wafer.plan.arena)
+        plan.memoryx[-1].own_bytes = shard_bytes(plan.memoryx[-1])
     # A group that is loaded twice in a step is listed twice: SwarmX counts what is still to come.
     plan.swarmx.groups.extend(
         [*(load.bundle.group for load in wafer.loads), *(d.bundle.group for d in wafer.departures)]
     )
+    plan.swarmx.arena.CopyFrom(wafer.plan.arena)
+    plan.swarmx.own_bytes = adding_node_bytes(plan.swarmx, target.num_csx)
     plan.worker.batch.CopyFrom(wafer.batch)
     plan.worker.global_rows, plan.worker.local_rows = rows, rows // target.num_csx
     _add_outputs(plan.coordinator, cut, numbers, wafer, output)

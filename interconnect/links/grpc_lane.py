@@ -1,7 +1,8 @@
 """The lane between hosts: frames as raw bytes on one gRPC stream in each direction.
 
 No protobuf: the messages of the stream are header and payload, joined once. A reader thread takes messages off the
-stream and wakes the hub; the other direction is a queue that gRPC drains. What bounds both are the windows of the link.
+stream and wakes the hub; the other direction is a queue that gRPC drains. The queue is bounded in bytes: the rest of a
+larger group waits in its sender's memory. What bounds the incoming side are the windows of the link.
 """
 
 import contextlib
@@ -40,7 +41,8 @@ class GrpcLink(Link):
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._incoming: deque[bytes] = deque()
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
-        self._sent_bytes = 0
+        self._unqueued: deque[tuple[FrameKind, int, int, memoryview, int]] = deque()  # groups, from an offset on
+        self._queued_bytes = 0
         self._drained_bytes = 0
         self._wants_room = False  # a sender waits for bytes to be drained
         self._over = False  # the stream has ended, and everything that it brought is in _incoming
@@ -60,6 +62,11 @@ class GrpcLink(Link):
 
     def fileno(self) -> int:
         return self._event
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits for gRPC to send it."""
+        return self._queued_bytes - self._drained_bytes
 
     def outgoing(self) -> Iterator[bytes]:
         """What gRPC sends, for it to iterate over; ends when the link is closed."""
@@ -100,17 +107,18 @@ class GrpcLink(Link):
             while self._incoming:
                 self.poll()
             self._raise_over()
-        if self._has_room():
-            self._wants_room = False
+        self._wants_room = False
+        if self._fill_queue():
             return True
         self._wants_room = True
-        return self._has_room()
+        return self._fill_queue()  # what was drained before that wakes nobody
 
     def close(self) -> None:
         with self._lock:
             if self._closed:
                 return
             self._closed = True
+        self._unqueued.clear()
         self._queue(Frame(FrameKind.CLOSE))
         self.end_outgoing()
         # The stream ends in its own time, when the other side has taken what was sent.
@@ -129,17 +137,28 @@ class GrpcLink(Link):
         self._put(frame.header() if payload is None else b"".join((frame.header(payload), payload)))
 
     def _put(self, message: bytes) -> None:
-        self._sent_bytes += len(message)
+        self._queued_bytes += len(message)
         self._outgoing.put(message)
 
     def _queue_reference(self, group: int, step: int, payload: Slice) -> None:
         self._queue_bytes(FrameKind.COPY, group, step, payload.view)
 
     def _queue_bytes(self, kind: FrameKind, group: int, step: int, payload: memoryview) -> None:
-        total = len(payload)
-        for offset in range(0, max(total, 1), CHUNK_BYTES):
+        self._unqueued.append((kind, group, step, payload, 0))
+        self._fill_queue()
+
+    def _fill_queue(self) -> bool:
+        """Queues chunks while there is room. Returns whether nothing is left to be queued, and there is room still."""
+        unqueued = self._unqueued
+        while unqueued and self._has_room():
+            kind, group, step, payload, offset = unqueued[0]
             chunk = payload[offset : offset + CHUNK_BYTES]
-            self._queue(Frame(kind, group, 0, step, offset, len(chunk), total), chunk)
+            self._queue(Frame(kind, group, 0, step, offset, len(chunk), len(payload)), chunk)
+            if offset + len(chunk) < len(payload):
+                unqueued[0] = (kind, group, step, payload, offset + len(chunk))
+            else:
+                unqueued.popleft()
+        return not unqueued and self._has_room()
 
     def _queue_copy(self, message: Message) -> None:
         view = message.view
@@ -150,7 +169,7 @@ class GrpcLink(Link):
             self._queue_bytes(FrameKind.COPY, message.group, message.step, view)
 
     def _has_room(self) -> bool:
-        return self._sent_bytes - self._drained_bytes <= MAX_QUEUED_BYTES
+        return self.queued_bytes <= MAX_QUEUED_BYTES
 
     # -- receiving
 

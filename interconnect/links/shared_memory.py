@@ -30,7 +30,8 @@ class SharedMemory:
     def create(cls, nbytes: int) -> "SharedMemory":
         """New memory, filled with zeros; pages are taken when they are touched first."""
         assert nbytes > 0
-        descriptor = os.memfd_create("waferbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        # The name, by which /proc/PID/smaps tells whose memory it is, has no other meaning.
+        descriptor = os.memfd_create(f"waferbox-{os.getpid()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, nbytes)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)

@@ -43,17 +43,20 @@ class ReceivedGroup:
     """The tensors of a group's frames, step after step.
 
     Mapped frames: views, made once for each place and kept, since a group comes again and again in the same few places.
-    Small frames of bytes: copied into a buffer of our own, whose views are made once. Large ones: views of the bytes.
-    All are valid until the next frame of the group is asked for.
+    Small frames of bytes, and mapped ones that are to be kept: copied into a buffer of our own, whose views are made
+    once. Large ones of bytes: views of the bytes. All are valid until the next frame of the group is asked for, as far
+    as the sender does not write a mapped one again.
     """
 
-    def __init__(self, group: plan_pb2.Group) -> None:
+    def __init__(self, group: plan_pb2.Group, *, keep: bool = False) -> None:
         self.members = members(group)
         self._id = group.id
         self._nbytes = group.nbytes
+        self._keep = keep
         self._mapped: dict[tuple[SharedMemory, int], list[torch.Tensor]] = {}
-        self._small = bytearray(group.nbytes) if 0 < group.nbytes <= INLINE_BYTES else None
-        self._small_views = [_view(self._small, member) for member in self.members] if self._small is not None else []
+        self._is_small = 0 < group.nbytes <= INLINE_BYTES
+        self._own = bytearray(0)
+        self._own_views: list[torch.Tensor] = []
 
     def tensors(self, message: Message) -> list[torch.Tensor]:
         """The members, in order."""
@@ -62,25 +65,28 @@ class ReceivedGroup:
                 f"a frame of group {self._id} from {message.link.name} has {message.nbytes} bytes, not {self._nbytes}"
             )
         memory = message.memory
-        if memory is not None:
+        if memory is not None and not self._keep:
             place = (memory, message.offset)
             views = self._mapped.get(place)
             if views is None:
                 views = [message.tensor(member.dtype, member.shape, member.offset) for member in self.members]
                 self._mapped[place] = views
             return views
-        if self._small is not None:
-            assert message.payload is not None
-            self._small[:] = message.payload
-            return self._small_views
+        if memory is not None or self._is_small:
+            if not self._own_views:
+                self._own = bytearray(self._nbytes)
+                self._own_views = [_view(self._own, member) for member in self.members]
+            self._own[:] = message.view
+            return self._own_views
         return [message.tensor(member.dtype, member.shape, member.offset) for member in self.members]
 
 
 class SendBuffers:
-    """The buffers that a role sends its groups from: one for each group, written again in each step.
+    """The buffers that a role sends its groups from, written again in each step.
 
-    Most lie in one memory of their own; MemoryX's weights lie among its states (homes). A value that a kernel makes is
-    written by it into the first group that sends it, and copied into the others just before they are sent.
+    Most have a place for good in one memory of their own; MemoryX's weights lie among its states (homes); gradient
+    groups take turns in the arena. A value that a kernel makes is written by it into the first group that sends it, and
+    copied into the others just before they are sent.
     """
 
     def __init__(
@@ -90,30 +96,41 @@ class SendBuffers:
         *,
         homes: Mapping[int, Slice] | None = None,
         settled: Mapping[int, torch.Tensor] | None = None,
+        arena: plan_pb2.SendArena | None = None,
+        direct: Container[int] = (),
     ) -> None:
-        """produced: values that kernels make. settled: those that lie somewhere for good (states)."""
-        groups = list(groups)
+        """produced: values that kernels make; direct: those that may be written straight into the arena.
+
+        settled: values that lie somewhere for good (states).
+        """
+        groups = list({group.id: group for group in groups}.values())  # one may be sent twice in a step
         slices = dict(homes or {})
-        end = 0
+        in_arena = {place.group: place.offset for place in arena.places} if arena is not None else {}
+        end = arena.nbytes if arena is not None else 0
         bases = {}
         for group in groups:
-            if group.id not in slices:
+            if group.id in in_arena:
+                bases[group.id] = (in_arena[group.id], part_bytes(group))
+            elif group.id not in slices:
                 bases[group.id] = (end, part_bytes(group))
                 end = aligned(end + group.nbytes)
         self._memory = SharedMemory.create(max(end, 1))
         self._slices = slices | {group: Slice(self._memory, *extent) for group, extent in bases.items()}
         self._places: dict[int, torch.Tensor] = {}
+        self._home_groups: dict[int, int] = {}
         self._copies: dict[int, list[tuple[int, torch.Tensor]]] = {}
         settled = settled or {}
         for group in groups:
             home = self._slices[group.id]
+            makers = direct if group.id in in_arena else produced
             for member in members(group):
                 tensor = home.memory.tensor(member.dtype, member.shape, home.offset + member.offset)
                 owner = settled.get(member.value)
                 if owner is not None and owner.data_ptr() == tensor.data_ptr():
                     continue
-                if owner is None and member.value in produced and member.value not in self._places:
+                if owner is None and member.value in makers and member.value not in self._places:
                     self._places[member.value] = tensor
+                    self._home_groups[member.value] = group.id
                 else:
                     self._copies.setdefault(group.id, []).append((member.value, tensor))
 
@@ -129,6 +146,10 @@ class SendBuffers:
     def place(self, value: int) -> torch.Tensor | None:
         """Where the kernel that makes the value should write it, if anywhere."""
         return self._places.get(value)
+
+    def home_group(self, value: int) -> int | None:
+        """The group that `place` lies in."""
+        return self._home_groups.get(value)
 
     def copies(self, group: int) -> list[tuple[int, torch.Tensor]]:
         """Values to be copied, and where to, before the group is sent."""

@@ -95,10 +95,13 @@ class Program:
         if step + 1 >= recorder.end:
             self.progress.end_trace()
 
-    def add_receive(self, group: plan_pb2.Group, links: Sequence[Link]) -> None:
-        """Wait for a group and take its members. Of several links (workers) each supplies its steps."""
+    def add_receive(self, group: plan_pb2.Group, links: Sequence[Link], *, keep: bool = False) -> None:
+        """Wait for a group and take its members. Of several links (workers) each supplies its steps.
+
+        keep: its sender may write it again before its members are read for the last time.
+        """
         hub, progress, tensors = self.hub, self.progress, self.values.tensors
-        received = ReceivedGroup(group)
+        received = ReceivedGroup(group, keep=keep)
         indices = self.values.indices(member.value for member in received.members)
         group_id, num_links, views_of = group.id, len(links), received.tensors
         now = time.perf_counter

@@ -77,6 +77,8 @@ def part_bytes(group: plan_pb2.Group) -> int:
 WEIGHTS_WINDOW = 8
 # A wafer says what it has taken in lots: a frame for each would cost more than it carries.
 WEIGHTS_CREDIT_LOT = WEIGHTS_WINDOW // 2
+# As many may always be sent beyond those that the wafers have taken, whatever part of a lot they have not told yet.
+WEIGHTS_AHEAD = WEIGHTS_WINDOW - WEIGHTS_CREDIT_LOT + 1
 
 # An empty frame of group CREDIT_GROUPS + k goes up from a wafer: of shard k's weights groups it has taken as many as
 # the frame's step says. SwarmX passes on the least of what its children say, and grants shard k the difference.

@@ -6,26 +6,31 @@ a few orders are as unfair as they can be (the slowest wafer, the fastest shard)
 What is checked, besides the results: each RECEIVE gets what a SEND sent, and nothing is left over; a role that cannot
 go on always can when the others have (no deadlock, with the window of the weights as it is); nobody reads a buffer
 that has been written again since it was sent. For the last, a frame of more than INLINE_BYTES refers to the sender's
-tensors, with torch's count of changes to them.
+tensors, and gradient groups lie in an arena as the plan has it, where one overwrites another.
 """
 
+import dataclasses
 import random
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
 from appliance.coordinator.results import OutputReader
 from cirh.execution.kernel import Kernel
+from cirh.execution.views import clone_views
 from cirh.text.parser import parse_module
 from interconnect.links.elements import tensor_bytes, torch_dtype
 from interconnect.links.frame import INLINE_BYTES
 from interconnect.links.shared_memory import SharedMemory
 from memoryx.kernels import StateKernel
+from nodes.steps.arena import ArenaCounts, direct_values
 from nodes.steps.schedule import WEIGHTS_CREDIT_LOT, WEIGHTS_WINDOW, is_for_coordinator_only
+from swarmx.releases import first_counts
 from wsc.v1 import plan_pb2
 
 
@@ -74,6 +79,7 @@ class Wires:
     queues: dict[tuple[str, str], deque[Frame]] = field(default_factory=lambda: defaultdict(deque))
     taken: dict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int))  # weights, (shard, wafer)
     sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # weights groups, by shard
+    released: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # what shards, and SwarmX, last told
     moves: int = 0  # everything that any role did
 
     def send(self, sender: str, receiver: str, frame: Frame) -> None:
@@ -102,6 +108,21 @@ def empty(type: plan_pb2.TensorType) -> torch.Tensor:
     return torch.frombuffer(bytearray(nbytes), dtype=dtype).reshape(tuple(type.shape))
 
 
+def view(memory: bytearray, offset: int, type: plan_pb2.TensorType) -> torch.Tensor:
+    dtype, nbytes = torch_dtype(type.element_type), tensor_bytes(type)
+    count = nbytes // dtype.itemsize
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).reshape(tuple(type.shape))
+
+
+def arena_places(arena: plan_pb2.SendArena, groups: Mapping[int, plan_pb2.Group]) -> dict[int, dict[int, torch.Tensor]]:
+    """A sender's arena: the tensors of each group by their values. Groups overlap where the plan has them overlap."""
+    memory = bytearray(arena.nbytes)
+    return {
+        place.group: {m.value: view(memory, place.offset + m.offset, m.type) for m in groups[place.group].members}
+        for place in arena.places
+    }
+
+
 def check_type(group: plan_pb2.Group, tensors: Sequence[torch.Tensor]) -> None:
     for member, tensor in zip(group.members, tensors, strict=True):
         assert tuple(member.type.shape) == tuple(tensor.shape), (group.id, member.value)
@@ -120,12 +141,18 @@ class Role:
         self.places: dict[int, dict[int, torch.Tensor]] = {
             group: {member.value: empty(member.type) for member in self.groups[group].members} for group in sent
         }
-        produced = {value for i in plan.instructions for value in i.run.outputs}
+        self.counts = ArenaCounts(plan.arena)
+        produced = direct = {value for i in plan.instructions for value in i.run.outputs}
+        if isinstance(plan, plan_pb2.WaferPlan):
+            self.places |= arena_places(plan.arena, self.groups)
+            direct = direct_values(plan) if self.counts.credited else produced
         self.place_of: dict[int, torch.Tensor] = {}
+        self.group_of: dict[int, int] = {}
         for group in dict.fromkeys(sent):
             for value, tensor in self.places[group].items():
-                if value in produced:
-                    self.place_of.setdefault(value, tensor)
+                if value in (direct if group in self.counts.offsets else produced) and value not in self.place_of:
+                    self.place_of[value] = tensor
+                    self.group_of[value] = group
 
     def read(self, value: int) -> torch.Tensor:
         held = self.values[value]
@@ -188,18 +215,36 @@ class Wafer(Role):
                         self.wires.moves += 1
                         yield  # a turn for the others between any two kernels
                         run = instruction.run
+                        written = [self.group_of[value] for value in run.outputs if value in self.group_of]
+                        yield from self.wait_for_places(written, step)
                         places = [self.place_of.get(value) for value in run.outputs]
-                        results = self.kernels[run.kernel]([self.read(value) for value in run.inputs], places)
+                        inputs = [self.read(value) for value in run.inputs]
+                        results = self.kernels[run.kernel](inputs, places)
+                        if self.counts.credited:
+                            shown = [t for v, t in zip(run.inputs, inputs, strict=True) if self.lies_in_arena(v)]
+                            shown += [t for v, t in zip(run.outputs, results, strict=True) if self.lies_in_arena(v)]
+                            clone_views(results, places, shown)
                         self.values |= {v: Held(tensor) for v, tensor in zip(run.outputs, results, strict=True)}
                         self.drop(run)
                     case "send":
                         group = self.groups[instruction.send.group]
+                        yield from self.wait_for_places([group.id], step)
                         tensors = self.complete(group.id)
                         check_type(group, tensors)
                         as_bytes = is_for_coordinator_only(group)
                         self.wires.send(self.name, "swarmx", Frame.of(group, step, tensors, as_bytes=as_bytes))
                     case kind:
                         raise AssertionError(kind)
+
+    def lies_in_arena(self, value: int) -> bool:
+        return self.group_of.get(value) in self.counts.offsets
+
+    def wait_for_places(self, groups: Sequence[int], step: int) -> Iterator[None]:
+        """Until what lies in the groups' places has been released."""
+        for group in groups:
+            awaited = self.counts.awaited(group)
+            while awaited is not None and self.wires.released["swarmx"] < self.counts.count(awaited, step):
+                yield
 
 
 class Shard(Role):
@@ -231,6 +276,9 @@ class Shard(Role):
         runs = [i.run for i in plan.instructions if i.WhichOneof("kind") == "run"]
         committed = {v for run in runs for v, state in zip(run.outputs, run.commits, strict=False) if state}
         self.place_of = {v: t for v, t in self.place_of.items() if v not in committed and v not in self.states}
+        received = [i.receive.group for i in plan.instructions if i.WhichOneof("kind") == "receive"]
+        self.from_arena = [group for group in received if group in self.counts.offsets]
+        self.borrowed: int | None = None
         self.calls = [
             self.kernels[run.kernel].bind(
                 [self.states[state] if state else None for state in run.commits] or [None] * len(run.outputs),
@@ -246,23 +294,46 @@ class Shard(Role):
             for instruction in self.plan.instructions:
                 match instruction.WhichOneof("kind"):
                     case "receive":
+                        self.release(step)
                         group = self.groups[instruction.receive.group]
                         exchanged = group.kind == plan_pb2.GROUP_KIND_EXCHANGE
                         source = f"shard{group.source_shard}" if exchanged else "swarmx"
                         while (frame := self.wires.take(source, self.name, group.id, step)) is None:
                             yield
+                        if instruction.receive.keep:
+                            frame = dataclasses.replace(frame, tensors=[tensor.clone() for tensor in frame.tensors])
                         self.accept(frame)
+                        self.borrowed = group.id if group.id in self.from_arena else None
                     case "run":
                         self.wires.moves += 1
                         yield
                         run = instruction.run
-                        results = next(calls)([self.read(value) for value in run.inputs])
+                        inputs = [self.read(value) for value in run.inputs]
+                        results = list(next(calls)(inputs))
+                        if self.counts.credited:
+                            places = [self.place_of.get(value) for value in run.outputs]
+                            homes = [self.states[s] if s else p for s, p in zip_longest(run.commits, places)]
+                            if self.kernels[run.kernel].may_show_inputs and self.borrowed is not None:
+                                members = {member.value for member in self.groups[self.borrowed].members}
+                                shown = [t for v, t in zip(run.inputs, inputs, strict=True) if v in members]
+                                clone_views(results, homes, shown)
                         self.values |= {v: Held(tensor) for v, tensor in zip(run.outputs, results, strict=True)}
                         self.drop(run)
                     case "commit":
                         self.states[instruction.commit.state].copy_(self.read(instruction.commit.value))
                     case "send":
+                        self.release(step)
                         yield from self.send(self.groups[instruction.send.group], step)
+            self.release(step)
+
+    def release(self, step: int) -> None:
+        """The gradients that were received last are read no more."""
+        if self.borrowed is not None:
+            told = self.counts.told_after(self.borrowed, self.from_arena)
+            self.borrowed = None
+            if told is not None:
+                self.wires.released[self.name] = self.counts.count(told, step)
+                self.wires.moves += 1
 
     def send(self, group: plan_pb2.Group, step: int) -> Iterator[None]:
         tensors = self.complete(group.id)
@@ -288,14 +359,18 @@ class Shard(Role):
 
 
 class SwarmX:
-    """The one SwarmX node: everything goes on at once; sums lie in one buffer per group."""
+    """The one SwarmX node: everything goes on at once; sums lie in one buffer per group, or in the arena."""
 
     def __init__(self, plan: plan_pb2.SwarmXPlan, num_wafers: int, num_shards: int, wires: Wires) -> None:
         self.groups = {group.id: group for group in plan.groups}
         self.wafers = [f"wafer{i}" for i in range(num_wafers)]
         self.shards = [f"shard{i}" for i in range(num_shards)]
         self.wires = wires
-        self.sums: dict[int, list[torch.Tensor]] = {}
+        self.counts = ArenaCounts(plan.arena)
+        self.sums = {group: list(tensors.values()) for group, tensors in arena_places(plan.arena, self.groups).items()}
+        self.first = {f"shard{i}": count for i, count in first_counts(self.counts, plan.groups).items()}
+        self.complete: deque[tuple[plan_pb2.Group, list[Frame]]] = deque()
+        self.joined = 0  # groups of the arena
 
     def run(self) -> Iterator[None]:
         waiting: dict[tuple[int, int], dict[str, Frame]] = defaultdict(dict)
@@ -312,9 +387,31 @@ class SwarmX:
                     assert wafer not in parts, "a wafer sent a group twice in a step"
                     parts[wafer] = frame
                     if len(parts) == len(self.wafers):
-                        self.join(self.groups[frame.group], [parts[name] for name in self.wafers])
+                        group, frames = self.groups[frame.group], [parts[name] for name in self.wafers]
+                        if group.id in self.counts.offsets:
+                            self.complete.append((group, frames))
+                        else:
+                            self.join(group, frames)
                         del waiting[frame.group, frame.step]
+            self.join_complete()
             yield
+
+    def join_complete(self) -> None:
+        """Joins gradients as far as their places have been released. One wafer's lie in its own arena."""
+        released = min((max(first, self.wires.released[s]) for s, first in self.first.items()), default=0)
+        while self.complete:
+            group, frames = self.complete[0]
+            awaited = self.counts.awaited(group.id)
+            if len(frames) > 1 and awaited is not None and self.counts.count(awaited, frames[0].step) > released:
+                break
+            self.complete.popleft()
+            assert self.counts.number(group.id, frames[0].step) == self.joined
+            self.join(group, frames)
+            self.joined += 1
+        reached = released if len(self.wafers) == 1 else self.joined
+        for count in self.counts.told_between(self.wires.released["swarmx"], reached):
+            self.wires.released["swarmx"] = count
+            self.wires.moves += 1
 
     def join(self, group: plan_pb2.Group, parts: list[Frame]) -> None:
         step = parts[0].step

@@ -8,7 +8,9 @@ import pytest
 import torch
 from link_pairs import LANES, End, connect, filled, listening
 
-from interconnect.links.frame import INLINE_BYTES
+from interconnect.links import grpc_lane
+from interconnect.links.frame import INLINE_BYTES, parse
+from interconnect.links.grpc_lane import GrpcLink
 from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import LinkLost
 from interconnect.links.listener import LinkListener
@@ -173,6 +175,36 @@ def test_both_can_send_much_at_once(pair: Pair) -> None:
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
+
+
+def test_a_link_that_nobody_drains_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group larger than what may wait for gRPC: the sender waits, and the rest stays in its memory."""
+    monkeypatch.setattr(grpc_lane, "MAX_QUEUED_BYTES", 2 * MIB)
+    link, hub = GrpcLink("far", abandon=lambda: None), Hub()
+    ended = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        ended.wait()
+        yield from ()
+
+    link.read_from(nothing())
+    hub.add(link)
+    payload = filled(20 * MIB)
+    sender = in_thread(lambda: hub.send(link, 1, 1, payload, as_bytes=True))
+    frames = link.outgoing()
+    received = bytearray()
+    most = 0
+    while len(received) < payload.nbytes:
+        message = next(frames)
+        most = max(most, link.queued_bytes)
+        received += parse(message)[1]
+    sender.join(10)
+    assert not sender.is_alive()
+    assert received == payload.view
+    assert most <= 3 * MIB + grpc_lane.HEADER_BYTES
+    ended.set()
+    link.close()
+    hub.close()
 
 
 def test_acknowledgements_never_block(pair: Pair) -> None:

@@ -56,9 +56,9 @@ def join(reduction: int, parts: list[torch.Tensor]) -> torch.Tensor:
     memory = SharedMemory.create(nbytes)
     collector = Collector(plan, wafers, memory, 0)
     for child in reversed(range(1, len(parts))):
-        assert collector.add(child, Frame(parts[child])) is None
-    result = collector.add(0, Frame(parts[0]))
-    assert result is not None
+        assert not collector.add(child, Frame(parts[child]))
+    assert collector.add(0, Frame(parts[0]))
+    result = collector.join(1)
     assert result.nbytes == nbytes
     return memory.tensor(parts[0].dtype, (nbytes // parts[0].dtype.itemsize,), 0).clone()
 
@@ -95,9 +95,10 @@ def test_child_may_be_steps_ahead() -> None:
     memory = SharedMemory.create(16)
     collector = Collector(plan, [1, 1], memory, 0)
     for step in (1, 2, 3):
-        assert collector.add(0, Frame(torch.full((4,), float(step)), step)) is None
+        assert not collector.add(0, Frame(torch.full((4,), float(step)), step))
     for step in (1, 2, 3):
-        assert collector.add(1, Frame(torch.ones(4), step)) is not None
+        assert collector.add(1, Frame(torch.ones(4), step))
+        collector.join(step)
         assert memory.tensor(torch.float32, (4,), 0)[0] == step + 1
 
 

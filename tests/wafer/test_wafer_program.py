@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from appliance.compiler.wafer import arena
 from cirh.dialect.types import tensor_type
 from cirh.modules.builder import GraphBuilder
 from cirh.text.printer import print_module
 from interconnect.links.hub import Hub
 from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.links.socket_lane import SocketLink
+from nodes.steps.arena import RELEASED_GROUP, ArenaCounts
 from nodes.steps.schedule import CREDIT_GROUPS, WEIGHTS_CREDIT_LOT, StepSchedule
 from wafer.wafer_program import WaferProgram
 from wsc.v1 import node_pb2, plan_pb2
@@ -129,6 +131,66 @@ def test_a_kernel_may_read_the_number_of_its_wafer(ends: tuple[SocketLink, Socke
     program.run(StepSchedule(num_steps=2, activation_steps=1, checkpoint_steps=frozenset(), run_ahead_steps=8))
     for step in (1, 2):
         assert far_hub.receive(far, 1, step).tensor(torch.int64, (1,), 0).tolist() == [6]
+    program.close()
+    for each in (hub, far_hub):
+        each.close()
+
+
+def test_a_wafer_whose_gradients_are_not_taken_waits(
+    ends: tuple[SocketLink, SocketLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its arena has room for two of the six gradients of a step: it goes no further until one is released."""
+    monkeypatch.setattr(arena, "SLACK_BYTES", 0)
+    builder = GraphBuilder()
+    x = builder.argument(tensor_type((SIZE,), torch.float32))
+    plan = plan_pb2.WaferPlan(
+        groups=[group(1, plan_pb2.GROUP_KIND_WEIGHTS, 1)],
+        kernels=[plan_pb2.Kernel(id=1, cirh=print_module(builder.finish([(builder.op("cirh.Add", [x, x])[0], None)])))],
+        instructions=[plan_pb2.Instruction(receive=plan_pb2.Receive(group=1))],
+    )
+    gradients = range(2, 8)
+    for number in gradients:
+        plan.groups.append(
+            group(number, plan_pb2.GROUP_KIND_REDUCTION, number, reduction=plan_pb2.REDUCTION_SUM, shards=[0])
+        )
+        plan.instructions.add().run.CopyFrom(plan_pb2.Run(kernel=1, inputs=[number - 1], outputs=[number]))
+        plan.instructions.add().send.group = number
+    # What a later kernel reads is copied to where it is sent from.
+    for number in gradients:
+        plan.instructions[2 * number - 3].run.inputs[0] = 1
+    plan.arena.CopyFrom(arena.lay_out_arena(plan))
+    assert plan.arena.credited
+    assert plan.arena.nbytes < 3 * SIZE * 4
+    parent, far = ends
+    hub, far_hub = Hub(), Hub()
+    hub.add(parent)
+    far_hub.add(far)
+    program = WaferProgram(plan, 0, hub, {(node_pb2.LINK_PURPOSE_PARENT, 0): parent})
+    schedule = StepSchedule(num_steps=3, activation_steps=1, checkpoint_steps=frozenset(), run_ahead_steps=8)
+    thread = threading.Thread(target=lambda: program.run(schedule))
+    thread.start()
+    weights = SharedMemory.create(SIZE * 4)
+    nothing = Slice(weights, 0, 0)
+    counts = ArenaCounts(plan.arena)
+    taken = told = 0
+    for step in (1, 2, 3):
+        weights.tensor(torch.float32, (SIZE,), 0).fill_(step)
+        far_hub.send(far, 1, step, Slice(weights, 0, SIZE * 4))
+        for number in gradients:
+            tensor = far_hub.receive(far, number, step).tensor(torch.float32, (SIZE,), 0)
+            before = len(far.inbox)
+            thread.join(0.02)
+            while far.poll():
+                pass
+            assert len([m for m in far.inbox if m.group < CREDIT_GROUPS]) <= 1, "it went on without room"
+            assert before <= len(far.inbox)
+            assert (tensor == 2.0 * step).all()
+            taken += 1
+            for count in counts.told_between(told, taken):
+                far_hub.send(far, RELEASED_GROUP, count, nothing)
+            told = taken
+    thread.join(20)
+    assert not thread.is_alive()
     program.close()
     for each in (hub, far_hub):
         each.close()

@@ -13,6 +13,7 @@ from appliance.compiler.core.target import Target
 from appliance.compiler.memoryx.commits import Commits, Event
 from appliance.compiler.memoryx.exchanges import Exchanges
 from appliance.compiler.memoryx.frontier import Frontier
+from appliance.compiler.memoryx.kept import keep_late_gradients
 from appliance.compiler.memoryx.reads import Kind, Reads, is_elementwise
 from appliance.compiler.partition.cut import Cut, is_constant
 from appliance.compiler.partition.groups import Bundle, KernelTable, Numbers
@@ -22,6 +23,7 @@ from appliance.compiler.wafer.schedule import WaferSchedule
 from cirh.dialect import types
 from cirh.modules.graph import extract, func_of
 from cirh.text.printer import print_module
+from nodes.steps.schedule import WEIGHTS_AHEAD
 from wsc.v1 import plan_pb2
 
 
@@ -113,13 +115,16 @@ class ShardScheduler:
         """Sends weights in the order in which the wafers wait for them; what they are made of is computed first.
 
         up_to: the last segment for which weights are sent, if they can be; needed: the last one for which they must,
-        because the wafers send nothing more to this shard without them.
+        because the wafers send nothing more to this shard without them. No more go ahead of those than the window has
+        room for: waiting for the wafers to take some, the shard would keep the gradients for which the wafers wait.
         """
+        ahead = sum(1 for event in self._loads if event.sent and event.position > needed)
         for event in self._loads:
             if event.sent:
                 continue
-            if event.position > up_to:
+            if event.position > up_to or (event.position > needed and ahead >= WEIGHTS_AHEAD):
                 return
+            ahead += event.position > needed
             self._compute(event.bundle.values)
             if event.position <= needed and not self._have.issuperset(event.bundle.values):
                 self._receive_for(event.bundle.values)
@@ -246,3 +251,4 @@ class ShardScheduler:
         sent = {member.value for group in self._plan.groups for member in group.members}
         committed = {i.commit.value for i in self._plan.instructions if i.WhichOneof("kind") == "commit"}
         add_drops(self._plan.instructions, states | sent | committed)
+        keep_late_gradients(self._plan)

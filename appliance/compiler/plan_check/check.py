@@ -11,9 +11,11 @@ from typing import Final
 import torch
 
 from appliance.compiler.core.target import KernelLibrary
+from appliance.compiler.memoryx.kept import late_gradients
 from appliance.compiler.plan_check.errors import PlanError, require
 from appliance.compiler.plan_check.groups import Groups
 from appliance.compiler.plan_check.roles import Role, Signatures
+from appliance.compiler.wafer.arena import lay_out_arena
 from cirh.dialect.errors import CirhError
 from cirh.dialect.types import TensorInfo, from_proto
 from interconnect.links.elements import tensor_bytes
@@ -37,6 +39,7 @@ def check_plan(plan: plan_pb2.Plan) -> None:
         for part, shard in zip(plan.memoryx, shards, strict=True):
             _check_shard(part, shard)
         _check_states(plan)
+        _check_arena(plan)
         groups.check_traffic(plan, wafer, shards)
         _check_outputs(plan)
     except PlanError:
@@ -62,6 +65,7 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
     for instruction in plan.instructions:
         match instruction.WhichOneof("kind"):
             case "receive":
+                require(not instruction.receive.keep, "the wafer keeps what it receives until it drops it")
                 role.receive(instruction.receive.group)
             case "run":
                 require(not instruction.run.commits, "the wafer has no states to commit to")
@@ -113,6 +117,16 @@ def _check_shard(plan: plan_pb2.MemoryXPlan, role: Role) -> None:
                 raise PlanError(f"a shard has no instruction {kind}")
     require(role.made <= role.used, f"{role.name} makes what nothing uses")
     role.finish()
+
+
+def _check_arena(plan: plan_pb2.Plan) -> None:
+    """No gradient is written where another may still be read: all follows from the programs."""
+    arena = lay_out_arena(plan.wafer)
+    for stated in (plan.wafer.arena, plan.swarmx.arena, *(part.arena for part in plan.memoryx)):
+        require(stated == arena, "gradients do not lie where the wafer's program lets them lie")
+    for part in plan.memoryx:
+        kept = {i.receive.group for i in part.instructions if i.receive.keep}
+        require(kept == late_gradients(part), f"shard {part.shard} keeps other gradients than those that it reads late")
 
 
 def _check_states(plan: plan_pb2.Plan) -> None:

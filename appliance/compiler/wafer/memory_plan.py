@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.cost.kernel_profile import KernelProfile
 from appliance.drawing.quantities import bytes_text
-from interconnect.links.elements import tensor_bytes
+from interconnect.links.elements import aligned, tensor_bytes
+from nodes.steps.arena import direct_values
 from nodes.steps.schedule import WEIGHTS_WINDOW
 from wsc.v1 import plan_pb2
 
@@ -23,13 +24,18 @@ class MemoryPoint:
     batch_bytes: int
     weight_bytes: int  # received, and still to be read
     activation_bytes: int  # made by earlier segments, and still to be read
-    gradient_bytes: int  # made to be reduced, by this segment or earlier ones, and not gone yet
+    gradient_bytes: int  # the buffers of all that is sent: the gradients' arena, and a place for each other group
     working_bytes: int  # what this segment makes besides, at its fullest
     arriving_bytes: int  # weights that MemoryX may have sent ahead; on one host they lie in its memory
 
     @property
     def total_bytes(self) -> int:
         return self.weight_bytes + self.gradient_bytes + self.scaling_bytes
+
+    @property
+    def own_bytes(self) -> int:
+        """Without what lies in the memory of others, if those are on the same host."""
+        return self.gradient_bytes + self.activation_bytes + self.working_bytes
 
     @property
     def scaling_bytes(self) -> int:
@@ -49,16 +55,17 @@ class MemoryPlan:
         """The first segment that needs most."""
         return max(self.points, key=lambda point: point.total_bytes)
 
+    @property
+    def own_bytes(self) -> int:
+        """The most that is the wafer's own at once."""
+        return max(point.own_bytes for point in self.points)
+
 
 def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile], capacity_bytes: int) -> MemoryPlan:
     """Goes through a wafer's program. profiles: by kernel."""
     groups: Groups = {group.id: group for group in plan.groups}
-    gradients = {
-        member.value
-        for group in plan.groups
-        if group.kind == plan_pb2.GROUP_KIND_REDUCTION and not group.to_wafers
-        for member in group.members
-    }
+    gradient_bytes = plan.arena.nbytes + sum(map(aligned, _other_buffers(plan, groups)))
+    in_buffers = _written_in_buffers(plan, groups)
     batch_bytes = sum(group.nbytes for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_BATCH)
     dying = _last_uses(plan, groups)
     arriving = _arriving(plan, groups)
@@ -76,24 +83,44 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
                 run = instruction.run
                 profile = profiles[run.kernel]
                 new = dict(zip(run.outputs, profile.output_bytes, strict=True))
-                leaving = sum(nbytes for value, nbytes in new.items() if value in gradients)
-                held = sum(nbytes for value, nbytes in made.items() if value in gradients)
+                placed = sum(nbytes for value, nbytes in new.items() if value in in_buffers)
                 points.append(
                     MemoryPoint(
                         segment=run.layer,
                         batch_bytes=batch_bytes,
                         weight_bytes=sum(weights.values()),
-                        activation_bytes=sum(made.values()) - held,
-                        gradient_bytes=held + leaving,
-                        working_bytes=max(profile.working_bytes - leaving, 0),
+                        activation_bytes=sum(made.values()),
+                        gradient_bytes=gradient_bytes,
+                        working_bytes=max(profile.working_bytes - placed, 0),
                         arriving_bytes=arriving[position],
                     )
                 )
-                made.update(new)
+                made.update((value, nbytes) for value, nbytes in new.items() if value not in in_buffers)
         for value in dying[position]:
             weights.pop(value, None)
             made.pop(value, None)
     return MemoryPlan(capacity_bytes=capacity_bytes, points=tuple(points) or (_idle(batch_bytes),))
+
+
+def _other_buffers(plan: plan_pb2.WaferPlan, groups: Groups) -> Iterator[int]:
+    """Sizes of the groups that are sent from places of their own."""
+    in_arena = {place.group for place in plan.arena.places}
+    for instruction in plan.instructions:
+        if instruction.HasField("send") and instruction.send.group not in in_arena:
+            yield groups[instruction.send.group].nbytes
+
+
+def _written_in_buffers(plan: plan_pb2.WaferPlan, groups: Groups) -> set[int]:
+    """Values that are nowhere but in a buffer that they are sent from."""
+    in_arena = {place.group for place in plan.arena.places}
+    direct = direct_values(plan) if plan.arena.credited else None
+    found: set[int] = set()
+    for instruction in plan.instructions:
+        if instruction.HasField("send"):
+            for member in groups[instruction.send.group].members:
+                if direct is None or instruction.send.group not in in_arena or member.value in direct:
+                    found.add(member.value)
+    return found
 
 
 def _idle(batch_bytes: int) -> MemoryPoint:

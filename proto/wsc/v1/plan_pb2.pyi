@@ -288,21 +288,88 @@ class Kernel(_message.Message):
 Global___Kernel: _TypeAlias = Kernel  # noqa: Y015
 
 @_typing.final
-class Receive(_message.Message):
-    """Waits until the group's frame of this step is here."""
+class ArenaPlace(_message.Message):
+    """Where a gradient group lies in the memory that its sender has for all of them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
     group: _builtins.int
+    offset: _builtins.int
+    window: _builtins.int
+    """of a credited arena: when it is written, so many groups sent before it may still be read"""
     def __init__(
         self,
         *,
         group: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        window: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "offset", b"offset", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArenaPlace: _TypeAlias = ArenaPlace  # noqa: Y015
+
+@_typing.final
+class SendArena(_message.Message):
+    """The memory that wafers, and SwarmX nodes that add, send gradient groups from: those that go to MemoryX alone and are
+    too large to be copied into a frame. In the order in which they are sent; each is sent once in a step.
+
+    Credited: places overlap. Receivers release groups in order, and say how many they have released since the execution
+    began, where somebody waits for just that number; a sender whose window is closed waits. Not credited: each group has
+    a place of its own, which is written again in the next step.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NBYTES_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
+    CREDITED_FIELD_NUMBER: _builtins.int
+    nbytes: _builtins.int
+    credited: _builtins.bool
+    @_builtins.property
+    def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArenaPlace]: ...
+    def __init__(
+        self,
+        *,
+        nbytes: _builtins.int = ...,
+        places: _abc.Iterable[Global___ArenaPlace] | None = ...,
+        credited: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credited", b"credited", "nbytes", b"nbytes", "places", b"places"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendArena: _TypeAlias = SendArena  # noqa: Y015
+
+@_typing.final
+class Receive(_message.Message):
+    """Waits until the group's frame of this step is here. On MemoryX a gradient group is released at the shard's next
+    receive or send, and its values can be read until then; keep: for the rest of the step, from a copy.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    group: _builtins.int
+    keep: _builtins.bool
+    def __init__(
+        self,
+        *,
+        group: _builtins.int = ...,
+        keep: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "keep", b"keep"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -433,6 +500,12 @@ Global___Instruction: _TypeAlias = Instruction  # noqa: Y015
 
 @_typing.final
 class WaferPlan(_message.Message):
+    """OWN MEMORY of a role is the most that its process has in a step beyond what it has before it is loaded: private memory,
+    and the shared memory that it made itself. What it reads in the shared memory of others is theirs. So it is told for
+    links within one host; over links between hosts a role has besides what it received and has not done with: a wafer its
+    batch, and weights up to their window (told in reports); SwarmX one arena for each child; MemoryX one arena.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUPS_FIELD_NUMBER: _builtins.int
@@ -442,19 +515,25 @@ class WaferPlan(_message.Message):
     NUMBER_VALUE_FIELD_NUMBER: _builtins.int
     KERNEL_LIBRARY_FIELD_NUMBER: _builtins.int
     FLOPS_FIELD_NUMBER: _builtins.int
+    ARENA_FIELD_NUMBER: _builtins.int
+    OWN_BYTES_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
-    """of the wafer that this was made for; what it holds never exceeds it"""
+    """of the wafer that this was made for; what the plan has it hold never exceeds it"""
     number_value: _builtins.int
     """int64 [1], the number of the wafer that runs the plan; 0: nothing reads it"""
     kernel_library: Global___KernelLibrary.ValueType
     flops: _builtins.int
     """of one step"""
+    own_bytes: _builtins.int
+    """see OWN MEMORY"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
     def kernels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Kernel]: ...
     @_builtins.property
     def instructions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Instruction]: ...
+    @_builtins.property
+    def arena(self) -> Global___SendArena: ...
     def __init__(
         self,
         *,
@@ -465,10 +544,12 @@ class WaferPlan(_message.Message):
         number_value: _builtins.int = ...,
         kernel_library: Global___KernelLibrary.ValueType = ...,
         flops: _builtins.int = ...,
+        arena: Global___SendArena | None = ...,
+        own_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flops", b"flops", "groups", b"groups", "instructions", b"instructions", "kernel_library", b"kernel_library", "kernels", b"kernels", "memory_bytes", b"memory_bytes", "number_value", b"number_value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "kernel_library", b"kernel_library", "kernels", b"kernels", "memory_bytes", b"memory_bytes", "number_value", b"number_value", "own_bytes", b"own_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -513,7 +594,11 @@ class MemoryXPlan(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
     INSTRUCTIONS_FIELD_NUMBER: _builtins.int
+    ARENA_FIELD_NUMBER: _builtins.int
+    OWN_BYTES_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
+    own_bytes: _builtins.int
+    """see OWN MEMORY; as much as the states more while there is a snapshot"""
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSlot]: ...
     @_builtins.property
@@ -522,6 +607,10 @@ class MemoryXPlan(_message.Message):
     def kernels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Kernel]: ...
     @_builtins.property
     def instructions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Instruction]: ...
+    @_builtins.property
+    def arena(self) -> Global___SendArena:
+        """of those who send to this shard"""
+
     def __init__(
         self,
         *,
@@ -530,10 +619,12 @@ class MemoryXPlan(_message.Message):
         groups: _abc.Iterable[Global___Group] | None = ...,
         kernels: _abc.Iterable[Global___Kernel] | None = ...,
         instructions: _abc.Iterable[Global___Instruction] | None = ...,
+        arena: Global___SendArena | None = ...,
+        own_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "instructions", b"instructions", "kernels", b"kernels", "shard", b"shard", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups", "instructions", b"instructions", "kernels", b"kernels", "own_bytes", b"own_bytes", "shard", b"shard", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -544,16 +635,24 @@ class SwarmXPlan(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUPS_FIELD_NUMBER: _builtins.int
+    ARENA_FIELD_NUMBER: _builtins.int
+    OWN_BYTES_FIELD_NUMBER: _builtins.int
+    own_bytes: _builtins.int
+    """see OWN MEMORY; of a node that adds: one with a single child passes on what it gets"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
+    @_builtins.property
+    def arena(self) -> Global___SendArena: ...
     def __init__(
         self,
         *,
         groups: _abc.Iterable[Global___Group] | None = ...,
+        arena: Global___SendArena | None = ...,
+        own_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups", "own_bytes", b"own_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

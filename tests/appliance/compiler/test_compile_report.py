@@ -94,8 +94,9 @@ def test_activations_grow_forward_and_shrink_backward(traced: Traced) -> None:
     assert all(before < after for before, after in pairwise(forward))
     backward = [points[f"{name} backward"].activation_bytes for name in ("up", "h.2", "h.1", "h.0")]
     assert all(before > after for before, after in pairwise(backward))
-    assert points["h.1"].gradient_bytes == 0
-    assert points["h.1 backward"].gradient_bytes >= 4 * NARROW * NARROW
+    # The buffers that gradients are sent from are there all the time.
+    assert len({point.gradient_bytes for point in points.values()}) == 1
+    assert points["h.1"].gradient_bytes >= 4 * sum(p.numel() for p in Blocks().parameters())
 
 
 def test_a_refusal_says_what_would_fit(traced: Traced) -> None:

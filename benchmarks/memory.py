@@ -1,0 +1,228 @@
+"""What each role has in memory while a model trains, beside what the plan says (OWN MEMORY in plan.proto).
+
+A cluster of processes started one by one; before and while a script trains, the private memory of each role is read
+from /proc, with the shared memory that it made itself. Linux only.
+
+    python -m benchmarks.memory
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader
+
+from appliance.compiler.cache import load_plan
+from benchmarks.by_hand import cluster_by_hand
+from benchmarks.network import HERE
+from benchmarks.runs import ENVIRONMENT
+from interconnect.rpc.server import make_channel
+from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2, plan_pb2
+
+STEPS: Final = 6
+SAMPLE_SECONDS: Final = 0.05
+TOLERANCE: Final = 0.10
+TOLERANCE_BYTES: Final = 16 << 20
+ROLES: Final = {node_pb2.ROLE_WAFER: "wafer", node_pb2.ROLE_SWARMX: "swarmx", node_pb2.ROLE_MEMORYX: "memoryx"}
+
+
+class Embeddings(nn.Module):
+    """Two large tables, at the beginning and at the end, and little between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(40_000, 256)
+        self.between = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
+        self.head = nn.Linear(256, 40_000, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.tokens((x * 1000).long().abs() % 40_000)
+        for layer in self.between:
+            x = torch.tanh(layer(x))
+        return self.head(x)[..., 0]
+
+
+class Deep(nn.Module):
+    """Many equal layers: in all far more than what is sent at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1280, 1280) for _ in range(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.repeat(1, 1280 // x.shape[1])
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+class Active(nn.Module):
+    """Small weights, and large activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.repeat(512, 2)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+MODELS: Final[Mapping[str, type[nn.Module]]] = {"embeddings": Embeddings, "deep": Deep, "active": Active}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Of one process, in bytes."""
+
+    planned: int
+    measured: int
+
+    @property
+    def fits(self) -> bool:
+        return abs(self.measured - self.planned) <= max(TOLERANCE * self.planned, TOLERANCE_BYTES)
+
+
+def own_bytes(process: int) -> int:
+    """The resident memory that is the process's own: private memory, and shared memory that it made."""
+    total = 0
+    counts = False
+    mine = f"/memfd:waferbox-{process} "
+    with open(f"/proc/{process}/smaps", encoding="ascii") as lines:
+        for line in lines:
+            first, _, rest = line.partition(" ")
+            if not first.endswith(":"):
+                path = line.split(maxsplit=5)[5:]
+                counts = not path or path[0].startswith(("[heap]", "[stack", "[anon", mine))
+            elif counts and first == "Rss:":
+                total += int(rest.split()[0]) * 1024
+    return total
+
+
+def measure(model: str, wafers: int, *, clip: bool = False, lane: str = "") -> dict[str, Figures]:
+    """By process: "wafer-0", "swarmx-0" and so on."""
+    roles = ["memoryx", "swarmx", *["workers"] * wafers, *["wafer"] * wafers]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        variables = {**os.environ, **ENVIRONMENT, "WAFERBOX_CACHE": f"{name}/cache", "OMP_NUM_THREADS": "1"}
+        variables |= {"WAFERBOX_LANE": lane} if lane else {}
+        places = [(role, HERE) for role in roles]
+        with cluster_by_hand(HERE, places, variables, folder / "roles.log") as management:
+            processes = _processes(management)
+            idle = {name: own_bytes(process) for name, process in processes.items()}
+            most = dict(idle)
+            command = [sys.executable, "-m", "benchmarks.memory", "script", model, "--wafers", str(wafers)]
+            script = subprocess.Popen(
+                command + ["--clip"] * clip + ["--folder", name],
+                env={**variables, "WAFERBOX_MANAGEMENT": management},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            while script.poll() is None:
+                for process_name, process in processes.items():
+                    most[process_name] = max(most[process_name], own_bytes(process))
+                time.sleep(SAMPLE_SECONDS)
+            _, errors = script.communicate()
+            if script.returncode:
+                raise RuntimeError(errors)
+        (path,) = folder.rglob("*.plan")
+        plan = load_plan(path)
+    assert plan is not None, "it was compiled just now"
+    return {name: Figures(planned=_planned(plan, name), measured=most[name] - idle[name]) for name in sorted(processes)}
+
+
+def _planned(plan: plan_pb2.Plan, name: str) -> int:
+    of_role = {"wafer": plan.wafer, "swarmx": plan.swarmx, "memoryx": plan.memoryx[0]}
+    return int(of_role[name.partition("-")[0]].own_bytes)
+
+
+def _processes(management: str) -> dict[str, int]:
+    with make_channel(management) as channel:
+        stub = management_pb2_grpc.ManagementStub(channel)
+        nodes = stub.ListNodes(management_pb2.ListNodesRequest(), timeout=10.0).nodes
+    found: dict[str, int] = {}
+    for node in nodes:
+        if node.role in ROLES:
+            number = sum(1 for name in found if name.startswith(ROLES[node.role]))
+            found[f"{ROLES[node.role]}-{number}"] = node.process_id
+    return found
+
+
+def bench() -> None:
+    print(f"own memory of each process over {STEPS} steps, beyond what it has when idle; plan and measured, in MB")
+    for model in MODELS:
+        for wafers in (1, 2):
+            for name, figures in measure(model, wafers).items():
+                verdict = "" if figures.fits else "  <- not as planned"
+                print(
+                    f"  {model:11s} {wafers} wafers  {name:10s} plan {figures.planned / 1e6:7.1f}"
+                    f"   measured {figures.measured / 1e6:7.1f}{verdict}"
+                )
+
+
+def input_fn() -> Any:
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.randn(64, 64, generator=generator)
+    return DataLoader([batch] * STEPS, batch_size=None)  # type: ignore[arg-type]
+
+
+def train(model_name: str, wafers: int, folder: Path, clip: bool) -> None:
+    import cerebras.pytorch as cstorch
+
+    cluster = cstorch.distributed.ClusterConfig(num_csx=wafers)
+    backend = cstorch.backend("CSX", artifact_dir=folder, cluster_config=cluster)
+    torch.manual_seed(0)
+    with backend.device:
+        model = MODELS[model_name]()
+    compiled = cstorch.compile(model, backend)
+    optimizer = cstorch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    @cstorch.trace
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        loss = compiled(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(list(model.parameters()), 1.0)
+        optimizer.step()
+        return loss
+
+    @cstorch.step_closure
+    def show(loss: torch.Tensor) -> None:
+        print(loss.item(), flush=True)
+
+    loader = cstorch.utils.data.DataLoader(input_fn)
+    for batch in cstorch.utils.data.DataExecutor(loader, num_steps=STEPS):
+        show(step(batch))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=["script"])
+    parser.add_argument("model", nargs="?", choices=[*MODELS])
+    parser.add_argument("--wafers", type=int, default=1)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--clip", action="store_true")
+    options = parser.parse_args()
+    if options.what == "script":
+        train(options.model, options.wafers, options.folder, options.clip)
+    else:
+        bench()
+
+
+if __name__ == "__main__":
+    main()

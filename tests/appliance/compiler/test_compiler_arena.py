@@ -1,0 +1,203 @@
+"""The arena of gradients: what it holds, that nothing waits for ever, and that a place used too early is noticed."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from compiled_steps import Traced
+from plan_simulator import Deadlock, Hazard, Simulation
+from torch import nn
+
+from appliance.compiler.memoryx import schedule as memoryx_schedule
+from appliance.compiler.plan_check.check import PlanError, check_plan
+from appliance.compiler.wafer import arena
+from nodes.steps.arena import ArenaCounts, is_in_arena
+from wsc.v1 import plan_pb2
+
+WIDE = 80  # more than INLINE_BYTES in a square matrix of float64
+LAYERS = 7
+CLUSTERS = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 3)]
+
+
+@pytest.fixture(autouse=True)
+def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small models have an arena in which groups overlap."""
+    monkeypatch.setattr(arena, "SLACK_BYTES", 0)
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def trained(*, clip: bool = False, seen: bool = False, again: bool = False) -> tuple[Traced, list[torch.Tensor]]:
+    """clip: updates wait for the norm of all gradients. seen: the script gets a large gradient. again: the wafers read
+    a gradient that they have sent."""
+
+    def build(model: Any) -> Any:
+        def step(x: torch.Tensor) -> Any:
+            for parameter in model.parameters():
+                parameter.grad = None
+            loss = model(x).square().sum()
+            loss.backward()
+            with torch.no_grad():
+                scale: Any = 1e-3
+                if clip:
+                    norms = torch.stack([p.grad.square().sum() for p in model.parameters()])
+                    scale = 1e-2 / (norms.sum().sqrt() + 1)
+                for parameter in model.parameters():
+                    parameter.sub_(parameter.grad * scale)
+                result = [loss.detach()]
+                if seen:
+                    result.append(model.layers[3].weight.grad * 1.0)
+                if again:
+                    result.append((x @ model.layers[-1].weight.grad).sum())
+                return result
+
+        return step
+
+    torch.manual_seed(0)
+    batches = [torch.randn(12, WIDE, dtype=torch.float64) for _ in range(4)]
+    return Traced(build, Chain(), batches[0]), batches
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[Traced, list[torch.Tensor]]:
+    return trained()
+
+
+def test_the_arena_holds_two_segments_and_not_the_model(plain: tuple[Traced, list[torch.Tensor]]) -> None:
+    plan = plain[0].plan(2, 2)
+    places = plan.wafer.arena.places
+    groups = {group.id: group for group in plan.wafer.groups}
+    assert len(places) == LAYERS
+    assert plan.wafer.arena.credited
+    assert plan.wafer.arena.nbytes < 3 * max(groups[place.group].nbytes for place in places)
+    assert plan.swarmx.arena == plan.memoryx[1].arena == plan.wafer.arena
+    assert all(not i.receive.keep for part in plan.memoryx for i in part.instructions)
+
+
+def test_room_for_all_groups_costs_no_message(
+    plain: tuple[Traced, list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena, "SLACK_BYTES", 16 << 20)
+    plan = plain[0].plan(1)
+    assert not plan.wafer.arena.credited
+    assert not ArenaCounts(plan.wafer.arena).credited
+    ends = [(place.offset, place.group) for place in plan.wafer.arena.places]
+    groups = {group.id: group for group in plan.wafer.groups}
+    assert all(before[0] + groups[before[1]].nbytes <= after[0] for before, after in pairwise(ends))
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("how", [{}, {"clip": True}, {"seen": True, "again": True}], ids=str)
+@pytest.mark.parity
+def test_results_do_not_depend_on_who_is_slow(how: dict[str, bool], cluster: tuple[int, int]) -> None:
+    traced, batches = trained(**how)
+    assert traced.plan(*cluster).wafer.arena.credited
+    traced.check(batches, [cluster], seeds=range(7))
+
+
+def test_gradients_that_wait_for_all_others_are_kept_by_memoryx() -> None:
+    plan = trained(clip=True)[0].plan(1, 2)
+    for part in plan.memoryx:
+        groups = {group.id: group for group in part.groups}
+        received = [i.receive for i in part.instructions if i.WhichOneof("kind") == "receive"]
+        large = [receive.keep for receive in received if is_in_arena(groups[receive.group])]
+        assert len(large) > 1
+        assert all(large[:-1])
+
+
+def broken(plan: plan_pb2.Plan) -> Iterator[plan_pb2.SendArena]:
+    yield from (plan.wafer.arena, plan.swarmx.arena, *(part.arena for part in plan.memoryx))
+
+
+def runs_wrong(traced: Traced, batches: list[torch.Tensor], plan: plan_pb2.Plan, seeds: range) -> bool:
+    expected, _ = traced.expected(batches)
+    for seed in seeds:
+        try:
+            results = Simulation(plan, traced.initial).run([[batch] for batch in batches], seed)
+        except (Hazard, Deadlock):
+            return True
+        for result, wanted in zip(results, expected, strict=True):
+            if not all(torch.allclose(a, b) for a, b in zip(result.values(), wanted, strict=True)):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (2, 2)])
+def test_a_place_that_is_written_too_early_is_noticed(
+    plain: tuple[Traced, list[torch.Tensor]], cluster: tuple[int, int]
+) -> None:
+    traced, batches = plain
+    plan = traced.plan(*cluster)
+    assert not runs_wrong(traced, batches, plan, range(4))
+    for arena_of in broken(plan):
+        for place in arena_of.places:
+            place.window += 1
+    with pytest.raises(PlanError):
+        check_plan(plan)
+    assert runs_wrong(traced, batches, plan, range(12))
+
+
+def test_a_gradient_that_is_not_kept_is_noticed() -> None:
+    traced, batches = trained(clip=True)
+    plan = traced.plan(1)
+    for instruction in plan.memoryx[0].instructions:
+        if instruction.WhichOneof("kind") == "receive":
+            instruction.receive.keep = False
+    with pytest.raises(PlanError):
+        check_plan(plan)
+    assert runs_wrong(traced, batches, plan, range(6))
+
+
+@pytest.mark.parametrize(("ahead", "stuck"), [(2, False), (1000, True)])
+def test_weights_that_go_too_far_ahead_would_hold_up_the_gradients(
+    plain: tuple[Traced, list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch, ahead: int, stuck: bool
+) -> None:
+    """A shard that waits in vain for room to send weights releases nothing, and the wafer waits for just that."""
+    traced, batches = plain
+    monkeypatch.setattr(memoryx_schedule, "WEIGHTS_AHEAD", ahead)
+    monkeypatch.setattr("plan_simulator.WEIGHTS_WINDOW", 2)
+    monkeypatch.setattr("plan_simulator.WEIGHTS_CREDIT_LOT", 1)
+    plan = traced.plan(1, prefetch_layers=5)
+    simulation = Simulation(plan, traced.initial)
+    with pytest.raises(Deadlock) if stuck else nullcontext():
+        simulation.run([[batch] for batch in batches])
+
+
+def test_counts_by_brute_force() -> None:
+    """Whatever receivers are told, a sender that waits for a count gets it as soon as it is true."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        number = int(torch.randint(1, 9, (1,), generator=generator))
+        windows = [int(torch.randint(0, number, (1,), generator=generator)) for _ in range(number)]
+        layout = plan_pb2.SendArena(credited=True)
+        for group, window in enumerate(windows, 1):
+            layout.places.add(group=group, window=window)
+        counts = ArenaCounts(layout)
+        own = [g for g in range(1, number + 1) if torch.rand(1, generator=generator) < 0.6] or [1]
+        awaited = {
+            c for step in (1, 2, 3) for g in range(1, number + 1) if (c := counts.count(counts.awaited(g), step)) > 0
+        }
+        told, before = counts.first_of(own), 0
+        for step in (1, 2, 3):
+            for group in range(1, number + 1):
+                if group in own:
+                    relative = counts.told_after(group, own)
+                    told = told if relative is None else counts.count(relative, step)
+                    # What is true by now: everything up to this receiver's next group.
+                    following = [counts.number(g, s) for s in (step, step + 1) for g in own]
+                    true = min(n for n in following if n > counts.number(group, step))
+                    assert told <= true
+                    assert max((c for c in awaited if c <= true), default=0) <= told
+        assert set(counts.told_between(before, 3 * number)) >= {c for c in awaited if c <= 3 * number}
