@@ -2,9 +2,10 @@
 
 import atexit
 import contextlib
+import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
@@ -321,6 +322,16 @@ def close_backend() -> None:
         state.clear()
         closing.close()
         random_counter.clear()
+
+
+def get_backend_args(backend_type: str | BackendType) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a type of backend, by name.
+
+    Raises:
+        ConfigurationError: there is no such type.
+    """
+    kind = backend_type if isinstance(backend_type, BackendType) else BackendType.from_str(backend_type)
+    return inspect.signature((CsxBackend if kind.is_csx else CpuBackend).__init__).parameters
 
 
 def device(backend_type: str, *args: Any, **settings: Any) -> Device:

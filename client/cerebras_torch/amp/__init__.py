@@ -8,13 +8,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from cstorch.amp import GradScaler as _GradScaler
-from cstorch.amp import enable_mixed_precision
+from cstorch.amp import enable_mixed_precision, set_half_dtype
 from cstorch.amp.updates import ConditionalUpdate, StepNotes, step_notes
 from cstorch.errors import UsageError
 from cstorch.generations import inherit
 from cstorch.tracing import is_tracing
 
-__all__ = ["GradScaler", "load_state_dict", "state_dict"]
+__all__ = ["GradScaler", "get_init_params", "load_state_dict", "state_dict", "use_bfloat16"]
 
 __getattr__ = inherit("cerebras_torch.amp", "cstorch.amp")
 
@@ -99,6 +99,17 @@ class GradScaler(_GradScaler):
 
 _numbers = itertools.count()
 _scalers: "weakref.WeakValueDictionary[int, GradScaler]" = weakref.WeakValueDictionary()
+
+
+def use_bfloat16(value: bool = True) -> None:
+    """Makes bfloat16 the half type, or float16 again."""
+    set_half_dtype("bfloat16" if value else "float16")
+
+
+def get_init_params() -> dict[str, Any]:
+    """What the newest GradScaler was made with; nothing if there is none."""
+    scaler = _newest()
+    return {} if scaler is None else scaler.get_init_params()
 
 
 def state_dict() -> dict[str, Any]:

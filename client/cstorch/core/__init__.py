@@ -1,5 +1,5 @@
 """Names and annotations of the graph."""
 
-from cstorch.core import annotation, name_scope
+from cstorch.core import annotation, modes, name_scope
 
-__all__ = ["annotation", "name_scope"]
+__all__ = ["annotation", "modes", "name_scope"]

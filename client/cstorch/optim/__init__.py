@@ -14,6 +14,11 @@ from cstorch.optim.lion import Lion
 from cstorch.optim.muon import Muon
 from cstorch.optim.nadam import NAdam
 from cstorch.optim.optimizer import Optimizer
+from cstorch.optim.param_groups import (
+    configure_optimizer_params,
+    configure_param_groups,
+    configure_scheduler_params,
+)
 from cstorch.optim.radam import RAdam
 from cstorch.optim.rmsprop import RMSprop
 from cstorch.optim.rprop import Rprop
@@ -38,6 +43,9 @@ __all__ = [
     "Rprop",
     "configure_lr_scheduler",
     "configure_optimizer",
+    "configure_optimizer_params",
+    "configure_param_groups",
+    "configure_scheduler_params",
     "lr_scheduler",
     "scheduler",
     "weight_decay_scheduler",

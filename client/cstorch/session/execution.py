@@ -25,6 +25,7 @@ from cstorch.session.job import Job
 from cstorch.session.outputs import Outputs, unknown_tensor, unpack, weight_in_closure
 from cstorch.session.session import outcome
 from cstorch.session.stream import ExecutionStream
+from cstorch.session.tensor_hooks import call_tensor_hooks
 from cstorch.tracing import LazyTensor, Trace, is_tracing, trace_step, user_line
 from cstorch.utils.data.restartable import read_state
 from wsc.v1 import coordinator_pb2, plan_pb2
@@ -209,6 +210,7 @@ class CsxExecution(Execution):
         values: dict[str, torch.Tensor] = {}
         if executor.on_activation_step and self._compiled.outputs:
             values = unpack(self._compiled.outputs, self._stream.receive_outputs())
+            call_tensor_hooks(values)
         calls = [call for call in self._calls if not call.at_checkpoint]
         if executor.on_checkpoint_step:
             self._input_states = list(self._stream.receive("checkpoint").checkpoint.input_states)
