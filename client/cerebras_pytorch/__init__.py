@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from cerebras_pytorch import amp, metrics, utils
+from cerebras_pytorch import amp, metrics, optim, utils
 from cerebras_pytorch.late_backend import backend
 from cstorch.generations import inherit
 
-__all__ = ["amp", "backend", "manual_seed", "metrics", "utils"]
+__all__ = ["amp", "backend", "enable_debug_name_scope", "manual_seed", "metrics", "optim", "utils"]
 
 _OLDER = frozenset({"Session", "data", "dataloader", "env", "initialize", "module", "optimizer", "state"})
 
@@ -27,6 +27,10 @@ def __getattr__(name: str) -> Any:
     if name == "core":
         return import_module("cerebras_pytorch.core")
     return getattr(import_module("cerebras_torch"), name) if name in _OLDER else _inherited(name)
+
+
+def enable_debug_name_scope() -> None:
+    """Accepts that scripts of release 1.9 want names of operations: modules have theirs always."""
 
 
 def manual_seed(seed: int) -> None:

@@ -10,7 +10,7 @@
 All else is cstorch.
 """
 
-from cerebras_torch import amp, core
+from cerebras_torch import amp, core, optim
 from cerebras_torch.loader import dataloader
 from cerebras_torch.run import current_environment as env
 from cerebras_torch.run import current_run as state
@@ -29,6 +29,7 @@ __all__ = [
     "env",
     "initialize",
     "module",
+    "optim",
     "optimizer",
     "state",
 ]

@@ -8,7 +8,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from cstorch.amp import GradScaler as _GradScaler
-from cstorch.amp import enable_mixed_precision, set_half_dtype
+from cstorch.amp import enable_mixed_precision, get_half_dtype, set_half_dtype
 from cstorch.amp.updates import ConditionalUpdate, StepNotes, step_notes
 from cstorch.errors import UsageError
 from cstorch.generations import inherit
@@ -26,7 +26,7 @@ class GradScaler(_GradScaler):
     optimizer.
 
     Args:
-        initial_loss_scale: what init_scale is there.
+        initial_loss_scale: what init_scale is there; since 1.8 it is called so here as well.
         mixed_precision: enables mixed precision, or disables it; by default it stays as it is.
     """
 
@@ -39,7 +39,9 @@ class GradScaler(_GradScaler):
         max_loss_scale: float | None = None,
         max_gradient_norm: float | None = None,
         mixed_precision: bool | None = None,
+        init_scale: float | None = None,
     ) -> None:
+        initial_loss_scale = init_scale if initial_loss_scale is None else initial_loss_scale
         self._init_params = {
             "loss_scale": loss_scale,
             "initial_loss_scale": initial_loss_scale,
@@ -96,6 +98,17 @@ class GradScaler(_GradScaler):
         """Whether it has scaled the loss of the step that is being recorded."""
         return is_tracing() and self._scaled_in is not None and self._scaled_in() is step_notes()
 
+
+class AmpState:
+    """The half type, as scripts of 1.8 and 1.9 ask for it."""
+
+    @property
+    def half_dtype(self) -> torch.dtype:
+        """The half type of mixed precision."""
+        return get_half_dtype()
+
+
+_amp_state = AmpState()
 
 _numbers = itertools.count()
 _scalers: "weakref.WeakValueDictionary[int, GradScaler]" = weakref.WeakValueDictionary()

@@ -56,8 +56,9 @@ def run_implicit_autoregressive_loop(
     output_tensor: Any,
     loop_dim: int,
     start_token: Any,
-    stop_token: Any,
+    stop_token: Any = None,
     max_tokens: int | None = None,
+    stop_sequences: Any = None,
 ) -> NoReturn:
     """Would write predictions behind the input until a token stops it. Raises UsageError: see `_no_loop`."""
     _no_loop("run_implicit_autoregressive_loop")
