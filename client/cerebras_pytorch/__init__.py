@@ -17,6 +17,7 @@ from cstorch.generations import inherit
 
 __all__ = ["amp", "backend", "enable_debug_name_scope", "manual_seed", "metrics", "optim", "utils"]
 
+_LATE = frozenset({"core", "experimental"})  # packages of its own
 _OLDER = frozenset({"Session", "data", "dataloader", "env", "initialize", "module", "optimizer", "state"})
 
 _inherited = inherit("cerebras_pytorch", "cstorch")
@@ -24,8 +25,8 @@ _inherited = inherit("cerebras_pytorch", "cstorch")
 
 def __getattr__(name: str) -> Any:
     # cerebras_torch hooks into every optimizer, so it is imported only where it is asked for.
-    if name == "core":
-        return import_module("cerebras_pytorch.core")
+    if name in _LATE:
+        return import_module(f"cerebras_pytorch.{name}")
     return getattr(import_module("cerebras_torch"), name) if name in _OLDER else _inherited(name)
 
 

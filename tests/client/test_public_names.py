@@ -1,18 +1,17 @@
 """Every name that the public scripts of a release use is there, of the right kind, and takes what they give it."""
 
-import inspect
+import sys
 import tomllib
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
-NAMES: dict[str, dict[str, list[str]]] = tomllib.loads(
-    (Path(__file__).parents[2] / "docs" / "public_names.toml").read_text()
-)
+DOCS = Path(__file__).parents[2] / "docs"
+sys.path.insert(0, str(DOCS))
+
+from name_uses import found, misuses  # noqa: E402  from docs
+
+NAMES: dict[str, dict[str, list[str]]] = tomllib.loads((DOCS / "public_names.toml").read_text())
 # What is on its way.
 OPEN = {
     "cerebras.pytorch.nn.SelectiveGrad",
@@ -20,50 +19,6 @@ OPEN = {
     "cerebras.pytorch.nn.functional.sparse_matmul",
     "cerebras.pytorch.utils.data.DataExecutor",
 }
-
-
-def found(name: str) -> Any:
-    """What a script gets that writes the name: an attribute, or else a module."""
-    parent, _, leaf = name.rpartition(".")
-    if not parent:
-        return import_module(name)
-    try:
-        return getattr(found(parent), leaf)
-    except AttributeError:
-        pass
-    try:
-        return import_module(name)
-    except ImportError:
-        return getattr(import_module(parent), leaf)  # of a module behind a function of the same name
-
-
-def misuses(value: Any, uses: list[str]) -> Iterator[str]:
-    """The uses that a value does not fit."""
-    for use in uses:
-        if use == "module":
-            fits = isinstance(value, ModuleType) or callable(value)  # a function hides the module of its name
-        elif use == "class":
-            fits = inspect.isclass(value)
-        elif use == "value":
-            fits = True
-        else:
-            fits = callable(value) and (use == "decorator" or takes(value, use))
-        if not fits:
-            yield use
-
-
-def takes(function: Any, use: str) -> bool:
-    """Whether a function takes the arguments of a call, written as "call(2, a, b, ...)"."""
-    count, *names = use.removeprefix("call(").removesuffix(")").split(", ")
-    if inspect.isclass(function) and issubclass(function, Exception):
-        return True  # takes anything
-    signature = inspect.signature(function)
-    bind = signature.bind_partial if "..." in names else signature.bind
-    try:
-        bind(*[None] * int(count), **{name: None for name in names if name != "..."})
-    except TypeError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("release", NAMES)
