@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
+from cstorch import state
 from cstorch.core.name_scope import get_debug_name
 from cstorch.core.summaries import summarize_tensor
 from cstorch.errors import ConfigurationError
@@ -22,8 +23,8 @@ Hook = Callable[[torch.Tensor, str], Any]
 def register_traced_tensor_hook(hook: Hook) -> RemovableHandle:
     """Has a function called with each tensor that a module returns while a step is traced, and with its name.
 
-    The name is that of the module (see `cstorch.add_debug_name`), with a number for each tensor behind the first. On
-    the real system it is called for every operation, in the backward pass too; here for the outputs of modules.
+    The name is the module's path in its model, behind "model", with a number for each tensor behind the first. On the
+    real system it is called for every operation, in the backward pass too; here for the outputs of modules.
 
     Returns:
         A handle whose `remove` ends it.
@@ -32,10 +33,19 @@ def register_traced_tensor_hook(hook: Hook) -> RemovableHandle:
     def listen(module: nn.Module, args: Any, result: Any) -> None:
         if current_execution() is None:
             return
+        name = _name_of(module)
         for index, tensor in enumerate(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)):
-            hook(tensor, f"{get_debug_name(module)}.{index}" if index else get_debug_name(module))
+            hook(tensor, f"{name}.{index}" if index else name)
 
     return nn.modules.module.register_module_forward_hook(listen)
+
+
+def _name_of(module: nn.Module) -> str:
+    for model in state.registered("model"):
+        for path, part in model.named_modules(prefix="model"):
+            if part is module:
+                return path
+    return get_debug_name(module)
 
 
 class SummaryListener:

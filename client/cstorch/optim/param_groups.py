@@ -88,5 +88,5 @@ def configure_scheduler_params(learning_rate: Mapping[str, Any]) -> tuple[type[L
 
 
 def _settings_of(cls: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    known = inspect.signature(cls).parameters
+    known = inspect.signature(cls.__init__).parameters
     return {name: value for name, value in settings.items() if name in known}
