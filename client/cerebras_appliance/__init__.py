@@ -1,13 +1,26 @@
-"""The few helpers that scripts take from here: loggers named after classes, CSConfig, errors."""
+"""What scripts take from here: CSConfig, errors, loggers named after classes, storage, and helpers."""
 
 import logging
 
-from cerebras_appliance import errors, log, utils
+from cerebras_appliance import environment, errors, log, run_utils, storage, utils
 from cerebras_appliance.CSConfig import CSConfig
 from cstorch.absent import explain_in_modules
-from cstorch.distributed.cluster_config import ClusterConfig
+from cstorch.distributed import ClusterConfig
 
-__all__ = ["CSConfig", "ClusterConfig", "errors", "log", "logger", "utils"]
+__all__ = [
+    "DEFAULT_COMPILE_DIR",
+    "CSConfig",
+    "ClusterConfig",
+    "environment",
+    "errors",
+    "log",
+    "logger",
+    "run_utils",
+    "storage",
+    "utils",
+]
+
+DEFAULT_COMPILE_DIR = "cached_compile"
 
 logger = logging.getLogger("cstorch")
 

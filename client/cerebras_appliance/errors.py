@@ -3,16 +3,23 @@
 from cstorch.errors import ClusterError as ApplianceUnknownError
 from cstorch.errors import CompileError as ApplianceCompilationError
 from cstorch.errors import CstorchError as ApplianceClientException
+from cstorch.errors import JobCancelledError as ClusterJobCancelledByCsctl
 from cstorch.errors import VersionMismatchError as ApplianceVersionError
 
 __all__ = [
     "ApplianceClientException",
     "ApplianceCompilationError",
+    "ApplianceDeadlockError",
     "ApplianceNanError",
     "ApplianceUnknownError",
     "ApplianceVersionError",
+    "ClusterJobCancelledByCsctl",
 ]
 
 
-class ApplianceNanError(ApplianceUnknownError):
+class ApplianceDeadlockError(ApplianceClientException):
+    """A step does not end. Scripts handle it; Waferbox does not raise it: who waits for a lost role is told of that."""
+
+
+class ApplianceNanError(ApplianceClientException):
     """A loss is not finite. Scripts raise it; Waferbox does not."""

@@ -1,19 +1,37 @@
 """`import cerebras_pytorch as cstorch`: releases 2.0 and 2.1 of the API.
 
-It is cstorch, but for these: `backend("CSX", ...)` names no cluster, `utils.CSConfig` does, in the DataExecutor's
-`cs_config`; and `summarize_scalar` and `summarize_tensor` send values of the traced step to the executor's `writer`.
+It is cstorch, but that `backend("CSX", ...)` names no cluster: `utils.CSConfig` does, in the DataExecutor's
+`cs_config`.
+
+In releases 1.6 to 1.9 the name stands for what is cerebras_torch here; so it has that package's own names too.
 """
+
+from importlib import import_module
+from typing import Any
 
 import torch
 
-from cerebras_pytorch import amp, metrics, utils
+from cerebras_pytorch import amp, metrics, optim, utils
 from cerebras_pytorch.late_backend import backend
-from cerebras_pytorch.summaries import summarize_scalar, summarize_tensor
 from cstorch.generations import inherit
 
-__all__ = ["amp", "backend", "manual_seed", "metrics", "summarize_scalar", "summarize_tensor", "utils"]
+__all__ = ["amp", "backend", "enable_debug_name_scope", "manual_seed", "metrics", "optim", "utils"]
 
-__getattr__ = inherit("cerebras_pytorch", "cstorch")
+_LATE = frozenset({"core", "experimental"})  # packages of its own
+_OLDER = frozenset({"Session", "data", "dataloader", "env", "initialize", "module", "optimizer", "state"})
+
+_inherited = inherit("cerebras_pytorch", "cstorch")
+
+
+def __getattr__(name: str) -> Any:
+    # cerebras_torch hooks into every optimizer, so it is imported only where it is asked for.
+    if name in _LATE:
+        return import_module(f"cerebras_pytorch.{name}")
+    return getattr(import_module("cerebras_torch"), name) if name in _OLDER else _inherited(name)
+
+
+def enable_debug_name_scope() -> None:
+    """Accepts that scripts of release 1.9 want names of operations: modules have theirs always."""
 
 
 def manual_seed(seed: int) -> None:

@@ -10,14 +10,28 @@
 All else is cstorch.
 """
 
-from cerebras_torch import amp, core
+from cerebras_torch import amp, core, optim
 from cerebras_torch.loader import dataloader
 from cerebras_torch.run import current_environment as env
 from cerebras_torch.run import current_run as state
 from cerebras_torch.session import Session
 from cerebras_torch.setup import compile, initialize, module, optimizer
 from cstorch.generations import inherit
+from cstorch.utils import data
 
-__all__ = ["Session", "amp", "compile", "core", "dataloader", "env", "initialize", "module", "optimizer", "state"]
+__all__ = [
+    "Session",
+    "amp",
+    "compile",
+    "core",
+    "data",
+    "dataloader",
+    "env",
+    "initialize",
+    "module",
+    "optim",
+    "optimizer",
+    "state",
+]
 
 __getattr__ = inherit("cerebras_torch", "cstorch")

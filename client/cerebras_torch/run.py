@@ -1,10 +1,10 @@
 """The run of this process: what a script has asked for, and how far it has come."""
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 from cstorch import amp, state
+from cstorch.backends.open_settings import OpenSettings
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import current_execution
 from cstorch.metrics import Metric
@@ -35,24 +35,13 @@ class RunConfig:
         return None if self.last_step is None else max(self.last_step - steps, 0)
 
 
-class FullConfig(SimpleNamespace):
-    """Takes settings of the old compiler by any name, however deep. Waferbox has nothing that they would change."""
-
-    def __getattr__(self, name: str) -> "FullConfig":
-        if name.startswith("_"):
-            raise AttributeError(name)
-        inner = FullConfig()
-        setattr(self, name, inner)
-        return inner
-
-
 @dataclass(slots=True, kw_only=True)
 class Run:
     """What lasts from `initialize` on: `cbtorch.state()`."""
 
     environment: Environment
     config: RunConfig = field(default_factory=RunConfig)
-    full_config: FullConfig = field(default_factory=FullConfig)
+    full_config: OpenSettings = field(default_factory=OpenSettings)
     executor: DataExecutor | None = None  # of the newest pass over a loader
     steps: int = 0
 

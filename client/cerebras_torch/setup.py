@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cerebras_torch import run
-from cstorch import amp
+from cstorch import amp, backends
 from cstorch.backend import backend, has_backend, use_cs
 from cstorch.core.compile import CompiledModel
 from cstorch.core.compile import compile as compile_module
@@ -29,6 +29,8 @@ def initialize(
     use_cbfloat16: bool = False,
     appliance: bool = False,
     credentials_path: str | None = None,
+    use_appliance_data: bool = True,
+    log_initialization: bool = True,
 ) -> None:
     """Says where this process runs, once.
 
@@ -43,7 +45,8 @@ def initialize(
         num_csx: wafers that a batch is spread over.
         use_cbfloat16: makes it the half type of mixed precision.
         appliance: a cluster is to be used, as with cs_ip.
-        credentials_path: is accepted; Waferbox has nothing that it would change.
+        credentials_path, use_appliance_data: are accepted; Waferbox has nothing that they would change.
+        log_initialization: sets the flag of this name in cstorch.backends.csx.debug.
 
     Raises:
         UsageError: it was called before in this process.
@@ -51,6 +54,7 @@ def initialize(
     """
     if has_backend():
         raise UsageError("cbtorch.initialize was called before: a process runs in one place, so call it once")
+    backends.csx.debug.log_initialization = log_initialization
     if use_cbfloat16:
         amp.set_half_dtype("cbfloat16")
     run.begin(

@@ -1,6 +1,24 @@
 """The Cerebras PyTorch API on a Waferbox cluster: `import cerebras.pytorch as cstorch`, or `import cstorch`."""
 
-from cstorch import amp, backends, core, decomp, distributed, errors, metrics, nn, optim, sparse, storage, utils
+from cstorch import (
+    amp,
+    backends,
+    cirh,
+    core,
+    decomp,
+    distributed,
+    errors,
+    experimental,
+    lib,
+    metrics,
+    nn,
+    optim,
+    profiler,
+    saver,
+    sparse,
+    storage,
+    utils,
+)
 from cstorch.absent import explain_in_modules
 from cstorch.backend import backend, close_backend, current_backend, current_torch_device, device, use_cs
 from cstorch.core.annotation import current_pol, device_annotation, pol
@@ -8,6 +26,7 @@ from cstorch.core.closures import checkpoint_closure, step_closure
 from cstorch.core.compile import compile
 from cstorch.core.name_scope import add_debug_name, get_debug_name, name_scope, set_debug_scope
 from cstorch.core.random import get_rng_state, set_rng_state
+from cstorch.core.summaries import summarize_scalar, summarize_tensor
 from cstorch.core.tensors import full, full_like, make_constant, ones, ones_like, tensor, zeros, zeros_like
 from cstorch.core.trace import trace
 from cstorch.decomp.registry import register_decomposition
@@ -24,6 +43,7 @@ __all__ = [
     "backend",
     "backends",
     "checkpoint_closure",
+    "cirh",
     "close_backend",
     "compile",
     "core",
@@ -36,11 +56,13 @@ __all__ = [
     "device_annotation",
     "distributed",
     "errors",
+    "experimental",
     "from_numpy",
     "full",
     "full_like",
     "get_debug_name",
     "get_rng_state",
+    "lib",
     "load",
     "make_constant",
     "metrics",
@@ -50,13 +72,17 @@ __all__ = [
     "ones_like",
     "optim",
     "pol",
+    "profiler",
     "register_decomposition",
     "save",
+    "saver",
     "set_debug_scope",
     "set_rng_state",
     "sparse",
     "step_closure",
     "storage",
+    "summarize_scalar",
+    "summarize_tensor",
     "tensor",
     "to_numpy",
     "trace",
@@ -65,6 +91,8 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+_generating_docs = False  # scripts ask for it
 
 warn_of_other_providers()
 explain_in_modules()

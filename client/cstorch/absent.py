@@ -6,31 +6,31 @@ from typing import Any
 
 from cstorch.errors import AbsentError
 
-_NO_GRAPH = "it only names or annotates operations of the graph; leave it out, no number changes"
 _DECORATE = "decorate functions with cstorch.step_closure and cstorch.checkpoint_closure"
-_LISTENERS = "a step is traced whole and nothing can listen in; return tensors from the traced function instead"
+_LISTENERS = "hooks are for what modules return (register_traced_tensor_hook), and not for single operations"
 _MESH = "tensors are placed by the compiler; leave placements out, and set num_csx in the ClusterConfig"
-_INSIDE = "it belongs to the real client's inside; there are only CSConfig, log, errors and utils.classes, for scripts"
-_ONE_RELEASE = "scripts of that release called it for effects inside the old runtime; leave it out"
+_INSIDE = (
+    "it belongs to the real client's inside; scripts find CSConfig, environment, errors, log, storage and utils here"
+)
 
 # By name; a module stands for all that is missing in it.
 _REASONS: Mapping[str, str] = {
     "cstorch.amp": "the compiler inserts casts, by operation and not by function: set "
     "cstorch.backends.csx.precision.optimization_level, or cast tensors to a half yourself, which is left as it is",
     "cstorch.amp.setup_optimizer": "a GradScaler needs no preparation of the optimizer; leave it out",
+    "cstorch.backend": "it belongs to the real client's inside; use what cstorch.backend(...) returns",
     "cstorch.backends": "Waferbox has nothing that the flag would change; leave it out",
     "cstorch.checks": "its checks are always on; leave it out",
     "cstorch.core.closures": _DECORATE,
     "cstorch.configure": "it is of release 1.8: import cerebras_pytorch.experimental, or make a cstorch.backend",
-    "cstorch.core": _NO_GRAPH,
+    "cstorch.core": "it belongs to the real client's inside, and no number depends on it; leave it out",
     "cstorch.decomp": "register with cstorch.register_decomposition",
     "cstorch.distributed": "ask get_streaming_rank, num_streamers and their relatives in the input_fn",
-    "cstorch.experimental": "it is experimental in the real system too; " + _LISTENERS,
+    "cstorch.experimental": _LISTENERS,
     "cstorch.mesh": _MESH,
     "cstorch.metrics": "it is not written yet; subclass cstorch.metrics.Metric",
     "cstorch.nn": "use torch.nn and torch.nn.functional, which are traced as they are",
     "cstorch.nn.SelectiveGrad": "multiply gradients by masks between backward and optimizer.step",
-    "cstorch.nn.StripPadding": "mask the padding with torch.where",
     "cstorch.nn.functional": "what it makes of its operands is not documented; write it with torch.matmul, "
     "torch.where, torch.cumsum or torch.kthvalue",
     "cstorch.optim": "it is not written yet; subclass cstorch.optim.Optimizer, or LRScheduler in optim.lr_scheduler",
@@ -38,15 +38,12 @@ _REASONS: Mapping[str, str] = {
     "cstorch.saver": "use cstorch.save and cstorch.load",
     "cstorch.sparse": "give what cstorch.sparse.configure returns to model.apply and then to optimizer.apply",
     "cstorch.storage": "use cstorch.save and cstorch.load",
-    "cstorch.summarize_scalar": "it is of releases 1.9 to 2.1: import cerebras_pytorch, or write in a step closure",
-    "cstorch.summarize_tensor": "it is of releases 1.9 to 2.1: import cerebras_pytorch, or write in a step closure",
     "cstorch.utils": "it is not written yet; use torch's or Python's own means",
-    "cstorch.utils.CSConfig": "it is of releases 1.9 to 2.1: give the backend a cstorch.distributed.ClusterConfig",
     "cstorch.utils.step_closures": _DECORATE,
-    "cstorch.utils.data": "use torch.from_numpy and tensor.numpy(); for bfloat16 tensor.float().numpy()",
+    "cstorch.utils.data": "it is not written yet; use torch's or Python's own means: for arrays torch.from_numpy and "
+    "tensor.numpy(), for bfloat16 tensor.float().numpy()",
     "cstorch.utils.nest": "visit functions stay in the process that registers them: register them where they are used",
     "cerebras_appliance": _INSIDE,
-    "cerebras_torch.core": _ONE_RELEASE,
 }
 
 

@@ -31,11 +31,11 @@ NAMES = (
 
 # Where the real system keeps what has another place here.
 _MOVED = {
+    "cstorch.backend.ltc_backend": "cstorch.session.tensor_hooks",
     "cstorch.sparse.gmp": "cstorch.sparse.algorithms",
     "cstorch.sparse.rigl": "cstorch.sparse.algorithms",
     "cstorch.sparse.set": "cstorch.sparse.algorithms",
     "cstorch.sparse.utils": "cstorch.sparse.schedules",
-    "cstorch.utils.data.data_executor": "cstorch.utils.data.executor",
     "cstorch.utils.data.utils": "cstorch.utils.data",
     "cstorch.utils.step_closures": "cstorch.core.closures",
 }

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import cerebras.framework.torch as cbtorch
 import cstorch
-from cstorch.errors import AbsentError, ConfigurationError, StateError, UsageError
+from cstorch.errors import ConfigurationError, StateError, UsageError
 
 
 def halve(state: State, step: int) -> dict[str, torch.Tensor]:
@@ -191,6 +191,6 @@ def test_save_is_torch_save_of_cpu_tensors(tmp_path: Path) -> None:
     assert loaded["more"] == 1
 
 
-def test_what_the_old_core_had_beside_is_absent() -> None:
-    with pytest.raises(AbsentError, match="leave it out"):
-        _ = cbtorch.core.appliance
+def test_what_the_old_core_had_beside_is_there_and_raises_when_it_is_called() -> None:
+    with pytest.raises(UsageError, match="drives the real client's inside"):
+        cbtorch.core.appliance.ApplianceMode()

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from cerebras_pytorch.saver.pt_h5_saver import PyTorchH5Saver
 
 from cerebras_pytorch import saver
-from cerebras_pytorch.saver.pt_h5_saver import PyTorchH5Saver
 
 
 def test_a_saver_is_save_and_load_with_names(tmp_path: Path) -> None:

@@ -58,6 +58,17 @@ def test_signatures_are_compared(reference: list[str], deviations: str) -> None:
     assert compatibility._deviations(Sample, reference) == deviations
 
 
+def test_kinds_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = compatibility._facts
+    monkeypatch.setattr(
+        compatibility,
+        "_facts",
+        lambda name: {"class": ["cerebras.pytorch.trace"]} if name == "reference_kinds" else facts(name),
+    )
+    rows = {(module, name): remark for module, name, _, remark in compatibility.rows()}
+    assert rows["cerebras.pytorch", "trace"] == "a function, not a class"
+
+
 def test_differences_are_of_names_that_there_are() -> None:
     present = {(module, name) for module, name, status, _ in compatibility.rows() if status != "absent"}
     differences = compatibility.tomllib.loads((DOCS / "differences.toml").read_text())
@@ -103,12 +114,12 @@ def test_a_name_of_nobody_is_a_plain_error(name: str) -> None:
     ("statement", "text"),
     [
         ("from cerebras.pytorch import mesh", "placed by the compiler"),
-        ("import cerebras.pytorch.profiler", "compile report"),
+        ("from cerebras.pytorch.profiler import ProfilerRegistry", "compile report"),
         ("from cerebras_pytorch.experimental.utils.nest import serialize_visit_fns", "visit functions stay"),
         ("from cerebras.pytorch.optim.lr_scheduler import NoSuchLR", "LRScheduler"),
         ("from cerebras_pytorch.utils.tracker import NoTracker", "Python's own means"),
         ("from cerebras.pytorch import configure", "release 1.8"),
-        ("from cerebras.framework.torch.core.name_scope import name_scope", "leave it out"),
+        ("from cerebras.framework.torch.core import tensor", "leave it out"),
     ],
 )
 def test_importing_an_absent_name_says_what_to_do(statement: str, text: str) -> None:
@@ -118,7 +129,8 @@ def test_importing_an_absent_name_says_what_to_do(statement: str, text: str) -> 
 
 @pytest.mark.cluster
 def test_the_script_writes_the_page(tmp_path: Path) -> None:
-    for name in ("compatibility.py", "reference_surface.toml", "differences.toml"):
+    names = ("compatibility.py", "name_uses.py", *(path.name for path in DOCS.glob("*.toml")))
+    for name in names:
         (tmp_path / name).write_bytes((DOCS / name).read_bytes())
     subprocess.run([sys.executable, str(tmp_path / "compatibility.py")], check=True, timeout=60)
     assert (tmp_path / "compatibility.md").read_text() == (DOCS / "compatibility.md").read_text()

@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "appliance": {"cirh", "interconnect", "lair", "nodes", "wsc"},
     "cerebras": {"cstorch"},
     "cerebras_appliance": {"cstorch"},
-    "cerebras_pytorch": {"cerebras_appliance", "cstorch"},
+    "cerebras_pytorch": {"cerebras_appliance", "cerebras_torch", "cstorch"},
     "cerebras_torch": {"cstorch"},
     "cirh": {"wsc"},
     "cstorch": {"cirh", "interconnect", "nodes", "wsc"},

@@ -1,14 +1,22 @@
 """cstorch.amp, with release 2.0's way to ask for bfloat16, and its tolerance for overflows."""
 
-from typing import Literal
+from importlib import import_module
+from typing import Any, Literal
 
 from cstorch.amp import GradScaler as _GradScaler
-from cstorch.amp import set_half_dtype
+from cstorch.amp import enable_mixed_precision, set_half_dtype
 from cstorch.generations import inherit
 
 __all__ = ["GradScaler", "use_bfloat16"]
 
-__getattr__ = inherit("cerebras_pytorch.amp", "cstorch.amp")
+_OLDER = frozenset({"_amp_state", "get_init_params", "load_state_dict", "state_dict"})
+
+_inherited = inherit("cerebras_pytorch.amp", "cstorch.amp")
+
+
+def __getattr__(name: str) -> Any:
+    # cerebras_torch hooks into every optimizer, so it is imported only where it is asked for.
+    return getattr(import_module("cerebras_torch.amp"), name) if name in _OLDER else _inherited(name)
 
 
 def use_bfloat16(value: bool = True) -> None:
@@ -17,7 +25,10 @@ def use_bfloat16(value: bool = True) -> None:
 
 
 class GradScaler(_GradScaler):
-    """As cstorch.amp.GradScaler; a dynamic scale by default tolerates overflows in one step of twenty."""
+    """As cstorch.amp.GradScaler; a dynamic scale by default tolerates overflows in one step of twenty.
+
+    mixed_precision: of releases before 2.0; enables mixed precision, or disables it; by default it stays as it is.
+    """
 
     def __init__(
         self,
@@ -28,7 +39,10 @@ class GradScaler(_GradScaler):
         max_loss_scale: float | None = None,
         overflow_tolerance: float = 0.05,
         max_gradient_norm: float | None = None,
+        mixed_precision: bool | None = None,
     ) -> None:
+        if mixed_precision is not None:
+            enable_mixed_precision(mixed_precision)
         super().__init__(
             loss_scale,
             init_scale,

@@ -4,12 +4,13 @@
 1.9: `backend` and `utils.data.DataExecutor` as in 2.0, with `compile_step` for `trace`. All else is cstorch.
 """
 
-from cerebras_pytorch.experimental import amp, metrics, utils
+from cerebras_pytorch.experimental import amp, listener, metrics, utils
 from cerebras_pytorch.experimental.compiling import compile, compile_step
 from cerebras_pytorch.experimental.configuration import configure
 from cerebras_pytorch.experimental.summaries import save_summaries, scalar_summary
 from cerebras_pytorch.late_backend import backend
-from cerebras_pytorch.summaries import summarize_scalar, summarize_tensor
+from cstorch.core.summaries import summarize_scalar, summarize_tensor
+from cstorch.experimental import run_implicit_autoregressive_loop
 from cstorch.generations import inherit
 
 __all__ = [
@@ -18,7 +19,9 @@ __all__ = [
     "compile",
     "compile_step",
     "configure",
+    "listener",
     "metrics",
+    "run_implicit_autoregressive_loop",
     "save_summaries",
     "scalar_summary",
     "summarize_scalar",

@@ -31,7 +31,7 @@ _configuration: Configuration | None = None
 
 def configure(
     model_dir: str | os.PathLike[str] = "./",
-    compile_dir: str | os.PathLike[str] = _COMPILE_DIR,
+    compile_dir: str | os.PathLike[str] | None = _COMPILE_DIR,
     compile_only: bool = False,
     validate_only: bool = False,
     checkpoint_steps: int = 0,
@@ -48,7 +48,7 @@ def configure(
     mgmt_address: str | None = None,
     credentials_path: str | None = None,
     debug_args: Any = None,
-    execution_strategy: str | None = None,
+    execution_strategy: Any = None,
     job_time_sec: int | None = None,
     disable_version_check: bool = False,
 ) -> None:
@@ -64,7 +64,7 @@ def configure(
         num_csx, max_wgt_servers, mount_dirs, python_paths, num_workers_per_csx, job_labels, max_act_per_csx,
             mgmt_address, credentials_path, job_time_sec, disable_version_check: as in ClusterConfig.
         transfer_processes, debug_args: are accepted; Waferbox has nothing that they would change.
-        execution_strategy: None or "weight_streaming".
+        execution_strategy: None, "weight_streaming" or its value of ExecutionStrategy.
 
     Raises:
         UsageError: it was called before in this process, or there is a backend already.
@@ -84,8 +84,6 @@ def configure(
         raise ConfigurationError(f"checkpoint_steps must not be negative, got {checkpoint_steps}")
     if compile_only and validate_only:
         raise ConfigurationError("compile_only and validate_only exclude each other: choose one")
-    if execution_strategy not in (None, "weight_streaming"):
-        raise ConfigurationError(f'execution_strategy must be "weight_streaming", got {execution_strategy!r}')
     cs_config = CSConfig(
         mgmt_address=mgmt_address,
         credentials_path=credentials_path,
@@ -99,13 +97,14 @@ def configure(
         python_paths=python_paths,
         job_labels=job_labels,
         debug_args=debug_args,
+        execution_strategy=execution_strategy,
         disable_version_check=disable_version_check,
     )
     if seed is not None:
         torch.manual_seed(seed)
     _configuration = Configuration(
         model_dir=Path(model_dir),
-        compile_dir=None if os.fspath(compile_dir) == _COMPILE_DIR else os.fspath(compile_dir),
+        compile_dir=None if compile_dir is None or os.fspath(compile_dir) == _COMPILE_DIR else os.fspath(compile_dir),
         compile_only=compile_only,
         validate_only=validate_only,
         checkpoint_steps=checkpoint_steps,

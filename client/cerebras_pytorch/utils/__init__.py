@@ -1,9 +1,8 @@
-"""cstorch.utils, and CSConfig."""
+"""cstorch.utils, with an executor that is told the cluster."""
 
-from cerebras_appliance.CSConfig import CSConfig
-from cerebras_pytorch.utils import data
+from cerebras_pytorch.utils import data, utils
 from cstorch.generations import inherit
 
-__all__ = ["CSConfig", "data"]
+__all__ = ["data", "utils"]
 
 __getattr__ = inherit("cerebras_pytorch.utils", "cstorch.utils")

@@ -8,13 +8,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from cstorch.amp import GradScaler as _GradScaler
-from cstorch.amp import enable_mixed_precision
+from cstorch.amp import enable_mixed_precision, get_half_dtype, set_half_dtype
 from cstorch.amp.updates import ConditionalUpdate, StepNotes, step_notes
 from cstorch.errors import UsageError
 from cstorch.generations import inherit
 from cstorch.tracing import is_tracing
 
-__all__ = ["GradScaler", "load_state_dict", "state_dict"]
+__all__ = ["GradScaler", "get_init_params", "load_state_dict", "state_dict", "use_bfloat16"]
 
 __getattr__ = inherit("cerebras_torch.amp", "cstorch.amp")
 
@@ -26,7 +26,7 @@ class GradScaler(_GradScaler):
     optimizer.
 
     Args:
-        initial_loss_scale: what init_scale is there.
+        initial_loss_scale: what init_scale is there; since 1.8 it is called so here as well.
         mixed_precision: enables mixed precision, or disables it; by default it stays as it is.
     """
 
@@ -39,7 +39,9 @@ class GradScaler(_GradScaler):
         max_loss_scale: float | None = None,
         max_gradient_norm: float | None = None,
         mixed_precision: bool | None = None,
+        init_scale: float | None = None,
     ) -> None:
+        initial_loss_scale = init_scale if initial_loss_scale is None else initial_loss_scale
         self._init_params = {
             "loss_scale": loss_scale,
             "initial_loss_scale": initial_loss_scale,
@@ -97,8 +99,30 @@ class GradScaler(_GradScaler):
         return is_tracing() and self._scaled_in is not None and self._scaled_in() is step_notes()
 
 
+class AmpState:
+    """The half type, as scripts of 1.8 and 1.9 ask for it."""
+
+    @property
+    def half_dtype(self) -> torch.dtype:
+        """The half type of mixed precision."""
+        return get_half_dtype()
+
+
+_amp_state = AmpState()
+
 _numbers = itertools.count()
 _scalers: "weakref.WeakValueDictionary[int, GradScaler]" = weakref.WeakValueDictionary()
+
+
+def use_bfloat16(value: bool = True) -> None:
+    """Makes bfloat16 the half type, or float16 again."""
+    set_half_dtype("bfloat16" if value else "float16")
+
+
+def get_init_params() -> dict[str, Any]:
+    """What the newest GradScaler was made with; nothing if there is none."""
+    scaler = _newest()
+    return {} if scaler is None else scaler.get_init_params()
 
 
 def state_dict() -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""Holds cb_model and modes."""
+"""This process, its session and its run, the modes of a run, and names for parts of the step."""
 
-from cerebras_torch.core import cb_model, modes
-from cstorch import absent
+from cerebras_torch.core import appliance, cb_model
+from cstorch.core import modes
+from cstorch.core.name_scope import name_scope
+from cstorch.generations import inherit
 
-__all__ = ["cb_model", "modes"]
+__all__ = ["appliance", "cb_model", "modes", "name_scope"]
 
-__getattr__ = absent.getter("cerebras_torch.core")
+__getattr__ = inherit("cerebras_torch.core", "cstorch.core")

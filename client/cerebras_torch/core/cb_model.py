@@ -17,25 +17,33 @@ from cstorch.backend import use_cs
 from cstorch.core.closures import step_closure
 from cstorch.core.tensors import make_constant
 from cstorch.distributed import (
+    WORKER_CACHE_ROOT,
     get_ordinal,
+    get_streaming_batch_size,
     get_streaming_rank,
+    hit_worker_cache_limit,
     is_master_ordinal,
     is_receiver,
     is_streamer,
     num_receivers,
     num_streamers,
     num_tasks,
+    service_resolver,
 )
 from cstorch.errors import ConfigurationError
 from cstorch.utils.progress import progress_line
 from cstorch.utils.tracker import RateTracker
 
 __all__ = [
+    "METRIC_NAME_PREFIX",
+    "WORKER_CACHE_ROOT",
     "RateTracker",
     "device",
     "get_ordinal",
     "get_run_step",
+    "get_streaming_batch_size",
     "get_streaming_rank",
+    "hit_worker_cache_limit",
     "is_appliance",
     "is_master_ordinal",
     "is_receiver",
@@ -55,7 +63,10 @@ __all__ = [
     "rendezvous",
     "run_step_closures",
     "save",
+    "service_resolver",
     "set_attribute",
+    "set_metric_state_names",
+    "set_rng_state",
     "set_run_config",
     "set_state_names",
     "set_target_num_replicas",
@@ -71,6 +82,8 @@ logger = logging.getLogger("cstorch.progress")
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
+
+METRIC_NAME_PREFIX = "metric"  # where old checkpoints have the state of metrics
 
 is_wse_device = use_cs
 is_appliance = use_cs
@@ -130,11 +143,20 @@ def set_state_names(state: Mapping[str, Any]) -> None:
     """Accepts names of the state; Waferbox takes those of the modules."""
 
 
+def set_metric_state_names(state: Mapping[str, Any], name: str) -> None:
+    """Accepts names of a metric's state; Waferbox takes those of the modules."""
+
+
 def set_attribute(tensor: torch.Tensor, name: str, value: Any) -> None:
     """Accepts a note for the old compiler on a tensor; no number depends on it."""
 
 
 # Values.
+
+
+def set_rng_state(seed: int) -> None:
+    """Seeds torch's generator, from which also the cluster's random numbers start."""
+    torch.manual_seed(seed)
 
 
 def to_cpu(data: Any) -> Any:
@@ -203,6 +225,14 @@ def print_update(device: Any, step: int, loss: float, mode: str, summary_writer:
     kind = "CSX" if use_cs() else "CPU"
     logger.info(progress_line(mode.capitalize(), kind, step, loss, rate, global_rate))
     write_to_summary(summary_writer, step, {"loss": loss})
+
+
+def _extract_tracker_details(step: int) -> tuple[float, float, float]:
+    """Samples per second so far, lately and on the whole, and samples per step. Scripts ask for this private name."""
+    rates = current_run().rate_tracker
+    if rates is None:
+        return 0.0, 0.0, 0.0
+    return rates.rate(), rates.global_rate(), rates.total_count / max(step, 1)
 
 
 def print_metrics_report() -> None:

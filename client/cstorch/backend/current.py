@@ -2,7 +2,8 @@
 
 import atexit
 import contextlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, overload
 
 import torch
@@ -113,6 +114,16 @@ def close_backend() -> None:
         state.clear()
         closing.close()
         random_counter.clear()
+
+
+def get_backend_args(backend_type: str | BackendType) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a type of backend, by name.
+
+    Raises:
+        ConfigurationError: there is no such type.
+    """
+    kind = backend_type if isinstance(backend_type, BackendType) else BackendType.from_str(backend_type)
+    return inspect.signature(_CLASSES[kind].__init__).parameters
 
 
 def device(backend_type: str, *args: Any, **settings: Any) -> Device:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
 from cstorch.backends.flag import Flag, Flags, anything, boolean, count, one_of, optional, text
+from cstorch.backends.open_settings import OpenSettings
 from cstorch.errors import ConfigurationError
 
 MicroBatchSize: TypeAlias = Literal["auto", "explore"] | dict[str, dict[str, int]] | int | None
@@ -29,6 +30,10 @@ def _micro_batch_size(value: Any) -> MicroBatchSize:
 
 def _settings(value: Any) -> Any:
     return SimpleNamespace(**value) if isinstance(value, dict) else value
+
+
+def _debug_args(value: Any) -> Any:
+    return OpenSettings(**value) if isinstance(value, dict) else value
 
 
 class Precision(Flags):
@@ -97,7 +102,7 @@ class Debug(Flags):
     """
 
     ini = Flag[Any](SimpleNamespace(), _settings, without_effect=_HARDWARE)
-    debug_args = Flag[Any](None, anything, without_effect=_HARDWARE)
+    debug_args = Flag[Any](OpenSettings(), _debug_args, without_effect=_HARDWARE)
     drop_data = Flag(False, boolean, without_effect="the wafers compute with the data that reaches them")
     lazy_initialization = Flag(True, boolean)
     skip_weight_init = Flag(False, boolean, without_effect="weights are always initialised")

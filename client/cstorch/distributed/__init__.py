@@ -14,6 +14,8 @@ from cstorch.distributed.streaming import (
     num_streamers,
     num_tasks,
 )
+from cstorch.distributed.streaming import get_ordinal as get_rank
+from cstorch.distributed.streaming import num_tasks as get_world_size
 from cstorch.distributed.worker_cache import WORKER_CACHE_ROOT, hit_worker_cache_limit
 from cstorch.distributed.worker_state import WorkerState, get_worker_state
 
@@ -25,9 +27,11 @@ __all__ = [
     "WorkerState",
     "cluster_resolver",
     "get_ordinal",
+    "get_rank",
     "get_streaming_batch_size",
     "get_streaming_rank",
     "get_worker_state",
+    "get_world_size",
     "hit_worker_cache_limit",
     "is_master_ordinal",
     "is_receiver",

@@ -26,6 +26,7 @@ from cstorch.nn.losses import (
     TripletMarginWithDistanceLoss,
 )
 from cstorch.nn.scope import Scope
+from cstorch.nn.strip_padding import StripPadding
 
 __all__ = [
     "BCELoss",
@@ -50,6 +51,7 @@ __all__ = [
     "PoissonNLLLoss",
     "Scope",
     "SmoothL1Loss",
+    "StripPadding",
     "TripletMarginLoss",
     "TripletMarginWithDistanceLoss",
     "functional",

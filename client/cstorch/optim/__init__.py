@@ -8,6 +8,11 @@ from cstorch.optim.adam import Adam, AdamW
 from cstorch.optim.adamax import Adamax
 from cstorch.optim.asgd import ASGD
 from cstorch.optim.configure.optimizers import configure_optimizer
+from cstorch.optim.configure.param_groups import (
+    configure_optimizer_params,
+    configure_param_groups,
+    configure_scheduler_params,
+)
 from cstorch.optim.configure.schedules import configure_lr_scheduler
 from cstorch.optim.lamb import Lamb
 from cstorch.optim.lion import Lion
@@ -38,6 +43,9 @@ __all__ = [
     "Rprop",
     "configure_lr_scheduler",
     "configure_optimizer",
+    "configure_optimizer_params",
+    "configure_param_groups",
+    "configure_scheduler_params",
     "lr_scheduler",
     "scheduler",
     "weight_decay_scheduler",

@@ -6,6 +6,7 @@ from cstorch.sparse.configure import configure, map_sparsity_algorithm
 from cstorch.sparse.dynamic import DynamicSparsityAlgorithm
 from cstorch.sparse.group import Group
 from cstorch.sparse.static import Static
+from cstorch.sparse.wrapper import SparsityWrapperOptimizer, configure_sparsity_optimizer
 
 __all__ = [
     "GMP",
@@ -15,7 +16,9 @@ __all__ = [
     "RigL",
     "SparseParameter",
     "SparsityAlgorithm",
+    "SparsityWrapperOptimizer",
     "Static",
     "configure",
+    "configure_sparsity_optimizer",
     "map_sparsity_algorithm",
 ]

@@ -4,17 +4,24 @@ from importlib import import_module
 from typing import Any
 
 from cstorch import absent
-from cstorch.utils import benchmark, data, nest, profiler, progress, tracker, utils
+from cstorch.distributed.cs_config import CSConfig
+from cstorch.utils import benchmark, call_once, data, kernel, nest, num_kv_groups, profiler, progress, tracker, utils
 from cstorch.utils.data import DataExecutor, DataLoader, RestartableDataLoader, SyntheticDataset
+from cstorch.utils.loss import extract_loss
 
 __all__ = [
+    "CSConfig",
     "DataExecutor",
     "DataLoader",
     "RestartableDataLoader",
     "SyntheticDataset",
     "benchmark",
+    "call_once",
     "data",
+    "extract_loss",
+    "kernel",
     "nest",
+    "num_kv_groups",
     "profiler",
     "progress",
     "tensorboard",

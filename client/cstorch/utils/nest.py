@@ -147,6 +147,11 @@ def map_lazy_tensors(
     return map_structure(map_fn, data_structure, _is_lazy, scope)
 
 
+# What releases before 1.8 call them.
+visit_xla_tensors = visit_lazy_tensors
+map_xla_tensors = map_lazy_tensors
+
+
 def diff(data_structure_1: Any, data_structure_2: Any) -> Iterator[str]:
     """A sentence for each place in which two nests differ; none if they are equal."""
     one, other = (

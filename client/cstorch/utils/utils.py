@@ -11,9 +11,9 @@ from torch import nn
 
 from cstorch.distributed.worker_cache import get_dir_size
 
-__all__ = ["convert_glob_to_regex", "get_dir_size", "make_param_filter", "override_env_vars"]
+__all__ = ["FilterCallable", "convert_glob_to_regex", "get_dir_size", "make_param_filter", "override_env_vars"]
 
-ParamFilter = Callable[[str, nn.Parameter], bool]
+FilterCallable = Callable[[str, nn.Parameter], bool]
 
 
 def convert_glob_to_regex(f: str) -> re.Pattern[str]:
@@ -21,7 +21,7 @@ def convert_glob_to_regex(f: str) -> re.Pattern[str]:
     return re.compile(fnmatch.translate(f))
 
 
-def make_param_filter(param_filter: str | list[str] | ParamFilter) -> ParamFilter:
+def make_param_filter(param_filter: str | list[str] | FilterCallable) -> FilterCallable:
     """A function that says of a parameter's name, and the parameter, whether it is chosen.
 
     Args:

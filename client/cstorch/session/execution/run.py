@@ -15,6 +15,7 @@ from cstorch.session.execution.stream import ExecutionStream
 from cstorch.session.execution.target import Target
 from cstorch.session.initialisation import Staged
 from cstorch.session.job import Job
+from cstorch.session.tensor_hooks import call_tensor_hooks
 from cstorch.tracing import Cell
 from wsc.v1 import coordinator_pb2
 
@@ -83,7 +84,9 @@ class Run:
         """The outputs of the next activation step, as CPU tensors by name."""
         if not self._compiled.outputs:
             return {}
-        return unpack(self._compiled.outputs, self._stream.receive_outputs())
+        values = unpack(self._compiled.outputs, self._stream.receive_outputs())
+        call_tensor_hooks(values)
+        return values
 
     @contextmanager
     def checkpoint(self, step: int) -> Iterator[list[bytes]]:

@@ -8,6 +8,7 @@ import cloudpickle
 import numpy as np
 import torch
 
+from cstorch.distributed.worker_environment import appliance_environ
 from cstorch.distributed.worker_state import DataLoaderCheckpoint, WorkerState
 from cstorch.errors import InputError, UsageError
 from cstorch.execution import current_execution
@@ -126,6 +127,8 @@ class DataLoader:
             InputError: the input_fn, an argument or a loaded state cannot be pickled.
         """
         recipe = {
+            # The first: what the others import, as they are unpickled, finds the variables set.
+            **({"environment": appliance_environ} if appliance_environ else {}),
             "input_fn": self.input_fn,
             "args": self.args,
             "kwargs": self.kwargs,

@@ -18,7 +18,12 @@ class PyTorchH5Saver:
     """Saves and loads checkpoints. The name of a tensor is its path in the tree, joined with dots.
 
     Files are written whole and never changed: there is no `save_tensor`.
+
+    **settings: of older releases; accepted.
     """
+
+    def __init__(self, **settings: Any) -> None:
+        pass
 
     def save(self, ckpt_file: Path, state_dict: Any) -> None:
         """cstorch.save."""
@@ -57,4 +62,37 @@ class PyTorchH5Saver:
 
 
 def _leaves(path: Path) -> dict[str, Any]:
-    return {layout.key_of(keys): leaf for keys, leaf in pytree.tree_flatten_with_path(load(path))[0]}
+    return _named(load(path))
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    return {layout.key_of(keys): leaf for keys, leaf in pytree.tree_flatten_with_path(tree)[0]}
+
+
+class CheckpointReader:
+    """A checkpoint's tensors by name, read when they are asked for. Raises as cstorch.load."""
+
+    def __init__(self, checkpoint_file: Path) -> None:
+        self._tree = load(checkpoint_file)
+
+    @property
+    def spec(self) -> Any:
+        """The shape of the tree, for CerebrasStateDict."""
+        return pytree.tree_structure(self._tree)
+
+    @property
+    def tensor_names(self) -> list[str]:
+        """The names of all leaves, in the order of the tree."""
+        return list(_named(self._tree))
+
+    def __getitem__(self, tensor_name: str) -> Any:
+        return _named(self._tree)[tensor_name]
+
+
+class CerebrasStateDict(dict[str, Any]):
+    """The tree of a checkpoint, whose tensors are read when they are used."""
+
+    @classmethod
+    def create(cls, spec: Any, filename: Path) -> "CerebrasStateDict":
+        """Of a file. spec: the shape of the tree, which the file tells as well. Raises as cstorch.load."""
+        return cls(load(filename))

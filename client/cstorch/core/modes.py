@@ -3,11 +3,13 @@
 TRAIN = "train"
 EVAL = "eval"
 TRAIN_AND_EVAL = "train_and_eval"
+INFERENCE = "inference"
+EVAL_ALL = "eval_all"
 
 
-def get_modes() -> list[str]:
+def get_modes() -> tuple[str, ...]:
     """All of them."""
-    return [TRAIN, EVAL, TRAIN_AND_EVAL]
+    return TRAIN, EVAL, TRAIN_AND_EVAL, INFERENCE, EVAL_ALL
 
 
 def is_valid(mode: str) -> bool:

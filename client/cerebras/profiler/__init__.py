@@ -1,0 +1,5 @@
+"""`cerebras.profiler` is another name of `cstorch.profiler`."""
+
+from cstorch.generations import alias
+
+alias("cerebras.profiler", "cstorch.profiler")

@@ -1,0 +1,1 @@
+"""Clients of the real system's management, as far as scripts name them."""

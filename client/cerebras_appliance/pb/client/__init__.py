@@ -1,0 +1,1 @@
+"""Modules of the real system's messages, as far as scripts name them."""

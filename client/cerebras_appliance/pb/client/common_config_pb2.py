@@ -1,0 +1,5 @@
+"""Where release 1.6 has DebugArgs."""
+
+from cerebras_appliance.pb.workflow.appliance.common.common_config_pb2 import DebugArgs, ExecutionStrategy
+
+__all__ = ["DebugArgs", "ExecutionStrategy"]

@@ -1,0 +1,1 @@
+"""Only holds `python`."""

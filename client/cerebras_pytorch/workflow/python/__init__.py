@@ -1,0 +1,1 @@
+"""Only holds `cs_perf_analyzer`."""

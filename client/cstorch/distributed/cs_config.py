@@ -1,0 +1,83 @@
+"""The settings of a run on a cluster, as they were before ClusterConfig."""
+
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+from cstorch import backends
+from cstorch.distributed.cluster_config import ClusterConfig
+from cstorch.errors import ConfigurationError
+
+
+@dataclass(kw_only=True)
+class CSConfig:
+    """What ClusterConfig says since release 2.2, with the defaults and meanings of earlier ones. None: the default.
+
+    num_workers_per_csx: 0 leaves it to the cluster, which takes 1.
+    transfer_processes, debug_args, fabric_type_blacklist: are accepted; Waferbox has nothing that they would change.
+    execution_strategy: weight streaming, as a value of ExecutionStrategy or by name; None means it as well.
+    volume_mounts: elements of release 1.6 in place of mount_dirs.
+    precision_opt_level: sets `cstorch.backends.csx.precision.optimization_level`, unless it is None.
+
+    The other fields are those of ClusterConfig.
+
+    Raises:
+        ConfigurationError: a field has a value that it cannot have.
+    """
+
+    mgmt_address: str | None = None
+    mgmt_namespace: str | None = None
+    credentials_path: str | None = None
+    num_csx: int = 1
+    max_wgt_servers: int = 24
+    max_act_per_csx: int = 60
+    num_workers_per_csx: int = 0
+    transfer_processes: int = 5
+    job_time_sec: int | None = None
+    mount_dirs: list[str] | None = field(default_factory=list)
+    python_paths: list[str] | None = field(default_factory=list)
+    job_labels: list[str] | None = field(default_factory=list)
+    job_priority: str = "p2"
+    debug_args: Any = None
+    fabric_type_blacklist: list[str] | None = None
+    disable_version_check: bool = False
+    precision_opt_level: int | None = None
+    execution_strategy: Any = None
+    volume_mounts: list[Any] | None = None
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if getattr(self, each.name) is None:
+                setattr(self, each.name, each.default if each.default_factory is MISSING else each.default_factory())
+        check_execution_strategy(self.execution_strategy)
+        if self.num_workers_per_csx < 0:
+            raise ConfigurationError(f"num_workers_per_csx must be at least 0, got {self.num_workers_per_csx}")
+        if self.transfer_processes < 1:
+            raise ConfigurationError(f"transfer_processes must be at least 1, got {self.transfer_processes}")
+        self.cluster_config()
+        if self.precision_opt_level is not None:
+            backends.csx.precision.optimization_level = self.precision_opt_level
+
+    def cluster_config(self) -> ClusterConfig:
+        """The same as a ClusterConfig."""
+        return ClusterConfig(
+            mgmt_address=self.mgmt_address,
+            mgmt_namespace=self.mgmt_namespace,
+            credentials_path=self.credentials_path,
+            num_csx=self.num_csx,
+            max_wgt_servers=self.max_wgt_servers,
+            max_act_per_csx=self.max_act_per_csx,
+            num_workers_per_csx=self.num_workers_per_csx or 1,
+            job_time_sec=self.job_time_sec,
+            mount_dirs=[*(self.mount_dirs or ()), *(mount.mount_path for mount in self.volume_mounts or ())],
+            python_paths=list(self.python_paths or ()),
+            job_labels=list(self.job_labels or ()),
+            job_priority=self.job_priority,
+            disable_version_check=self.disable_version_check,
+        )
+
+
+def check_execution_strategy(strategy: Any) -> None:
+    """Raises ConfigurationError for what is not weight streaming; None is."""
+    name = getattr(strategy, "name", strategy)  # of an enumeration
+    if name not in (None, "ES_WEIGHT_STREAMING", "weight_streaming"):
+        raise ConfigurationError(f"execution_strategy must be weight_streaming, got {strategy!r}")

@@ -1,0 +1,81 @@
+"""Hooks for what the modules of a step compute."""
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+
+from cstorch import state
+from cstorch.core.name_scope import get_debug_name
+from cstorch.core.summaries import summarize_tensor
+from cstorch.errors import ConfigurationError
+from cstorch.execution import current_execution
+
+__all__ = ["SummaryListener", "create_listener", "register_traced_tensor_hook"]
+
+Hook = Callable[[torch.Tensor, str], Any]
+
+
+def register_traced_tensor_hook(hook: Hook) -> RemovableHandle:
+    """Has a function called with each tensor that a module returns while a step is traced, and with its name.
+
+    The name is the module's path in its model, behind "model", with a number for each tensor behind the first. On the
+    real system it is called for every operation, in the backward pass too; here for the outputs of modules.
+
+    Returns:
+        A handle whose `remove` ends it.
+    """
+
+    def listen(module: nn.Module, args: Any, result: Any) -> None:
+        if current_execution() is None:
+            return
+        name = _name_of(module)
+        for index, tensor in enumerate(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)):
+            hook(tensor, f"{name}.{index}" if index else name)
+
+    return nn.modules.module.register_module_forward_hook(listen)
+
+
+def _name_of(module: nn.Module) -> str:
+    for model in state.registered("model"):
+        for path, part in model.named_modules(prefix="model"):
+            if part is module:
+                return path
+    return get_debug_name(module)
+
+
+class SummaryListener:
+    """Has `summarize_tensor` called for the tensors whose names match.
+
+    Args:
+        listener_name: comes before their names in the summary.
+        tensor_names: a pattern as of file names, or several.
+    """
+
+    def __init__(self, listener_name: str, tensor_names: str | Sequence[str]) -> None:
+        self._name = listener_name
+        self._patterns = [tensor_names] if isinstance(tensor_names, str) else list(tensor_names)
+        self.handle = register_traced_tensor_hook(self._listen)
+
+    def _listen(self, tensor: torch.Tensor, name: str) -> None:
+        if any(fnmatchcase(name, pattern) for pattern in self._patterns):
+            summarize_tensor(f"{self._name}/{name}", tensor)
+
+
+def create_listener(listener_type: str = "summary", **params: Any) -> SummaryListener:
+    """The listener of releases 2.1 and 2.2 that a configuration describes; it listens from now on.
+
+    Args:
+        listener_type: "summary".
+        **params: of SummaryListener.
+
+    Raises:
+        ConfigurationError: there is no such type.
+    """
+    if listener_type != "summary":
+        raise ConfigurationError(f"a listener's type is 'summary', not {listener_type!r}")
+    return SummaryListener(**params)

@@ -1,0 +1,55 @@
+"""The profiler of operations, which Waferbox has not: where the time goes stands in the compile report."""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["profile", "schedule"]
+
+logger = logging.getLogger("cstorch")
+
+
+def schedule(*, start_step: int, end_step: int) -> Callable[[], list[int]]:
+    """Which steps are to be profiled: from one to another; -1: none."""
+    return lambda: [start_step, end_step]
+
+
+class profile:
+    """A context. It measures nothing, and says so once if its schedule asks for steps.
+
+    Args:
+        schedule: what `schedule` returns.
+        host_activities, on_trace_ready: accepted; there is no trace.
+    """
+
+    appliance_response: Any = None
+
+    def __init__(
+        self,
+        *,
+        schedule: Callable[[], list[int]],
+        host_activities: Sequence[str] | None = None,
+        on_trace_ready: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.schedule = schedule
+        self.host_activities = host_activities
+        self.on_trace_ready = on_trace_ready
+
+    def __enter__(self) -> "profile":
+        if self.schedule()[0] >= 0:
+            logger.warning(
+                "Operations are not profiled here: see executor.profiler for rates, and `waferbox compile-report` for "
+                "where the time of a step goes"
+            )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def get_summary(self) -> str:
+        """Nothing was measured."""
+        return ""
+
+    def export_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes nothing: there is no trace."""

@@ -1,0 +1,32 @@
+"""Hooks for values that arrive from the cluster."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["call_tensor_hooks", "register_after_tensor_to_cpu"]
+
+Hook = Callable[[torch.Tensor, str], Any]
+
+_hooks: OrderedDict[int, Hook] = OrderedDict()
+
+
+def register_after_tensor_to_cpu(hook: Hook) -> RemovableHandle:
+    """Has a function called with each output of a step that arrives from the cluster, and with its name.
+
+    Returns:
+        A handle whose `remove` ends it.
+    """
+    handle = RemovableHandle(_hooks)
+    _hooks[handle.id] = hook
+    return handle
+
+
+def call_tensor_hooks(values: Mapping[str, torch.Tensor]) -> None:
+    """Calls the functions that wait for the outputs of a step."""
+    for hook in list(_hooks.values()):
+        for name, tensor in values.items():
+            hook(tensor, name)
