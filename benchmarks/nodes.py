@@ -52,14 +52,25 @@ def usage(pid: int) -> Usage:
     )
 
 
+# What `python -m appliance` does, with leases of the seconds that come first.
+_MANAGEMENT: Final = """
+import functools, sys
+from appliance import __main__ as management
+management.ManagementSettings = functools.partial(management.ManagementSettings, lease_seconds=float(sys.argv[1]))
+sys.exit(management.main(sys.argv[2:]))
+"""
+
+
 @contextlib.contextmanager
-def management() -> Iterator[tuple[str, int]]:
+def management(lease_seconds: float = 5.0) -> Iterator[tuple[str, int]]:
     """A management service in a process of its own: its address and pid."""
     reader, writer = os.pipe()
     with tempfile.TemporaryDirectory() as folder, open(reader, encoding="utf-8") as announcement:
         options = ["--listen", "127.0.0.1:0", "--cache-root", folder, "--announce-fd", str(writer)]
         environment = {**os.environ, LEVEL_VARIABLE: "warning"}
-        process = subprocess.Popen([sys.executable, "-m", "appliance", *options], pass_fds=[writer], env=environment)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _MANAGEMENT, str(lease_seconds), *options], pass_fds=[writer], env=environment
+        )
         os.close(writer)
         try:
             yield json.loads(announcement.readline())["management"], process.pid

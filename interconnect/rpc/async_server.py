@@ -1,6 +1,7 @@
 """A gRPC server on an event loop, for a process with many open streams: each costs a coroutine, not a thread."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
@@ -32,6 +33,8 @@ class AsyncServer:
         if self._loop.is_closed():
             return
         if self._thread.is_alive():
+            # A warning for each call that it cancels, which is what it is told to do.
+            logging.getLogger("grpc._cython.cygrpc").setLevel(logging.ERROR)
             asyncio.run_coroutine_threadsafe(self.server.stop(grace_seconds), self._loop).result(
                 grace_seconds + STOP_SECONDS
             )
