@@ -1,1 +1,1 @@
-"""Operations as prepared torch calls."""
+"""Functions that prepare the torch calls of operations; the rows of the table name them."""

@@ -18,7 +18,7 @@ Words: TypeAlias = NDArray[np.uint64]
 # Words that Philox makes for each value of its counter.
 _COUNT_WORDS: Final = 4
 # Words at a time: they and what is made of them stay in the cache.
-_LOT_WORDS: Final = 1 << 13
+_BATCH_WORDS: Final = 1 << 13
 # Elements of other parts that cost less to draw as well than to pass over.
 _DRAWN_TOO: Final = 1 << 13
 
@@ -143,11 +143,11 @@ def _fill(out: torch.Tensor, numbers: Numbers, key: int, start: int) -> None:
     stream = np.random.Philox(key=key, counter=counter)
     if skipped:
         stream.random_raw(skipped, output=False)
-    lot = _LOT_WORDS // numbers.words * numbers.group
+    batch = _BATCH_WORDS // numbers.words * numbers.group
     count = len(out)
     position = -ahead
     while position < count:
-        groups = -(-min(lot, count - position) // numbers.group)
+        groups = -(-min(batch, count - position) // numbers.group)
         made = numbers.make(stream.random_raw(groups * numbers.words))
         out[max(position, 0) : position + len(made)] = made[max(-position, 0) : count - position]
         position += len(made)
@@ -185,10 +185,10 @@ def _fill_part(rows: torch.Tensor, numbers: Numbers, key: int, count: int, index
         for row in range(num_rows):
             _fill(rows[row], numbers, key, row * whole + index * run)
         return
-    at_once = max(1, 8 * _LOT_WORDS // whole)
+    at_once = max(1, 8 * _BATCH_WORDS // whole)
     buffer = torch.empty(at_once * whole, dtype=numbers.dtype)
     for first in range(0, num_rows, at_once):
-        lot = rows[first : first + at_once]
-        drawn = buffer[: len(lot) * whole]
+        batch = rows[first : first + at_once]
+        drawn = buffer[: len(batch) * whole]
         _fill(drawn, numbers, key, first * whole)
-        lot.copy_(drawn.view(len(lot), count, run)[:, index])
+        batch.copy_(drawn.view(len(batch), count, run)[:, index])

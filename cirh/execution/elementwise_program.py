@@ -130,7 +130,7 @@ class _Fuser:
                 return None
         results = [self._values[value] for value in return_of(self._module).operands]
         passes = self._alive(results)
-        # A result that is an argument, or a constant, is nobody's pass.
+        # No pass makes a result that is an argument or a constant.
         if not passes or not all(
             isinstance(r, Pass) or (isinstance(r, Scalar) and not shape(v))
             for r, v in zip(results, return_of(self._module).operands, strict=True)

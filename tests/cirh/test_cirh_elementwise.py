@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
-from cirh_examples import F32, F64, adamw, mlp_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from module_examples import F32, F64, adamw, mlp_step
 from xdsl.dialects.builtin import ModuleOp
 
 import cirh.execution.elementwise as elementwise

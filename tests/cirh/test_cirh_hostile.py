@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from cirh_examples import Example, examples, mlp_step
+from cirh_examples import Example, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from module_examples import mlp_step
 
 from cirh.dialect.attributes import attrs
 from cirh.dialect.errors import CirhError

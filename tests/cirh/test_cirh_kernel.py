@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cirh_examples import F32, mlp_step, mlp_tensors
+from module_examples import F32, mlp_step, mlp_tensors
 from torch.nn import functional as F
 
 from cirh.dialect.errors import CirhError

@@ -4,9 +4,9 @@ import time
 
 import pytest
 import torch
-from cirh_examples import F32, mlp_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from module_examples import F32, mlp_step
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 

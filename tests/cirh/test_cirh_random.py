@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from cirh_examples import SAMPLES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from module_examples import SAMPLES
 
 from cirh.calls.random_numbers import Numbers, Part, bernoulli, draw, integers, normal, uniform
 from cirh.dialect.errors import CirhError

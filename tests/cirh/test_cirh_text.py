@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cirh_examples import SAMPLES, examples, mlp_step
+from cirh_examples import examples
+from module_examples import SAMPLES, mlp_step
 from xdsl.dialects.builtin import ModuleOp
 
 from cirh.dialect.attributes import SplatAttr, attrs

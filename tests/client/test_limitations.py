@@ -1,17 +1,17 @@
-"""Every limitation that the seeds and the reference (3.3) tell of: the error or warning, its text, and what to do.
+"""Every limitation that the seeds and the reference (3.3) tell of: the error, its text, and what to do.
 
-One row for each; those of reading values in all their forms are in test_tracing_reads.py.
+One row for each; warnings are in test_warnings.py, those of reading values in all their forms in test_tracing_reads.py.
 """
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_cluster import FakeCluster, StartCluster, State
+from fake_cluster import FakeCluster, StartCluster
 from torch import nn
+from user_script import Script, step_of_cluster
 
 import cstorch
 from cstorch.distributed.cluster_config import ClusterConfig
@@ -22,45 +22,9 @@ ITEM = r"The Cerebras backend does not yet support `aten::_local_scalar_dense\(T
 DECAY = "SyncTensor called outside of MarkStep"
 
 
-def step_of_cluster(state: State, step: int) -> dict[str, torch.Tensor]:
-    return {name: torch.tensor(float(step)) for name in ("output_values_0", "output_loss", "output_value")}
-
-
 @pytest.fixture
 def cluster(start_cluster: StartCluster) -> FakeCluster:
     return start_cluster(step_of_cluster)
-
-
-class Script:
-    """A user's script: a model, an optimizer, and loops."""
-
-    def __init__(self, folder: Path, cluster: FakeCluster | None = None, **settings: Any) -> None:
-        address = cluster.address if cluster is not None else None
-        config = ClusterConfig(mgmt_address=address, num_csx=settings.pop("num_csx", 1))
-        self.backend = cstorch.backend(
-            "CSX", artifact_dir=folder, cluster_config=config, validate_only=cluster is None, **settings
-        )
-        self.model = nn.Linear(2, 2)
-        self.compiled = cstorch.compile(self.model)
-        self.optimizer: torch.optim.Optimizer = cstorch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-
-    def train(self, batch: Any) -> torch.Tensor:
-        loss = self.compiled(batch).mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return loss
-
-    def loop(self, body: Callable[..., Any], data: Any = None, num_steps: int = 1, **settings: Any) -> None:
-        batches = [torch.ones(4, 2)] if data is None else data
-        for batch in DataExecutor(DataLoader(lambda: batches), num_steps=num_steps, **settings):
-            body(batch)
-
-    def step(self, batch: Any) -> torch.Tensor:
-        """A step that trains, traced."""
-        if not hasattr(self, "_step"):
-            self._step = cstorch.trace(self.train)
-        return self._step(batch)
 
 
 def optimizer_that_makes_state_in_its_step(script: Script) -> Callable[[Any], Any]:
@@ -327,80 +291,3 @@ def test_a_batch_for_fewer_systems_than_there_are(cluster: FakeCluster, tmp_path
     script = Script(tmp_path, cluster, num_csx=3)
     with pytest.raises(ConfigurationError, match=rf"{rows} rows.*num_csx=3 systems: choose a batch size"):
         script.loop(script.step, [torch.ones(rows, 2)])
-
-
-# Warnings: what a script may do, and what it may not know of it.
-
-
-def test_a_python_value_that_changes_is_warned_of_once(cluster: FakeCluster, tmp_path: Path) -> None:
-    """Seed 001: variables that are not torch tensors will only see their first value."""
-    script = Script(tmp_path, cluster)
-
-    @cstorch.trace
-    def step(batch: Any, settings: dict[str, Any], number: float) -> torch.Tensor:
-        return script.train(batch) * number
-
-    numbers = iter([(1, 0.5), (2, 0.5), (3, 0.7)])
-
-    def body(batch: Any) -> None:
-        count, number = next(numbers)
-        step(batch, {"count": count, "same": None}, number=number)
-
-    with pytest.warns(UserWarning, match="is 2, and was 1 in the first step.*must be a tensor") as caught:
-        script.loop(body, num_steps=3)
-    (message,) = [str(item.message) for item in caught if "first step" in str(item.message)]
-    assert r"test_limitations.py:" in message
-    assert "settings['count']" in message
-
-
-@pytest.mark.parametrize("value", [None, True, "text", float("nan"), 3])
-def test_python_values_that_stay_are_not_warned_of(cluster: FakeCluster, tmp_path: Path, value: Any) -> None:
-    script = Script(tmp_path, cluster)
-    step = cstorch.trace(lambda batch, value: script.train(batch))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        script.loop(lambda batch: step(batch, value), num_steps=3)
-
-
-def test_an_evaluation_in_training_mode_is_warned_of(tmp_path: Path) -> None:
-    script = Script(tmp_path)
-    evaluate = cstorch.trace(lambda batch: script.compiled(batch).sum())
-    with pytest.warns(UserWarning, match=r"in training mode.*model.eval\(\)"):
-        script.loop(evaluate)
-    script.model.eval()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        script.loop(evaluate)
-
-
-def test_an_optimizer_of_torch_is_warned_of(tmp_path: Path) -> None:
-    """Seed 001: the optimizers of core PyTorch are not supported."""
-    script = Script(tmp_path)
-    script.optimizer = torch.optim.SGD(script.model.parameters(), lr=0.1)
-    with pytest.warns(UserWarning, match="SGD is an optimizer of torch.*Use the optimizer of the same name"):
-        script.loop(cstorch.trace(script.train))
-
-
-def test_training_after_an_evaluation_is_warned_of(cluster: FakeCluster, tmp_path: Path) -> None:
-    """Seed 000: the first compile should be the most resource-intensive job: training must come before eval."""
-    script = Script(tmp_path, cluster)
-    evaluate = cstorch.trace(lambda batch: script.compiled(batch).sum())
-    script.model.eval()
-    script.loop(evaluate)
-    script.model.train()
-    with pytest.warns(UserWarning, match="compiled after an evaluation.*train before you evaluate"):
-        script.loop(script.step)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        script.loop(script.step)
-
-
-def test_steps_and_activations_are_warned_of(tmp_path: Path) -> None:
-    Script(tmp_path)
-    loader = DataLoader(lambda: [torch.ones(4, 2)])
-    with pytest.warns(UserWarning, match="with validate_only one step is traced: num_steps=9 becomes 1"):
-        DataExecutor(loader, num_steps=9)
-    cstorch.close_backend()
-    cstorch.backend("CPU", artifact_dir=tmp_path)
-    with pytest.warns(UserWarning, match="activation_steps=4 becomes 2: every checkpoint step is an activation step"):
-        DataExecutor(loader, num_steps=9, checkpoint_steps=6, activation_steps=4)

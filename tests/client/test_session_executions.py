@@ -4,27 +4,17 @@ import logging
 import time
 from pathlib import Path
 
-import grpc
 import pytest
 import torch
 from fake_cluster import FakeCluster
-from halved_weight import NAMES, Setup, input_fn, run
-from torch import nn
+from halved_weight import NAMES, Setup, run
 
 import cstorch
-from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import (
-    ClusterUnreachableError,
-    CompileError,
-    ConfigurationError,
-    InputError,
-    NodeLostError,
     StateError,
-    VersionMismatchError,
 )
-from cstorch.session import job
-from cstorch.utils.data import DataExecutor, DataLoader, Schedule
-from wsc.v1 import coordinator_pb2, node_pb2
+from cstorch.utils.data import Schedule
+from wsc.v1 import coordinator_pb2
 
 
 def test_closures_see_the_values_of_their_step_in_order(cluster: FakeCluster, tmp_path: Path) -> None:
@@ -232,96 +222,6 @@ def test_leaving_early_loses_the_state_and_says_so(cluster: FakeCluster, tmp_pat
     for batch in setup.executor(1):
         setup.step(batch)
     assert setup.weight() == 1.5
-
-
-def test_an_exception_of_a_closure_reaches_the_script_and_cancels(cluster: FakeCluster, tmp_path: Path) -> None:
-    setup = Setup(cluster, tmp_path)
-
-    @cstorch.step_closure
-    def check(loss: torch.Tensor) -> None:
-        if loss.item() == 2.0:
-            raise ValueError("the loss is NaN")
-
-    with pytest.raises(ValueError, match="the loss is NaN"):
-        run(setup.executor(5), lambda batch: check(setup.step(batch)))
-    assert cluster.cancelled == ["job-1"]
-    assert cluster.sessions_ended.wait(5)
-
-
-def test_interrupt_cancels_the_job(cluster: FakeCluster, tmp_path: Path) -> None:
-    setup = Setup(cluster, tmp_path)
-
-    def interrupted() -> None:
-        for batch in setup.executor(20):
-            setup.step(batch)
-            if cluster.steps_run:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert cluster.cancelled == ["job-1"]
-
-
-@pytest.mark.parametrize(
-    ("failure", "error", "message"),
-    [
-        (
-            node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node="wafer-1", message="wafer-1 (pid 7) died"),
-            NodeLostError,
-            "^wafer-1 .pid 7. died",
-        ),
-        (
-            node_pb2.Failure(
-                kind=node_pb2.Failure.KIND_INPUT,
-                node="worker-0",
-                message="the input_fn raised KeyError: 'x'",
-                traceback="Traceback:\n  File train.py",
-            ),
-            InputError,
-            "(?s)KeyError.*traceback of the worker.*train.py",
-        ),
-    ],
-)
-def test_failures_of_the_cluster_become_exceptions(
-    cluster: FakeCluster, tmp_path: Path, failure: node_pb2.Failure, error: type[Exception], message: str
-) -> None:
-    setup = Setup(cluster, tmp_path)
-    cluster.fail_at = (3, failure)
-    report = cstorch.step_closure(lambda loss: None)
-    with pytest.raises(error, match=message):
-        run(setup.executor(5), lambda batch: report(setup.step(batch)))
-
-
-def test_a_compile_error_and_a_version_mismatch(cluster: FakeCluster, tmp_path: Path) -> None:
-    setup = Setup(cluster, tmp_path)
-    cluster.refuse_job = (grpc.StatusCode.FAILED_PRECONDITION, "the cluster has version 9.9")
-    with pytest.raises(VersionMismatchError, match=r"9\.9.*0\.1\.0"):
-        run(setup.executor(1), lambda batch: setup.step(batch))
-    cluster.refuse_job = None
-    cluster.refuse_compile = (grpc.StatusCode.INVALID_ARGUMENT, "no rule for aten.foo at train.py:3")
-    with pytest.raises(CompileError, match=r"train.py:3"):
-        run(setup.executor(1), lambda batch: setup.step(batch))
-
-
-def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "CONNECT_SECONDS", 0.2)
-    config = ClusterConfig(mgmt_address="127.0.0.1:1")
-    backend = cstorch.backend("CSX", artifact_dir=tmp_path, cluster_config=config)
-    try:
-        compiled = cstorch.compile(nn.Linear(2, 1), backend)
-        step = cstorch.trace(lambda batch: compiled(batch).sum())
-        began = time.monotonic()
-        with pytest.raises(ClusterUnreachableError, match=r"no management service answers at 127\.0\.0\.1:1"):
-            run(DataExecutor(DataLoader(input_fn), num_steps=1), lambda batch: step(batch))
-        assert time.monotonic() - began < 2
-    finally:
-        cstorch.close_backend()
-
-
-def test_a_batch_that_does_not_divide(cluster: FakeCluster, tmp_path: Path) -> None:
-    setup = Setup(cluster, tmp_path, num_csx=3)
-    with pytest.raises(ConfigurationError, match=r"batch of 4 rows.*num_csx=3"):
-        run(setup.executor(1), lambda batch: setup.step(batch))
 
 
 def test_validate_only_traces_and_compile_only_compiles(

@@ -1,12 +1,24 @@
 """Helpers for the tests of tracing and lowering: run a functional graph on CPU tensors."""
 
+import copy
 import operator
 
 import torch
 from torch import fx, nn
 
 from cirh.execution.kernel import Kernel
-from cstorch.tracing import LazyTensor, Trace, trace_step
+from cstorch.tracing import LazyTensor, Trace, move_module, trace_step
+
+X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+
+
+def linear():
+    """A linear layer on the tracing device, and the same as it was."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    reference = copy.deepcopy(model)
+    move_module(model)
+    return model, reference
 
 
 def states_of(**holders):

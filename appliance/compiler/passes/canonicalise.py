@@ -1,6 +1,6 @@
 """Canonical form: no operation that does nothing, views of views joined, transposes inside products.
 
-Without it equal updates do not look equal (compiler.md section 8), and every kernel would move data for nothing.
+Without it equal updates do not look equal, so that they share no kernel, and every kernel would move data for nothing.
 """
 
 from xdsl.dialects.builtin import ModuleOp
@@ -81,7 +81,7 @@ def _drop_transposes(op: Operation) -> bool:
 
 
 def _transpose_inside_product(op: Operation) -> bool:
-    """MatMul(Transpose(x), y) reads x with transpose_a turned round."""
+    """MatMul(Transpose(x), y) reads x with transpose_a negated."""
     attributes = attrs(op)
     operands: list[SSAValue] = list(op.operands)
     changed = False

@@ -13,7 +13,7 @@ from cirh.modules.graph import body_ops
 
 
 def fuse_each(module: ModuleOp, roots: Collection[str], fuse: Callable[[Operation], bool]) -> bool:
-    """Tries a pattern on every operation that it may end with, largest first, and clears up. Whether any was there."""
+    """Tries a pattern on every operation it may end with, last first, then drops dead code. Whether any was there."""
     changed = False
     for op in reversed(body_ops(module)):
         if op.name in roots and any(result.uses for result in op.results):

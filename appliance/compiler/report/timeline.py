@@ -164,7 +164,7 @@ def _shard(board: _Board, plan: plan_pb2.MemoryXPlan, seconds: MemoryXSeconds) -
             case "send":
                 group = groups[instruction.send.group]
                 if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
-                    # What the wafer has taken is heard of in lots.
+                    # The wafer gives credit for several groups at once.
                     needed = sent - WEIGHTS_WINDOW + 1
                     needed = -(-needed // WEIGHTS_CREDIT_LOT) * WEIGHTS_CREDIT_LOT
                     taken = board.taken[plan.shard]

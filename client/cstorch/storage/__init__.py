@@ -1,4 +1,4 @@
-"""Checkpoints in the H5 layout of the real system (cstorch_api 3.4): `save` and `load`."""
+"""Checkpoints in the H5 layout of the real system: `save` and `load`."""
 
 from cstorch.storage import constants, serializers
 from cstorch.storage.reader import load

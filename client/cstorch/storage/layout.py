@@ -1,4 +1,4 @@
-"""The names, codes and byte forms that the reader and the writer of a checkpoint share (cstorch_api 3.4).
+"""The names, codes and byte forms that the reader and the writer of a checkpoint share.
 
 A checkpoint is one H5 file. Every leaf of the saved tree has a key, its path joined with dots. Tensors and numpy arrays
 are datasets under their key; all else is in attributes of the root only: Python scalars, strings, None, tensors of one

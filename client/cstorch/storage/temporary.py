@@ -13,7 +13,7 @@ _SUFFIX: Final = ".cstorch.tmp"
 
 
 class Output(io.FileIO):
-    """The file below HDF5, which never hears that a write failed.
+    """The file below HDF5, which does not notice that a write failed.
 
     HDF5 cannot close a file that it cannot write: it keeps it open, says so thousands of times, and may crash the
     process in the end. So what fails is remembered, and `check` raises it.
@@ -44,7 +44,7 @@ def new_file(target: Path) -> Iterator[Output]:
     """A file under another name in the same folder, which becomes `target`, durably, if nothing is raised.
 
     If something is, or the process is killed, there is no `target`. What processes that were killed have left in the
-    folder is removed; whoever writes a file holds a lock on it, so nobody's who is alive is.
+    folder is removed. A writer holds a lock on its file, so that no file of a living process is.
 
     Raises:
         OSError: it cannot be written.

@@ -4,62 +4,19 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import BATCH, CLUSTERS, Step, Traced
-from plan_simulator import Deadlock, Hazard, Simulation
+from compiled_steps import BATCH, CLUSTERS, Step
 from torch import nn
 from torch.nn import functional as F
+from wide_steps import WIDE, Wide, check, rows, sgd, trained
 
 from wsc.v1 import plan_pb2
 
 pytestmark = pytest.mark.parity
 
-FEW = [(1, 1), (2, 2), (3, 3)]
-WIDE = 80  # a weight of WIDE x WIDE float64 has more than INLINE_BYTES: the wafers read it in place
-
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
-
-
-class Wide(nn.Module):
-    def __init__(self, layers: int = 2, state: bool = True) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(layers))
-        if state:
-            self.register_buffer("count", torch.zeros(()))
-            self.register_buffer("table", torch.randn(WIDE, WIDE))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x
-
-
-def rows(steps: int = 3, width: int = WIDE) -> list[torch.Tensor]:
-    return [torch.randn(BATCH, width, dtype=torch.float64) for _ in range(steps)]
-
-
-def sgd(parameters: Any, rate: float = 0.1) -> None:
-    parameters = list(parameters)
-    with torch.no_grad():
-        for parameter in parameters:
-            parameter.sub_(parameter.grad * rate)
-    for parameter in parameters:
-        parameter.grad = None
-
-
-def trained(model: Any, loss: torch.Tensor, rate: float = 0.1) -> torch.Tensor:
-    loss.backward()
-    sgd(model.parameters(), rate)
-    return loss.detach()
-
-
-def check(build: Any, model: nn.Module, batches: Any = None, clusters: Any = FEW, **settings: Any) -> Traced:
-    batches = batches or rows()
-    traced = Traced(build, model, batches[0])
-    traced.check(batches, clusters, **settings)
-    return traced
 
 
 # -- the order of messages, and buffers that are read in place
@@ -378,45 +335,3 @@ def test_one_wafer_may_mix_samples() -> None:
         return step
 
     check(build, Wide(1), clusters=[(1, 1), (1, 2)])
-
-
-# -- the simulator's own checks, and the plan
-
-
-def step_plan() -> tuple[Traced, plan_pb2.Plan]:
-    def build(model: Any) -> Step:
-        return lambda x: trained(model, model(x).pow(2).mean())
-
-    traced = Traced(build, Wide(2, state=False), rows()[0])
-    return traced, traced.plan(2)
-
-
-def test_the_plan_is_the_same_every_time() -> None:
-    traced, plan = step_plan()
-    assert traced.plan(2).SerializeToString(deterministic=True) == plan.SerializeToString(deterministic=True)
-
-
-def test_the_simulator_sees_a_deadlock() -> None:
-    traced, plan = step_plan()
-    instructions = list(plan.wafer.instructions)
-    first = next(i for i, item in enumerate(instructions) if item.WhichOneof("kind") == "send")
-    del plan.wafer.instructions[first]
-    with pytest.raises(Deadlock):
-        Simulation(plan, traced.initial).run([[batch] for batch in rows()])
-
-
-def test_the_simulator_sees_a_write_that_comes_too_early() -> None:
-    """A weight is overwritten before the wafers have read it."""
-    traced, plan = step_plan()
-    shard = plan.memoryx[0]
-    weight, other = (
-        next(slot for slot in shard.states if slot.name == f"state.model.layers.{i}.weight") for i in (1, 0)
-    )
-    sends = [i for i, item in enumerate(shard.instructions) if item.WhichOneof("kind") == "send"]
-    early = plan_pb2.Instruction(commit=plan_pb2.Commit(value=other.value, state=weight.value))
-    instructions = list(shard.instructions)
-    instructions.insert(sends[0] + 1, early)
-    del shard.instructions[:]
-    shard.instructions.extend(instructions)
-    with pytest.raises(Hazard):
-        Simulation(plan, traced.initial).run([[batch] for batch in rows()], seed=1)

@@ -1,4 +1,4 @@
-"""Where the elements of a value are, when a step runs on several wafers (compiler.md section 4).
+"""Where the elements of a value are, when a step runs on several wafers.
 
 R             every wafer has the whole value
 S(dim, outer) dimension dim, read as (outer, rest), has its rest cut in equal blocks, one for each wafer

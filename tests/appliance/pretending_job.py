@@ -1,0 +1,124 @@
+"""A role's job that only pretends to work: it steps through its programs and sends what is due."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from interconnect.links.hub import Hub
+from interconnect.links.link import Link
+from interconnect.links.shared_memory import SharedMemory, Slice
+from nodes.lifecycle.node_job import JobContext, LinkKey
+from nodes.lifecycle.role_job import RoleJob, StepProgram
+from nodes.steps.schedule import StepSchedule
+from nodes.telemetry.progress import Progress
+from wsc.v1 import (
+    node_pb2,
+    plan_pb2,
+)
+
+
+@dataclass
+class Behaviour:
+    """What the pretending nodes do, by the node's name in the job."""
+
+    prepared: dict[str, node_pb2.PrepareInput] = field(default_factory=dict)
+    loads: dict[str, list[node_pb2.Load]] = field(default_factory=dict)
+    links: dict[str, set[LinkKey]] = field(default_factory=dict)
+    on_step: dict[str, Callable[[JobContext, int], None]] = field(default_factory=dict)
+    on_load: dict[str, Callable[[JobContext], None]] = field(default_factory=dict)
+    sent: list[int] = field(default_factory=list)  # steps whose loss SwarmX has sent
+    released: dict[str, list[int]] = field(default_factory=dict)
+    stopped: list[str] = field(default_factory=list)
+
+
+class PretendingProgram:
+    """Sends the outputs that the role sends, and keeps no state."""
+
+    def __init__(
+        self, context: JobContext, behaviour: Behaviour, load: node_pb2.Load, hub: Hub, link: Link | None
+    ) -> None:
+        self.context = context
+        self.behaviour = behaviour
+        self.load = load
+        self.hub = hub
+        self.link = link
+        self.memory = SharedMemory.create(4096)
+        self.progress = Progress("compute")
+
+    def run(self, schedule: StepSchedule) -> Mapping[str, float]:
+        for step in range(1, schedule.num_steps + 1):
+            hook = self.behaviour.on_step.get(self.context.node)
+            if hook is not None:
+                hook(self.context, step)
+            begin = time.perf_counter()
+            if self.link is not None and schedule.outputs_leave(step):
+                self.link.limit_ahead(schedule.run_ahead_steps)
+                self.send(step)
+            if self.context.node.startswith("memoryx") and schedule.keeps_snapshot(step):
+                self.context.emit(node_pb2.AttachResponse(snapshot=node_pb2.Snapshot(step=step)))
+            self.progress.step, self.progress.total = step, step * 0.001
+            if self.progress.recorder is not None:
+                self.progress.recorder.add("compute", "layer", step, begin, time.perf_counter())
+                if step + 1 >= self.progress.recorder.end:
+                    self.progress.end_trace()
+        self.progress.end_trace()
+        return {"compute": 1.5}
+
+    def send(self, step: int) -> None:
+        if self.context.node == "swarmx-0":
+            for group in self.load.swarmx.groups:
+                self.fill(group, step)
+            self.behaviour.sent.append(step)
+        else:
+            self.fill(self.load.memoryx.groups[0], step)
+
+    def fill(self, group: plan_pb2.Group, step: int) -> None:
+        count = group.nbytes // 4
+        values = torch.arange(count, dtype=torch.float32) + step
+        view = self.memory.tensor(torch.float32, (count,), 0)
+        view.copy_(values)
+        assert self.link is not None
+        self.hub.send(self.link, group.id, step, Slice(self.memory, 0, group.nbytes), window="ack", as_bytes=True)
+
+    def interrupt(self) -> None:
+        pass  # it waits only in the hub
+
+    def close(self) -> None:
+        self.behaviour.stopped.append(self.context.node)
+        self.memory.close()
+
+
+class PretendingJob(RoleJob):
+    def __init__(self, context: JobContext, behaviour: Behaviour) -> None:
+        super().__init__(context)
+        self.behaviour = behaviour
+
+    def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> StepProgram:
+        hook = self.behaviour.on_load.get(self.context.node)
+        if hook is not None:
+            hook(self.context)
+        self.behaviour.loads.setdefault(self.context.node, []).append(request)
+        self.behaviour.links[self.context.node] = set(links)
+        link = links.get((node_pb2.LINK_PURPOSE_COORDINATOR, 0))
+        sends = bool(request.swarmx.groups or request.memoryx.groups)
+        return PretendingProgram(self.context, self.behaviour, request, hub, link if sends else None)
+
+    def missing_states(self) -> list[str]:
+        load = self.behaviour.loads[self.context.node][-1]
+        return [state.name for state in load.memoryx.states] if load.execution == 1 else []
+
+    def prepare_input(self, request: node_pb2.PrepareInput) -> None:
+        self.behaviour.prepared[self.context.node] = request
+
+    def release_snapshot(self, step: int) -> None:
+        self.behaviour.released.setdefault(self.context.node, []).append(step)
+
+
+def plan_with_groups(plan: plan_pb2.Plan) -> plan_pb2.Plan:
+    """The senders' parts of make_plan."""
+    for group in plan.coordinator.groups:
+        target = plan.memoryx[0].groups if group.kind == plan_pb2.GROUP_KIND_OUTPUT else plan.swarmx.groups
+        target.add().CopyFrom(group)
+    return plan
