@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
-from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed.cluster_config import ClusterConfig
 from fake_cluster import FakeCluster
 from halved_weight import Setup, input_fn, run
 from torch import nn

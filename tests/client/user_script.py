@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cstorch.cluster_config import ClusterConfig
+from cstorch.distributed.cluster_config import ClusterConfig
 from fake_cluster import FakeCluster, State
 from torch import nn
 
