@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := $(wildcard proto/wsc/v1/*.proto)
 
+# Also where the environment forbids it: every process of the tests would compile all modules, and rewrite all asserts.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo test unit lint proto docs bench venv clean
 
 demo: venv

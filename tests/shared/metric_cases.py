@@ -6,13 +6,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn import metrics as theirs
 
 from cstorch import metrics
 from cstorch.metrics import Metric
 
 CLASSES = 5
 KEPT = [1, 2, 4]
+
+
+def theirs() -> Any:
+    """scikit-learn's metrics: a second of processor time to import, so not where tests are only collected."""
+    from sklearn import metrics
+
+    return metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,40 +35,40 @@ class Case:
 
 
 def _f(average: str, beta: float, labels: list[int] | None = None) -> Callable[..., float]:
-    return lambda y, p, w: theirs.fbeta_score(y, p, beta=beta, average=average, labels=labels, zero_division=0)
+    return lambda y, p, w: theirs().fbeta_score(y, p, beta=beta, average=average, labels=labels, zero_division=0)
 
 
 CASES = [
     Case(
         name="accuracy",
         ours=lambda: metrics.AccuracyMetric("accuracy"),
-        figure=lambda y, p, w: theirs.accuracy_score(y, p),
+        figure=lambda y, p, w: theirs().accuracy_score(y, p),
         weighted=False,  # predictions count 1 each, whatever their weight is
     ),
     Case(
         name="iou",
         ours=lambda: metrics.MeanIOUMetric(CLASSES),
-        figure=lambda y, p, w: theirs.jaccard_score(y, p, average="macro", sample_weight=w),
+        figure=lambda y, p, w: theirs().jaccard_score(y, p, average="macro", sample_weight=w),
     ),
     Case(
         name="iou of some",
         ours=lambda: metrics.MeanIOUMetric(CLASSES, ignore_classes=[0, 3]),
-        figure=lambda y, p, w: theirs.jaccard_score(y, p, average="macro", labels=KEPT, sample_weight=w),
+        figure=lambda y, p, w: theirs().jaccard_score(y, p, average="macro", labels=KEPT, sample_weight=w),
     ),
     Case(
         name="dice",
         ours=lambda: metrics.DiceCoefficientMetric(CLASSES),
-        figure=lambda y, p, w: theirs.f1_score(y, p, average="macro", sample_weight=w),
+        figure=lambda y, p, w: theirs().f1_score(y, p, average="macro", sample_weight=w),
     ),
     Case(
         name="dice of some",
         ours=lambda: metrics.DiceCoefficientMetric(CLASSES, ignore_classes=[0, 3]),
-        figure=lambda y, p, w: theirs.f1_score(y, p, average="macro", labels=KEPT, sample_weight=w),
+        figure=lambda y, p, w: theirs().f1_score(y, p, average="macro", labels=KEPT, sample_weight=w),
     ),
     Case(
         name="accuracy of a class",
         ours=lambda: metrics.MeanPerClassAccuracyMetric(CLASSES),
-        figure=lambda y, p, w: theirs.balanced_accuracy_score(y, p, sample_weight=w),
+        figure=lambda y, p, w: theirs().balanced_accuracy_score(y, p, sample_weight=w),
     ),
     Case(name="f1", ours=lambda: metrics.FBetaScoreMetric(CLASSES), figure=_f("micro", 1), weighted=False),
     Case(
