@@ -17,7 +17,9 @@ from interconnect.links.hub import Stopped
 from nodes.launch.process import FIRST_FD
 from nodes.launch.spawn import SpawnError, spawn
 from nodes.lifecycle.node_job import JobFailure
-from workers import child
+from workers import run_child
+from workers.child.channel import MESSAGE_BYTES
+from workers.child.loader_state import STATE_BYTES
 from workers.output import OutputReader
 from wsc.v1 import node_pb2
 
@@ -134,7 +136,7 @@ class InputProcess:
 
     def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         data = json.dumps(message).encode()
-        if len(data) > child.MESSAGE_BYTES:
+        if len(data) > MESSAGE_BYTES:
             raise JobFailure(
                 node_pb2.Failure.KIND_USER, f"{len(data)} bytes of {message['kind']} settings are too many for a worker"
             )
@@ -144,7 +146,7 @@ class InputProcess:
 
     def _receive(self) -> dict[str, Any] | None:
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._connection, child.MESSAGE_BYTES, 1)
+            data, descriptors, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
         except ConnectionResetError:
             return None
         with contextlib.ExitStack() as files:
@@ -171,8 +173,8 @@ def _read_state(descriptors: Sequence[int]) -> bytes:
     """A file of the child, which is the user's and may have sent anything."""
     for descriptor in descriptors:
         status = os.fstat(descriptor)
-        if stat.S_ISREG(status.st_mode) and status.st_size <= child.STATE_BYTES:
-            return os.pread(descriptor, child.STATE_BYTES, 0)
+        if stat.S_ISREG(status.st_mode) and status.st_size <= STATE_BYTES:
+            return os.pread(descriptor, STATE_BYTES, 0)
     raise JobFailure(node_pb2.Failure.KIND_INPUT, "the process of the input_fn sent something else than a state")
 
 
@@ -180,7 +182,7 @@ class _ForeignPython:
     """The input_fn's process under another interpreter than the worker's."""
 
     def __init__(self, interpreter: str, descriptors: Sequence[int]) -> None:
-        command = [interpreter, str(Path(child.__file__)), *_arguments(descriptors)]
+        command = [interpreter, str(Path(run_child.__file__)), *_arguments(descriptors)]
         self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True)
         self._pidfd = os.pidfd_open(self._popen.pid)
 

@@ -8,13 +8,13 @@ import traceback
 from collections.abc import Callable, Iterator
 
 from appliance.coordinator.compilation import Compile, report_of
-from appliance.coordinator.crew import Crew, NodesRefused
-from appliance.coordinator.execution import Execution
-from appliance.coordinator.failures import JobFailed, Verdict
+from appliance.coordinator.execution.execution import Execution
+from appliance.coordinator.failures.verdict import JobFailed, Verdict
 from appliance.coordinator.management_link import ManagementLink, ManagementLost
-from appliance.coordinator.observation import Observation
+from appliance.coordinator.nodes.job_nodes import Crew, NodesRefused
+from appliance.coordinator.nodes.topology import Member
+from appliance.coordinator.observation.events import Observation
 from appliance.coordinator.settings import CoordinatorSettings
-from appliance.coordinator.topology import Member
 from interconnect.links.listener import LinkListener
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2, plan_pb2
 

@@ -12,8 +12,8 @@ from typing import NoReturn
 import grpc
 
 from appliance.coordinator.compilation import CompileRefused
-from appliance.coordinator.execution import Abandoned, Execution
-from appliance.coordinator.failures import JobFailed
+from appliance.coordinator.execution.execution import Abandoned, Execution
+from appliance.coordinator.failures.verdict import JobFailed
 from appliance.coordinator.job import Job, internal_failure, placements
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, node_pb2
 

@@ -7,9 +7,9 @@ import queue
 from appliance.coordinator.compilation import Compile
 from appliance.coordinator.job import Job
 from appliance.coordinator.management_link import ManagementLink, ManagementLost
+from appliance.coordinator.nodes.topology import COORDINATOR
 from appliance.coordinator.service import CoordinatorService
 from appliance.coordinator.settings import CoordinatorSettings
-from appliance.coordinator.topology import COORDINATOR
 from interconnect.links.listener import LinkListener
 from interconnect.rpc.address import bind
 from interconnect.rpc.server import make_server

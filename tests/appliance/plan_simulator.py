@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from appliance.coordinator.results import OutputReader
+from appliance.coordinator.execution.results import OutputReader
 from cirh.execution.kernel import Kernel
 from cirh.text.parser import parse_module
 from interconnect.links.elements import tensor_bytes, torch_dtype

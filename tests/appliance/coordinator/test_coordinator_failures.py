@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from appliance.coordinator.failures import GRACE_SECONDS, Verdict
+from appliance.coordinator.failures.verdict import GRACE_SECONDS, Verdict
 from interconnect.links.link import LinkLost
 from nodes.lifecycle.node_job import JobContext, JobFailure
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2

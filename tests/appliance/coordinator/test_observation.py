@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from appliance import job_history
-from appliance.coordinator.scalars import ScalarSampler
+from appliance.coordinator.execution.scalars import ScalarSampler
 from appliance.job_history import KINDS, JobHistory, TooSlow
 from nodes.lifecycle.node_job import JobContext
 from nodes.telemetry import outbox

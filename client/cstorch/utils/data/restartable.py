@@ -33,7 +33,7 @@ class RestartableDataLoader(Protocol):
 
 
 def read_state(text: bytes) -> Any:
-    """A state in the form in which workers send it, which workers/child.py describes.
+    """A state in the form in which workers send it, which workers/child/__init__.py describes.
 
     Raises:
         InputError: the text is not of this form.

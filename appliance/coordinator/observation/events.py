@@ -5,8 +5,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
-from appliance.coordinator.topology import COORDINATOR, Member
-from appliance.coordinator.tracing import Tracing
+from appliance.coordinator.nodes.topology import COORDINATOR, Member
+from appliance.coordinator.observation.spans import Tracing
 from appliance.job_history import KINDS, JobHistory, lots
 from nodes.telemetry.advice import is_advice
 from nodes.telemetry.node_report import process_report

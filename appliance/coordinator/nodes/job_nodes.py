@@ -5,9 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from appliance.coordinator.attachment import Attachment
 from appliance.coordinator.management_link import ManagementLink
-from appliance.coordinator.topology import COORDINATOR, Member, Topology
+from appliance.coordinator.nodes.attachment import Attachment
+from appliance.coordinator.nodes.topology import COORDINATOR, Member, Topology
 from interconnect.links.listener import LinkListener
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 

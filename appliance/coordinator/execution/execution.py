@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar
 
-from appliance.coordinator.crew import Crew
-from appliance.coordinator.failures import JobFailed, Verdict
-from appliance.coordinator.results import LOT_SECONDS, Results
-from appliance.coordinator.scalars import OnScalars
-from appliance.coordinator.topology import COORDINATOR, Member
+from appliance.coordinator.execution.results import LOT_SECONDS, Results
+from appliance.coordinator.execution.scalars import OnScalars
+from appliance.coordinator.failures.verdict import JobFailed, Verdict
+from appliance.coordinator.nodes.job_nodes import Crew
+from appliance.coordinator.nodes.topology import COORDINATOR, Member
 from interconnect.links.link import Link, LinkLost
 from interconnect.links.listener import LinkListener
 from nodes.steps.schedule import StepSchedule

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import grpc
 
-from appliance.coordinator.topology import Member
+from appliance.coordinator.nodes.topology import Member
 from interconnect.rpc.server import make_channel
 from wsc.v1 import node_pb2, node_pb2_grpc
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy
 
-from appliance.coordinator.scalars import OnScalars, ScalarSampler
+from appliance.coordinator.execution.scalars import OnScalars, ScalarSampler
 from interconnect.links.elements import tensor_bytes
 from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import Link, LinkLost
