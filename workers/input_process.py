@@ -40,8 +40,11 @@ class _Process(Protocol):
 class InputProcess:
     """Runs one input_fn in a process of its own. See workers.child for what is said on the socket."""
 
-    def __init__(self, request: node_pb2.PrepareInput) -> None:
-        """Returns when the process is started. JobFailure when it cannot be."""
+    def __init__(self, request: node_pb2.PrepareInput, on_defect: Callable[[Exception], None]) -> None:
+        """Returns when the process is started. JobFailure when it cannot be.
+
+        on_defect(error): the thread that takes what the process prints has ended by it.
+        """
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # On another host, or in a container, the script's interpreter need not be there.
@@ -51,7 +54,7 @@ class InputProcess:
                 if request.interpreter and interpreter != request.interpreter
                 else ""
             )
-            self._output = OutputReader()
+            self._output = OutputReader(on_defect)
             try:
                 self._process = _start(interpreter, [theirs.fileno(), self._output.writer])
             except (SpawnError, OSError) as error:
@@ -119,7 +122,7 @@ class InputProcess:
             raise Stopped
         message = self._receive() if self._connection.fileno() in ready else None
         if message is None:
-            raise JobFailure(node_pb2.Failure.KIND_INPUT, self._epitaph())
+            raise JobFailure(node_pb2.Failure.KIND_INPUT, self._how_it_ended())
         if message["kind"] == "failed":
             raise JobFailure(
                 node_pb2.Failure.KIND_INPUT, f"{message['message']}{self._note}", traceback=str(message["traceback"])
@@ -157,7 +160,7 @@ class InputProcess:
                 message["state"] = _read_state(descriptors)
         return message
 
-    def _epitaph(self) -> str:
+    def _how_it_ended(self) -> str:
         try:
             status = self._process.wait(END_DEADLINE_SECONDS)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""What a coordinator's process does: serve one job, from hello to farewell."""
+"""What a coordinator's process does: serve one job, from its start to its last report."""
 
 import enum
 import logging
@@ -17,7 +17,7 @@ from nodes.telemetry.job_log import JobLogHandler
 from wsc.v1 import coordinator_pb2_grpc
 
 TICK_SECONDS = 1.0
-FAREWELL_SECONDS = 2.0  # for the last messages to reach the client
+LAST_MESSAGES_SECONDS = 2.0  # for them to reach the client
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Event(enum.Enum):
 
 def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "queue.SimpleQueue[Event]") -> int:
     """Serve the job until it is over; returns the exit status. A put on events is safe in a signal handler."""
-    server = make_server()
+    server = make_server(for_scripts=True)
     address = bind(server, settings.listen)
     listener = LinkListener(address)
     listener.add_to_server(server)
@@ -50,9 +50,13 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
         while (event := _next(events)) is not Event.OVER:
             if event is Event.TERMINATE:
                 job.terminate()
-            job.observation.tick()
+            try:
+                job.tick()
+            except Exception as error:
+                logger.exception("a defect in a tick of %s", settings.job)
+                job.verdict.report_defect(error)
         job.close()
-    server.stop(FAREWELL_SECONDS).wait()
+    server.stop(LAST_MESSAGES_SECONDS).wait()
     listener.close()
     return 0
 

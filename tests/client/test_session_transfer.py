@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cstorch.errors import ClusterError, ConfigurationError
-from cstorch.session import job, transfer
+from cstorch.errors import ClusterError, ConfigurationError, CstorchError
+from cstorch.session import failures, job, transfer
 from cstorch.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
 from interconnect.links.listener import LinkListener
 from interconnect.rpc.server import make_server
@@ -24,6 +24,19 @@ VALUES = {
     "flags": torch.tensor([True, False, True]),
 }
 TYPES = {torch.float32: FLOAT, torch.int64: INT, torch.bool: BOOL}
+
+
+class Job:
+    """One that goes on, or has failed."""
+
+    def __init__(self, failure: CstorchError | None = None) -> None:
+        self.failure = failure
+
+    def wait_for_failure(self) -> CstorchError | None:
+        return self.failure
+
+    def reason(self, error: Exception, doing: str) -> CstorchError:
+        return self.failure or failures.from_error(error, doing)
 
 
 class Shard:
@@ -45,7 +58,7 @@ class Shard:
         self.listener.add_to_server(self.server)
         self.service.listen_with(self.listener)
         node_pb2_grpc.add_StateServiceServicer_to_server(self.service, self.server)
-        self.service.add_job("job", self.store, self.snapshots, lambda: self.running)
+        self.service.add_job("job", self.store, self.snapshots, lambda: self.running, pytest.fail)
         self.server.start()
 
     def close(self) -> None:
@@ -65,7 +78,7 @@ def shard() -> Iterator[Shard]:
 @pytest.fixture(params=["shared_memory", "grpc"])
 def connection(request: pytest.FixtureRequest, shard: Shard) -> Iterator[ShardConnection]:
     where = coordinator_pb2.StateShard(shard=0, address=shard.address, job="job")
-    connection = ShardConnection(where, request.param)
+    connection = ShardConnection(where, request.param, Job())
     yield connection
     connection.close()
 
@@ -134,7 +147,7 @@ def test_batches_are_small_unless_one_state_is_large() -> None:
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "CONNECT_SECONDS", 0.2)
-    connection = ShardConnection(coordinator_pb2.StateShard(shard=2, address="127.0.0.1:1", job="job"), "auto")
+    connection = ShardConnection(coordinator_pb2.StateShard(shard=2, address="127.0.0.1:1", job="job"), "auto", Job())
     with pytest.raises(ClusterError, match="no MemoryX shard 2 answers"):
         next(connection.read("x", (1,), torch.float32, 0))
 

@@ -49,7 +49,7 @@ class Harness:
     """A process, its ring, and the file descriptor that stops waits."""
 
     def __init__(self, request: node_pb2.PrepareInput) -> None:
-        self.process = InputProcess(request)
+        self.process = InputProcess(request, pytest.fail)
         self.stop = os.eventfd(0)
         ring = os.memfd_create("ring")
         os.truncate(ring, SLOT_BYTES * SLOTS)

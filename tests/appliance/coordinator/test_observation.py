@@ -24,7 +24,7 @@ CONSUMED = coordinator_pb2.Consumed
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(outbox, "LOT_SECONDS", 0.05)
+    monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
     levels = {package: logging.getLogger(package).level for package in ("wafer", "appliance")}
     for package in levels:
         logging.getLogger(package).setLevel(logging.INFO)  # setLevel: loggers remember what they let through
