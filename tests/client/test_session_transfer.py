@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cstorch.errors import ClusterError, ConfigurationError, CstorchError
+from cstorch.errors import ClusterError, ConfigurationError, CstorchError, InternalError, NodeLostError
 from cstorch.session import failures, job, transfer
 from cstorch.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
 from interconnect.links.listener import LinkListener
@@ -160,3 +160,48 @@ def test_a_large_state_comes_in_pieces(connection: ShardConnection, monkeypatch:
     assert torch.equal(torch.cat(pieces), VALUES["large"])
     with pytest.raises(ConfigurationError, match="does not lie within"):
         list(connection.read("large", (301, 1000), torch.float32, 0))
+
+
+def test_a_connection_that_was_cut_is_opened_again_while_the_job_goes_on(
+    shard: Shard, connection: ShardConnection
+) -> None:
+    """As after this process was suspended for longer than a peer is waited for."""
+    connection.write([outgoing("small")])
+    for session in shard.service._jobs["job"].sessions.values():
+        session.close()
+    assert torch.equal(read(connection, "small"), VALUES["small"])
+
+
+@pytest.mark.parametrize("end", ["dropped", "cut"])
+def test_where_the_job_has_ended_its_end_is_told(shard: Shard, end: str) -> None:
+    job = Job()
+    connection = ShardConnection(coordinator_pb2.StateShard(shard=0, address=shard.address, job="job"), "auto", job)
+    connection.write([outgoing("small")])
+    job.failure = NodeLostError("wafer-1 died")
+    if end == "dropped":
+        shard.service.remove_job("job")
+        shard.service.add_job("another", shard.store, shard.snapshots, lambda: False, pytest.fail)
+    else:
+        for session in shard.service._jobs["job"].sessions.values():
+            session.close()
+    with pytest.raises(NodeLostError, match="wafer-1 died"):
+        read(connection, "small")
+    connection.close()
+    if end == "dropped":
+        shard.service.remove_job("another")
+        shard.service.add_job("job", shard.store, shard.snapshots, lambda: False, pytest.fail)
+
+
+def test_a_defect_in_the_state_service_ends_the_job(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Exception] = []
+    shard.service._jobs["job"].on_defect = told.append
+
+    def fail(names: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(shard.store, "mark_written", fail)
+    connection = ShardConnection(coordinator_pb2.StateShard(shard=0, address=shard.address, job="job"), "auto", Job())
+    with pytest.raises(InternalError, match="ZeroDivisionError: oh"):
+        connection.write([outgoing("small")])
+    assert [str(error) for error in told] == ["oh"]
+    connection.close()
