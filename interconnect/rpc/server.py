@@ -13,6 +13,9 @@ import grpc
 
 from interconnect.rpc.allocator import keep_large_blocks
 
+# What gRPC logs of a connection that breaks is no use to a user; read when the first channel or server is made.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 # State, inputs and CIRH text go in single messages; tensors of a step never do.
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 # Every open stream keeps a thread; threads are made when they are needed.

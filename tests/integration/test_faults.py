@@ -288,6 +288,7 @@ def test_a_script_that_was_suspended_in_a_save_saves(start_script: StartScript, 
     (script.surroundings.folder / "go").touch()
     assert script.wait() == 0, script.errors
     assert "done" in script.output
+    assert "goaway" not in script.errors.lower()
 
 
 # --- the end of the script --------------------------------------------------------------------------------------------
