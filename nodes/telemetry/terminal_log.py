@@ -9,7 +9,7 @@ LEVEL_VARIABLE = "WAFERBOX_LOG_LEVEL"  # the least that is said there; the log o
 _FORMAT = "%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s"
 
 # Packages whose loggers say what happens, and not only what is wrong.
-_PACKAGES = ("appliance", "interconnect", "memoryx", "swarmx", "wafer", "workers")
+_PACKAGES = ("appliance", "interconnect", "memoryx", "nodes", "swarmx", "wafer", "workers")
 
 
 def set_up_logging() -> None:
