@@ -10,7 +10,7 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Final
 
-from appliance.coordinator.topology import COORDINATOR, Topology
+from appliance.coordinator.nodes.topology import COORDINATOR, Topology
 from appliance.members import member_name
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 

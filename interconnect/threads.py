@@ -25,3 +25,22 @@ class GuardedThread(threading.Thread):
         except Exception as error:
             logger.exception("a defect in thread %s", self.name)
             self._on_defect(error)
+
+
+class GuardedTimer(GuardedThread):
+    """Calls its target after some seconds, unless it is cancelled before."""
+
+    def __init__(
+        self, seconds: float, target: Callable[[], None], *, name: str, on_defect: Callable[[Exception], None]
+    ) -> None:
+        self._cancelled = threading.Event()
+
+        def wait_and_call() -> None:
+            if not self._cancelled.wait(seconds):
+                target()
+
+        super().__init__(wait_and_call, name=name, on_defect=on_defect)
+
+    def cancel(self) -> None:
+        """Has no effect once the target is called; more than once does no harm."""
+        self._cancelled.set()

@@ -8,6 +8,7 @@ from memoryx.memoryx_program import MemoryXProgram
 from memoryx.snapshots import Snapshots
 from memoryx.state_service import StateService
 from memoryx.store import StateStore
+from nodes.lifecycle.execution import report_failure
 from nodes.lifecycle.node_job import JobContext, LinkKey
 from nodes.lifecycle.role_job import RoleJob
 from wsc.v1 import node_pb2
@@ -22,7 +23,13 @@ class MemoryXJob(RoleJob):
         self._snapshots = Snapshots(self._store, self._announce)
         self._missing: Sequence[str] = ()
         self._service = service
-        service.add_job(context.job, self._store, self._snapshots, lambda: self.running)
+        service.add_job(
+            context.job,
+            self._store,
+            self._snapshots,
+            lambda: self.running,
+            on_defect=lambda error: report_failure(context, error),
+        )
 
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> MemoryXProgram:
         self._snapshots.reset()

@@ -82,7 +82,9 @@ class MemoryXProgram:
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
         def keep_snapshot(step: int) -> None:
             if schedule.keeps_snapshot(step):
+                self.progress.waits = True  # for a client that has not done with the snapshot before
                 self._snapshots.take(step)
+                self.progress.waits = False
 
         for link in self._links.values():
             link.limit_ahead(schedule.run_ahead_steps)

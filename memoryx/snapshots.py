@@ -17,13 +17,13 @@ class Snapshots:
         self._announce = announce
         self._changed = threading.Condition()
         self._held: Snapshot | None = None
-        self._readers = 0
+        self._readers = 0  # of the snapshot that is held, or that was held last
         self._interrupted = False
 
     def take(self, step: int) -> None:
-        """Copy the state; waits until the snapshot before is released. Stopped when interrupted."""
+        """Copy the state; waits until the snapshot before is released and read. Stopped when interrupted."""
         with self._changed:
-            self._changed.wait_for(lambda: self._held is None or self._interrupted)
+            self._changed.wait_for(lambda: (self._held is None and not self._readers) or self._interrupted)
             if self._interrupted:
                 raise Stopped
             self._held = self._store.snapshot(step)
@@ -42,10 +42,12 @@ class Snapshots:
         finally:
             with self._changed:
                 self._readers -= 1
+                if not self._readers and self._held is not snapshot:
+                    self._store.release(snapshot)
                 self._changed.notify_all()
 
     def release(self, step: int) -> None:
-        """The client does not want this snapshot any more; waits for a reading that is not over."""
+        """The client does not want this snapshot any more. Never blocks: a reading that is not over frees it."""
         with self._changed:
             if self._held is not None and self._held.step == step:
                 self._let_go()
@@ -64,8 +66,8 @@ class Snapshots:
                 self._let_go()
 
     def _let_go(self) -> None:
-        self._changed.wait_for(lambda: self._readers == 0)
         assert self._held is not None
-        self._store.release(self._held)
-        self._held = None
+        snapshot, self._held = self._held, None
+        if not self._readers:
+            self._store.release(snapshot)
         self._changed.notify_all()

@@ -5,11 +5,14 @@ one frame for each name, in order, whose group is the position in the names and 
 that a program can make is made here instead.
 """
 
+import functools
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import grpc
 import torch
@@ -26,7 +29,10 @@ from memoryx.staging import Staging, run_all
 from memoryx.store import StateStore
 from wsc.v1 import node_pb2, node_pb2_grpc
 
+logger = logging.getLogger(__name__)
+
 CLIENT_LINK_SECONDS = 10.0
+MAX_NAMES = 1 << 16  # of states, in one call
 
 
 class Session:
@@ -59,9 +65,37 @@ class JobStates:
     store: StateStore
     snapshots: Snapshots
     is_running: Callable[[], bool]
+    on_defect: Callable[[Exception], None]
     lock: threading.Lock = field(default_factory=threading.Lock)  # held by a transfer, and while a plan is loaded
     sessions: dict[str, Session] = field(default_factory=dict)
     staging: Staging = field(default_factory=Staging)
+
+
+class _JobRequest(Protocol):
+    job: str
+
+
+_Request = TypeVar("_Request", bound=_JobRequest)
+_Response = TypeVar("_Response")
+
+
+def _reports_defects(
+    method: "Callable[[StateService, _Request, grpc.ServicerContext], _Response]",
+) -> "Callable[[StateService, _Request, grpc.ServicerContext], _Response]":
+    """An exception that is no answer to the caller ends the job, with its traceback."""
+
+    @functools.wraps(method)
+    def call(service: "StateService", request: _Request, context: grpc.ServicerContext) -> _Response:
+        try:
+            return method(service, request, context)
+        except Exception as error:
+            if context.code() is None:  # type: ignore[attr-defined]  # nobody has called abort
+                logger.exception("a defect in %s", method.__name__)
+                service.report_defect(request.job, error)
+                context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+            raise
+
+    return call
 
 
 class StateService(node_pb2_grpc.StateServiceServicer):
@@ -75,9 +109,19 @@ class StateService(node_pb2_grpc.StateServiceServicer):
         """Take the clients' links with the node's listener; before the server starts."""
         self._listener = listener
 
-    def add_job(self, job: str, store: StateStore, snapshots: Snapshots, is_running: Callable[[], bool]) -> None:
-        """Show a job's states. While is_running() its live state can be neither read nor written."""
-        self._jobs[job] = JobStates(store, snapshots, is_running)
+    def add_job(
+        self,
+        job: str,
+        store: StateStore,
+        snapshots: Snapshots,
+        is_running: Callable[[], bool],
+        on_defect: Callable[[Exception], None],
+    ) -> None:
+        """Show a job's states. While is_running() its live state can be neither read nor written.
+
+        on_defect(error): a call has ended by an exception that nobody expected.
+        """
+        self._jobs[job] = JobStates(store, snapshots, is_running, on_defect)
 
     def remove_job(self, job: str) -> None:
         """Break off the job's transfers and forget it: its store can be closed."""
@@ -89,12 +133,19 @@ class StateService(node_pb2_grpc.StateServiceServicer):
             for session in states.sessions.values():
                 session.close()
 
+    def report_defect(self, job: str, error: Exception) -> None:
+        """A call of the job has ended by an exception that nobody expected."""
+        states = self._jobs.get(job)
+        if states is not None:
+            states.on_defect(error)
+
     @contextmanager
     def alone(self, job: str) -> Iterator[None]:
         """While no transfer of the job is going on."""
         with self._jobs[job].lock:
             yield
 
+    @_reports_defects
     def OpenState(
         self, request: node_pb2.OpenStateRequest, context: grpc.ServicerContext
     ) -> node_pb2.OpenStateResponse:
@@ -104,6 +155,7 @@ class StateService(node_pb2_grpc.StateServiceServicer):
         states.sessions[token] = Session(self._listener.expect(token, "client"))
         return node_pb2.OpenStateResponse(token=token, endpoint=self._listener.endpoint())
 
+    @_reports_defects
     def WriteState(
         self, request: node_pb2.TransferStateRequest, context: grpc.ServicerContext
     ) -> node_pb2.TransferStateResponse:
@@ -123,6 +175,7 @@ class StateService(node_pb2_grpc.StateServiceServicer):
             states.store.mark_written(request.names)
         return node_pb2.TransferStateResponse(nbytes=sum(place.nbytes for place in places))
 
+    @_reports_defects
     def ReadState(
         self, request: node_pb2.TransferStateRequest, context: grpc.ServicerContext
     ) -> node_pb2.TransferStateResponse:
@@ -142,6 +195,7 @@ class StateService(node_pb2_grpc.StateServiceServicer):
                 _send(session, request, states.store.memory, places)
         return node_pb2.TransferStateResponse(nbytes=sum(nbytes for _, nbytes in places))
 
+    @_reports_defects
     def StageStates(
         self, request: node_pb2.StageStatesRequest, context: grpc.ServicerContext
     ) -> node_pb2.StageStatesResponse:
@@ -151,6 +205,7 @@ class StateService(node_pb2_grpc.StateServiceServicer):
         except CirhError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
+    @_reports_defects
     def InitialiseStates(
         self, request: node_pb2.InitialiseStatesRequest, context: grpc.ServicerContext
     ) -> node_pb2.InitialiseStatesResponse:
@@ -221,6 +276,8 @@ def _refuse_while_running(states: JobStates, context: grpc.ServicerContext) -> N
 
 
 def _places(names: Sequence[str], places: Mapping[str, Place], context: grpc.ServicerContext) -> list[Place]:
+    if len(names) > MAX_NAMES:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a call names at most {MAX_NAMES} states, not {len(names)}")
     unknown = [name for name in names if name not in places]
     if unknown:
         context.abort(grpc.StatusCode.NOT_FOUND, f"this shard has no state {', '.join(unknown[:10])}")

@@ -17,7 +17,9 @@ from interconnect.links.hub import Stopped
 from nodes.launch.process import FIRST_FD
 from nodes.launch.spawn import SpawnError, spawn
 from nodes.lifecycle.node_job import JobFailure
-from workers import child
+from workers import run_child
+from workers.child.channel import MESSAGE_BYTES
+from workers.child.loader_state import STATE_BYTES
 from workers.output import OutputReader
 from wsc.v1 import node_pb2
 
@@ -38,8 +40,11 @@ class _Process(Protocol):
 class InputProcess:
     """Runs one input_fn in a process of its own. See workers.child for what is said on the socket."""
 
-    def __init__(self, request: node_pb2.PrepareInput) -> None:
-        """Returns when the process is started. JobFailure when it cannot be."""
+    def __init__(self, request: node_pb2.PrepareInput, on_defect: Callable[[Exception], None]) -> None:
+        """Returns when the process is started. JobFailure when it cannot be.
+
+        on_defect(error): the thread that takes what the process prints has ended by it.
+        """
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # On another host, or in a container, the script's interpreter need not be there.
@@ -49,7 +54,7 @@ class InputProcess:
                 if request.interpreter and interpreter != request.interpreter
                 else ""
             )
-            self._output = OutputReader()
+            self._output = OutputReader(on_defect)
             try:
                 self._process = _start(interpreter, [theirs.fileno(), self._output.writer])
             except (SpawnError, OSError) as error:
@@ -117,7 +122,7 @@ class InputProcess:
             raise Stopped
         message = self._receive() if self._connection.fileno() in ready else None
         if message is None:
-            raise JobFailure(node_pb2.Failure.KIND_INPUT, self._epitaph())
+            raise JobFailure(node_pb2.Failure.KIND_INPUT, self._how_it_ended())
         if message["kind"] == "failed":
             raise JobFailure(
                 node_pb2.Failure.KIND_INPUT, f"{message['message']}{self._note}", traceback=str(message["traceback"])
@@ -134,7 +139,7 @@ class InputProcess:
 
     def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         data = json.dumps(message).encode()
-        if len(data) > child.MESSAGE_BYTES:
+        if len(data) > MESSAGE_BYTES:
             raise JobFailure(
                 node_pb2.Failure.KIND_USER, f"{len(data)} bytes of {message['kind']} settings are too many for a worker"
             )
@@ -144,7 +149,7 @@ class InputProcess:
 
     def _receive(self) -> dict[str, Any] | None:
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._connection, child.MESSAGE_BYTES, 1)
+            data, descriptors, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
         except ConnectionResetError:
             return None
         with contextlib.ExitStack() as files:
@@ -155,7 +160,7 @@ class InputProcess:
                 message["state"] = _read_state(descriptors)
         return message
 
-    def _epitaph(self) -> str:
+    def _how_it_ended(self) -> str:
         try:
             status = self._process.wait(END_DEADLINE_SECONDS)
         except TimeoutError:
@@ -171,8 +176,8 @@ def _read_state(descriptors: Sequence[int]) -> bytes:
     """A file of the child, which is the user's and may have sent anything."""
     for descriptor in descriptors:
         status = os.fstat(descriptor)
-        if stat.S_ISREG(status.st_mode) and status.st_size <= child.STATE_BYTES:
-            return os.pread(descriptor, child.STATE_BYTES, 0)
+        if stat.S_ISREG(status.st_mode) and status.st_size <= STATE_BYTES:
+            return os.pread(descriptor, STATE_BYTES, 0)
     raise JobFailure(node_pb2.Failure.KIND_INPUT, "the process of the input_fn sent something else than a state")
 
 
@@ -180,7 +185,7 @@ class _ForeignPython:
     """The input_fn's process under another interpreter than the worker's."""
 
     def __init__(self, interpreter: str, descriptors: Sequence[int]) -> None:
-        command = [interpreter, str(Path(child.__file__)), *_arguments(descriptors)]
+        command = [interpreter, str(Path(run_child.__file__)), *_arguments(descriptors)]
         self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True)
         self._pidfd = os.pidfd_open(self._popen.pid)
 

@@ -4,8 +4,10 @@ import logging
 import os
 import re
 import select
-import threading
 import time
+from collections.abc import Callable
+
+from interconnect.threads import GuardedThread
 
 LINE_CHARACTERS = 2000  # of a line, that are kept
 LINES_A_SECOND = 100  # that are kept
@@ -22,12 +24,13 @@ class OutputReader:
     What is printed faster than can be of use to a reader is counted, so that the process never waits for its output.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_defect: Callable[[Exception], None]) -> None:
+        """on_defect(error): the thread has ended by it, and nobody reads the pipe."""
         self._reader, self.writer = os.pipe2(os.O_CLOEXEC)  # writer: for the process; to be closed by close_writer
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._second = 0
         self._lines = 0  # in this second
-        self._thread = threading.Thread(target=self._run, name="input-output", daemon=True)
+        self._thread = GuardedThread(self._run, name="input-output", on_defect=on_defect)
         self._thread.start()
 
     def close_writer(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
+from nodes.lifecycle.execution import report_failure
 from nodes.lifecycle.node_job import JobContext, JobFailure, LinkKey
 from nodes.lifecycle.role_job import RoleJob
 from workers.input_process import InputProcess
@@ -32,14 +33,14 @@ class WorkerJob(RoleJob):
                 )
         self._end_waiting(request.loader)
         self._prepared[request.loader] = request
-        self._waiting[request.loader] = InputProcess(request)
+        self._waiting[request.loader] = InputProcess(request, self._output_failed)
 
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> WorkerProgram:
         prepared = self._prepared.get(request.loader)
         if prepared is None:
             raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"no input was prepared as {request.loader!r}")
         if request.loader not in self._waiting:
-            self._waiting[request.loader] = InputProcess(prepared)
+            self._waiting[request.loader] = InputProcess(prepared, self._output_failed)
         ((_, link),) = ((key, link) for key, link in links.items() if key[0] == node_pb2.LINK_PURPOSE_WAFER)
 
         def emit(step: int, state: bytes) -> None:
@@ -55,6 +56,9 @@ class WorkerJob(RoleJob):
         super().close()
         for loader in list(self._waiting):
             self._end_waiting(loader)
+
+    def _output_failed(self, error: Exception) -> None:
+        report_failure(self.context, error)
 
     def _end_waiting(self, loader: str) -> None:
         process = self._waiting.pop(loader, None)

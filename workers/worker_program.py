@@ -13,7 +13,7 @@ from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from interconnect.links.shared_memory import SharedMemory, Slice
 from nodes.lifecycle.node_job import JobFailure
-from nodes.steps.schedule import StepSchedule, worker_of_step
+from nodes.steps.schedule import StepSchedule, steps_of_worker
 from nodes.telemetry.progress import Progress
 from workers.input_process import InputProcess
 from wsc.v1 import node_pb2, plan_pb2
@@ -62,15 +62,17 @@ class WorkerProgram:
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
         """Send the batch of every step that is this worker's. Returns the seconds spent on what."""
-        steps = [s for s in range(1, schedule.num_steps + 1) if worker_of_step(s, self._num_workers) == self._worker]
+        steps = steps_of_worker(self._worker, self._num_workers, schedule.num_steps)
         self._begin = time.perf_counter()
         try:
             for number, step in enumerate(steps[:NUM_SLOTS]):
                 self._ask(number, step)
             for number, step in enumerate(steps):
                 self._supply(number % NUM_SLOTS, step, steps[number - NUM_SLOTS] if number >= NUM_SLOTS else 0)
+            self.progress.waits = True
             while self._states_due:
                 self._receive_state(*self._process.wait_state(self._stop))
+            self.progress.waits = False
             if steps:
                 # The ring must last until the wafer has read all of it.
                 self._hub.wait_acked(self._link, steps[-1])
@@ -86,7 +88,9 @@ class WorkerProgram:
             self._hub.wait_acked(self._link, holder)
             self._ask(slot, step)
         asked = now()
+        progress.waits = True
         self._process.wait_filled(slot, self._stop, self._receive_state)
+        progress.waits = False
         filled = now()
         self._hub.send(self._link, self._group, step, Slice(self._ring, slot * self._slot_bytes, self._nbytes))
         sent = now()

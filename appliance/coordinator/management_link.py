@@ -14,7 +14,7 @@ import grpc
 
 from appliance.coordinator.settings import CoordinatorSettings
 from interconnect.rpc.server import make_channel
-from interconnect.threads import GuardedThread
+from interconnect.threads import GuardedThread, GuardedTimer
 from nodes.lifecycle.registration import REFUSALS
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2
 
@@ -32,7 +32,7 @@ class ManagementLost(RuntimeError):
 
 
 class Listener(Protocol):
-    """The callbacks for what management says, called in a thread of the link."""
+    """Callbacks for what management says, called in a thread of the link."""
 
     def cancel(self) -> None:
         """Somebody has cancelled the job."""
@@ -51,6 +51,9 @@ class Listener(Protocol):
 
     def management_lost(self, reason: str) -> None:
         """Management is there, but will not have the job: another attempt would not change it."""
+
+    def defect(self, error: Exception) -> None:
+        """The thread of the link has ended by an exception that it did not expect."""
 
 
 class ManagementLink:
@@ -71,12 +74,17 @@ class ManagementLink:
         self._lost_at = 0.0
         self._closing = False
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: GuardedThread | None = None
         self._channel, self._call = self._open()
 
     def hello(self) -> management_pb2.CreateJobRequest:
         """What the job is. Raises ManagementLost."""
-        timer = threading.Timer(HELLO_SECONDS, self._channel.close)
+        timer = GuardedTimer(
+            HELLO_SECONDS,
+            self._channel.close,
+            name="hello-timeout",
+            on_defect=lambda error: None,  # it is logged, and management ends a coordinator of which it hears nothing
+        )
         timer.start()
         try:
             first = next(iter(self._call), None)
@@ -91,10 +99,15 @@ class ManagementLink:
         return first.job
 
     def listen(self, listener: Listener) -> None:
-        """Begin to call the listener."""
-        self._thread = GuardedThread(
-            lambda: self._hold(listener), name="management", on_defect=lambda error: self._defect(error, listener)
-        )
+        """Begin to pass on what management says."""
+
+        def on_defect(error: Exception) -> None:
+            listener.defect(error)
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+
+        self._thread = GuardedThread(lambda: self._keep_stream(listener), name="management", on_defect=on_defect)
         self._thread.start()
 
     def acquire(self, wanted: management_pb2.Acquire) -> management_pb2.Acquired:
@@ -167,12 +180,12 @@ class ManagementLink:
         channel = make_channel(settings.management)
         return channel, management_pb2_grpc.ManagementStub(channel).Coordinate(iter(requests.get, None))
 
-    def _hold(self, listener: Listener) -> None:
+    def _keep_stream(self, listener: Listener) -> None:
         """One stream after the other."""
         while True:
             try:
                 for response in self._call:
-                    self._receive(response, listener)
+                    self._dispatch(response, listener)
                 if self._closing:
                     return  # management has received all that was reported
                 self._break("has ended")
@@ -189,17 +202,7 @@ class ManagementLink:
             if self._over.is_set():
                 self._channel.close()
 
-    def _defect(self, error: Exception, listener: Listener) -> None:
-        """The job cannot be told of lost nodes any more, nor get any."""
-        with self._changed:
-            self._lost, self._lost_at = f"a defect: {error!r}", time.monotonic() - AWAY_SECONDS
-            if self._requests is not None:
-                self._requests.put(None)  # ends gRPC's thread that waits for them
-                self._requests = None
-            self._changed.notify_all()
-        listener.management_lost(f"the thread that speaks with management has ended by a defect: {error!r}")
-
-    def _receive(self, response: management_pb2.CoordinateResponse, listener: Listener) -> None:
+    def _dispatch(self, response: management_pb2.CoordinateResponse, listener: Listener) -> None:
         with self._changed:
             self._lost = ""
             match response.WhichOneof("kind"):

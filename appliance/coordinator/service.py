@@ -3,7 +3,6 @@
 import contextlib
 import hmac
 import logging
-import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -12,9 +11,12 @@ from typing import NoReturn
 import grpc
 
 from appliance.coordinator.compilation import CompileRefused
-from appliance.coordinator.execution import Abandoned, Execution
-from appliance.coordinator.failures import JobFailed
-from appliance.coordinator.job import Job, internal_failure, placements
+from appliance.coordinator.execution.execution import Abandoned, Execution
+from appliance.coordinator.failures.verdict import JobFailed, internal_failure
+from appliance.coordinator.job import Job
+from appliance.coordinator.plans import placements
+from interconnect.threads import GuardedThread
+from nodes.steps.schedule import check_steps
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, node_pb2
 
 logger = logging.getLogger(__name__)
@@ -39,12 +41,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self, request: coordinator_pb2.SessionRequest, context: grpc.ServicerContext
     ) -> Iterator[coordinator_pb2.SessionResponse]:
         self._check(request.token, context)
-        if not self._job.open_session():
+        if not self._job.session.open():
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "the job has a session")
         if not context.add_callback(self._job.client_left):
             self._job.client_left()
         context.send_initial_metadata(())  # the session is open: its end will be noticed
-        yield from self._job.news()
+        yield from self._job.session.messages()
         failure = self._job.verdict.failure
         if failure is not None:
             yield coordinator_pb2.SessionResponse(failure=failure)
@@ -79,7 +81,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             cached=cached,
             states=placements(plan),
             outputs=plan.coordinator.outputs,
-            report=self._job.report(artifact),
+            report=self._job.plans.report(artifact),
             seconds=time.monotonic() - begin,
             wafer_kernels=len(plan.wafer.kernels),
             precision=plan.precision if plan.HasField("precision") else None,
@@ -103,8 +105,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be begin")
             return
         self._check(first.begin.token, context)
-        if not first.begin.num_steps:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an execution has at least one step")
+        try:
+            check_steps(first.begin.num_steps, first.begin.activation_steps, first.begin.checkpoint_steps)
+        except ValueError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
             execution = self._job.begin(first.begin)
         except KeyError:
@@ -145,7 +149,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 raise Abandoned
             execution.start()
             yield coordinator_pb2.ExecuteResponse(started=coordinator_pb2.Started())
-            threading.Thread(target=_hear, args=(execution, requests), name="execution-requests", daemon=True).start()
+            GuardedThread(
+                lambda: _read_requests(execution, requests),
+                name="execution-requests",
+                on_defect=self._job.verdict.report_defect,
+            ).start()
             yield from execution.responses()
         except GeneratorExit:  # gRPC drops a generator whose client is gone
             with contextlib.suppress(JobFailed, TimeoutError):
@@ -159,11 +167,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         yield execution.finished()
 
     def _check(self, token: str, context: grpc.ServicerContext) -> None:
-        if not hmac.compare_digest(token, self._job.token):
+        # As bytes: of text, it takes ASCII only.
+        if not hmac.compare_digest(token.encode(), self._job.token.encode()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is the coordinator of another job")
 
 
-def _hear(execution: Execution, requests: Iterator[coordinator_pb2.ExecuteRequest]) -> None:
+def _read_requests(execution: Execution, requests: Iterator[coordinator_pb2.ExecuteRequest]) -> None:
     """What the client says while the execution runs, in a thread of its own."""
     try:
         for request in requests:

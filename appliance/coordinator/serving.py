@@ -1,15 +1,15 @@
-"""What a coordinator's process does: serve one job, from hello to farewell."""
+"""What a coordinator's process does: serve one job, from its start to its last report."""
 
 import enum
 import logging
 import queue
 
 from appliance.coordinator.compilation import Compile
-from appliance.coordinator.job import Job, internal_failure
+from appliance.coordinator.job import Job
 from appliance.coordinator.management_link import ManagementLink, ManagementLost
+from appliance.coordinator.nodes.topology import COORDINATOR
 from appliance.coordinator.service import CoordinatorService
 from appliance.coordinator.settings import CoordinatorSettings
-from appliance.coordinator.topology import COORDINATOR
 from interconnect.links.listener import LinkListener
 from interconnect.rpc.address import bind
 from interconnect.rpc.server import make_server
@@ -17,7 +17,7 @@ from nodes.telemetry.job_log import JobLogHandler
 from wsc.v1 import coordinator_pb2_grpc
 
 TICK_SECONDS = 1.0
-FAREWELL_SECONDS = 2.0  # for the last messages to reach the client
+LAST_MESSAGES_SECONDS = 2.0  # for them to reach the client
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ class Event(enum.Enum):
 
 def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "queue.SimpleQueue[Event]") -> int:
     """Serve the job until it is over; returns the exit status. A put on events is safe in a signal handler."""
-    server = make_server()
+    server = make_server(for_scripts=True)
     address = bind(server, settings.listen)
-    listener = LinkListener(address, lambda defect: job.verdict.report(internal_failure(defect)))
+    listener = LinkListener(address, lambda defect: job.verdict.report_defect(defect))
     listener.add_to_server(server)
     management = ManagementLink(settings, address)
     try:
@@ -50,9 +50,13 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
         while (event := _next(events)) is not Event.OVER:
             if event is Event.TERMINATE:
                 job.terminate()
-            job.observation.tick()
+            try:
+                job.tick()
+            except Exception as error:
+                logger.exception("a defect in a tick of %s", settings.job)
+                job.verdict.report_defect(error)
         job.close()
-    server.stop(FAREWELL_SECONDS).wait()
+    server.stop(LAST_MESSAGES_SECONDS).wait()
     listener.close()
     return 0
 

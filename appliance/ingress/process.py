@@ -37,7 +37,7 @@ class Ingress:
     """An nodes.lifecycle.node.Serving. Raises OSError if it cannot listen."""
 
     def __init__(self, settings: IngressSettings) -> None:
-        self._server = make_server()
+        self._server = make_server(for_scripts=True)
         self.address = bind(self._server, settings.listen)
         host = split_address(settings.listen, any_port=True)[0]
         self._channel = make_channel(settings.management)

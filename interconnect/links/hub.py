@@ -24,6 +24,7 @@ class Hub:
         self._watched: dict[int, Link] = {}  # by descriptor; without those that have ended
         self._waiting_to_send: set[int] = set()
         self._stop_lock = threading.Lock()  # the number of a closed descriptor may be another's at once
+        self.waiting = False  # until something happens on a link; read from any thread
         self._stop_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.epoll()
         self._poll.register(self._stop_event, select.EPOLLIN)
@@ -126,7 +127,10 @@ class Hub:
             if link.blocked and descriptor not in self._waiting_to_send:
                 self._waiting_to_send.add(descriptor)
                 self._poll.modify(descriptor, select.EPOLLIN | select.EPOLLOUT)
-        for descriptor, _ in self._poll.poll():
+        self.waiting = True
+        events = self._poll.poll()
+        self.waiting = False
+        for descriptor, _ in events:
             if descriptor == self._stop_event:
                 raise Stopped
             link = self._watched[descriptor]

@@ -5,12 +5,16 @@ through it: a call to `coordinator:7000 via 127.0.0.1:9000` goes to 127.0.0.1:90
 to which the gateway there (appliance.ingress.gateway) hands it on.
 """
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import grpc
 
 from interconnect.rpc.allocator import keep_large_blocks
+
+# What gRPC logs of a connection that breaks is no use to a user; read when the first channel or server is made.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 # What a server takes as one message. CIRH text, the plan of a role and a pickled input function are large; all else is
 # small. Larger requests are refused unread, with RESOURCE_EXHAUSTED and the cap.
@@ -22,6 +26,14 @@ MAX_RESPONSE_BYTES: Final = 256 * 1024 * 1024
 # with a stream; a process with more streams than that has an AsyncServer.
 MAX_THREADS: Final = 2048
 
+# A peer that is silent for so long gets a ping, and is given up when it does not answer within 5/3 of it: who is cut
+# off, or hangs, is given up within 8 s.
+KEEPALIVE_VARIABLE: Final = "WAFERBOX_KEEPALIVE_SECONDS"
+KEEPALIVE_SECONDS: Final = 3.0
+TIMEOUT_PER_KEEPALIVE: Final = 5 / 3
+# A host that vanishes without a word keeps its job so long; nothing tells it from a script in a debugger.
+SUSPENDED_SECONDS: Final = 3600.0
+
 GATEWAY_KEY: Final = "wsc-target"
 # On the calls that an ingress hands on to management, and on the errors that it answers with.
 INGRESS_KEY: Final = "wsc-ingress"
@@ -29,35 +41,55 @@ _VIA: Final = " via "
 
 _OPTIONS: Final = [
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
-    # Who is cut off, or hangs, is given up within 8 s.
-    ("grpc.keepalive_time_ms", 3_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),  # a minute by default, whatever the timeout of keepalive is
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),  # what comes back is found within a second
 ]
 
 
-def make_server(max_message_bytes: int = LARGE_MESSAGE_BYTES) -> grpc.Server:
-    """A server without ports and services; the caller adds them, starts it and stops it."""
+def _keepalive(timeout_seconds: float) -> list[tuple[str, int]]:
+    """Options that give up a peer which answers no ping for so long."""
+    timeout = round(timeout_seconds * 1000)
+    return [
+        ("grpc.keepalive_time_ms", round(_keepalive_seconds() * 1000)),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(_keepalive_seconds() * 1000 * 2 / 3)),
+        ("grpc.keepalive_timeout_ms", timeout),
+        ("grpc.http2.ping_timeout_ms", timeout),  # a minute by default, whatever the timeout of keepalive is
+    ]
+
+
+def _keepalive_seconds() -> float:
+    return float(os.environ.get(KEEPALIVE_VARIABLE, KEEPALIVE_SECONDS))
+
+
+def make_server(*, for_scripts: bool = False) -> grpc.Server:
+    """A server without ports and services; the caller adds them, starts it and stops it.
+
+    for_scripts: as server_options has it.
+    """
     keep_large_blocks()
     pool = ThreadPoolExecutor(max_workers=MAX_THREADS, thread_name_prefix="grpc")
-    return grpc.server(pool, options=server_options(max_message_bytes))
+    return grpc.server(pool, options=server_options(LARGE_MESSAGE_BYTES, for_scripts=for_scripts))
 
 
-def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """The options of a server that takes requests of so many bytes at most."""
+def server_options(max_message_bytes: int, *, for_scripts: bool = False) -> list[tuple[str, int]]:
+    """The options of a server that takes requests of so many bytes at most.
+
+    for_scripts: its clients are scripts, which their users may suspend, for as long as SUSPENDED_SECONDS. One that has
+    ended is noticed all the same, by its closed socket.
+    """
+    keepalive = _keepalive(SUSPENDED_SECONDS if for_scripts else _keepalive_seconds() * TIMEOUT_PER_KEEPALIVE)
     # One port, one process: without so_reuseport=0 a second process could take the same port.
-    return [*_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes), ("grpc.so_reuseport", 0)]
+    return [*_OPTIONS, *keepalive, ("grpc.max_receive_message_length", max_message_bytes), ("grpc.so_reuseport", 0)]
 
 
 def make_channel(address: str) -> grpc.Channel:
     """A channel to host:port, or `through` a gateway; nothing is sent before it is used, and the caller closes it."""
     target, _, gateway = address.partition(_VIA)
     # An environment's HTTP proxy has no business between the processes of a cluster.
-    options = [*_OPTIONS, ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES), ("grpc.enable_http_proxy", 0)]
+    keepalive = _keepalive(_keepalive_seconds() * TIMEOUT_PER_KEEPALIVE)
+    largest = ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES)
+    options = [*_OPTIONS, *keepalive, largest, ("grpc.enable_http_proxy", 0)]
     if not gateway:
         return grpc.insecure_channel(target, options=options)
     return grpc.intercept_channel(grpc.insecure_channel(gateway, options=options), _Addressed(target))

@@ -1,13 +1,18 @@
 """The thread of one execution on one node: runs the steps, and tells the coordinator how it ended."""
 
-import threading
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 
 from interconnect.links.hub import Stopped
 from interconnect.links.link import LinkLost
+from interconnect.threads import GuardedThread
 from nodes.lifecycle.node_job import JobContext, JobFailure
 from wsc.v1 import node_pb2
+
+
+class ExecutionHangs(RuntimeError):
+    """The thread of an execution does not end; only the end of the process ends it."""
 
 
 class Execution:
@@ -26,7 +31,7 @@ class Execution:
         self._steps = steps
         self._interrupt = interrupt
         self._interrupted = False
-        self._thread = threading.Thread(target=self._run, name=f"execution-{context.node}", daemon=True)
+        self._thread = GuardedThread(self._run, name=f"execution-{context.node}", on_defect=self._failed)
 
     def start(self) -> None:
         self._thread.start()
@@ -35,24 +40,37 @@ class Execution:
     def running(self) -> bool:
         return self._thread.is_alive()
 
-    def stop(self) -> None:
-        """Interrupt and join; once it has been called, no failure is reported. To be called once or more."""
+    def stop(self, seconds: float) -> None:
+        """Interrupt and join; once it has been called, no failure is reported. To be called once or more.
+
+        Raises ExecutionHangs: the thread has not ended in so many seconds.
+        """
         self._interrupted = True
         self._interrupt()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                raise ExecutionHangs(f"{self._thread.name} did not end within {seconds:g} s")
+
+    def stack(self) -> str:
+        """What the thread does now, as in a traceback; empty if it has ended."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame))
 
     def _run(self) -> None:
         try:
             seconds = self._steps()
         except Stopped:
             return
-        except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator hears of it
-            if not self._interrupted:
-                report_failure(self._context, error)
+        except (JobFailure, LinkLost) as error:
+            self._failed(error)
         else:
             finished = node_pb2.Finished(execution=self._number, seconds=seconds)
             self._context.emit(node_pb2.AttachResponse(finished=finished))
+
+    def _failed(self, error: Exception) -> None:
+        if not self._interrupted:
+            report_failure(self._context, error)
 
 
 def report_failure(context: JobContext, error: Exception) -> None:

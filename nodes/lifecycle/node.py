@@ -77,11 +77,13 @@ class Node:
         add_services: Callable[[grpc.Server, LinkListener], None] | None = None,
     ) -> None:
         """make_job is called once for each job that attaches; add_services adds what the role serves besides."""
+        self.refusal = ""  # why the node cannot go on
+        self._over = threading.Event()
         self._server = make_server()
         self.address = bind(self._server, settings.listen)
         self.listener = LinkListener(self.address, self._listener_failed)
         self.listener.add_to_server(self._server)
-        self._service = NodeService(make_job, self.listener)
+        self._service = NodeService(make_job, self.listener, self._refused)
         node_pb2_grpc.add_NodeServiceServicer_to_server(self._service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), self._server)
         if add_services is not None:
@@ -94,8 +96,6 @@ class Node:
             self._metrics = MetricsServer(
                 RoleCollector(role_name(role), self._service.report), host, settings.metrics_port
             )
-        self.refusal = ""  # why the node cannot go on
-        self._over = threading.Event()
         self._role = role
         self._registration = Registration(settings.management, self._hello, self._refused)
 

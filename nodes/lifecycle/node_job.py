@@ -105,6 +105,9 @@ class NodeJob(Protocol):
     def report(self) -> observation_pb2.NodeReport | None:
         """How it goes, while an execution runs. From any thread."""
 
+    def check_progress(self) -> None:
+        """Fail the job if its execution hangs. About once a second, from one thread."""
+
     def trace(self, request: observation_pb2.Trace) -> None:
         """Record some steps; Spans are emitted when that is done, and none when the execution is over."""
 

@@ -1,5 +1,6 @@
 """NodeService: a job attaches to the node, gives it commands, and has it until the stream ends."""
 
+import contextlib
 import logging
 import queue
 import threading
@@ -9,7 +10,8 @@ import grpc
 
 from interconnect.links.cancellation import CancellationToken
 from interconnect.links.listener import LinkListener
-from nodes.lifecycle.execution import report_failure
+from interconnect.threads import GuardedThread
+from nodes.lifecycle.execution import ExecutionHangs, report_failure
 from nodes.lifecycle.node_job import JobContext, NodeJob
 from nodes.telemetry.job_log import JobLogHandler
 from nodes.telemetry.outbox import Outbox
@@ -26,9 +28,13 @@ MAX_COMMANDS = 16  # read ahead
 class NodeService(node_pb2_grpc.NodeServiceServicer):
     """Serves one job at a time."""
 
-    def __init__(self, make_job: Callable[[JobContext], NodeJob], listener: LinkListener) -> None:
+    def __init__(
+        self, make_job: Callable[[JobContext], NodeJob], listener: LinkListener, on_hang: Callable[[str], None]
+    ) -> None:
+        """on_hang(message): an execution does not end, so that this process can do nothing but end."""
         self._make_job = make_job
         self._listener = listener
+        self._on_hang = on_hang
         self._vacant = threading.Semaphore(1)
         self._tenant = node_pb2.AttachJob()
         self._job: NodeJob | None = None
@@ -49,10 +55,18 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         if not self._vacant.acquire(timeout=VACANT_SECONDS):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this node works for job {self._tenant.job}")
         outbox = Outbox()
-        thread = threading.Thread(target=self._serve, args=(request_iterator, outbox), name="attachment", daemon=True)
-        thread.start()
+
+        def on_defect(error: Exception) -> None:
+            outbox.fail(error)
+            self._leave(outbox)
+
+        GuardedThread(lambda: self._serve(request_iterator, outbox), name="attachment", on_defect=on_defect).start()
         # Where the client is gone gRPC stops asking for responses; the thread ends by itself, with the requests.
-        yield from outbox
+        try:
+            yield from outbox
+        except Exception as error:
+            logger.exception("a defect in what a node reports")
+            yield outbox.failure(error)
 
     def close(self) -> None:
         """Wait until the job is dropped; the server must have been stopped, which ends its stream."""
@@ -61,10 +75,10 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
 
     def _serve(self, requests: Iterator[node_pb2.AttachRequest], outbox: Outbox) -> None:
         """One job, from its first message until its stream ends."""
-        try:
+        first = None
+        with contextlib.suppress(grpc.RpcError):  # the coordinator is gone before it has said what for
             first = next(requests, None)
-            if first is None or first.WhichOneof("kind") != "attach":
-                return
+        if first is not None and first.WhichOneof("kind") == "attach":
             self._tenant = first.attach
             job_context = JobContext(
                 job=first.attach.job,
@@ -75,18 +89,19 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 emit=outbox.put,
             )
             with JobLogHandler(job_context.node, outbox.log):
-                self._work(job_context, _Commands(requests, job_context.cancellation), outbox)
-        except grpc.RpcError:
-            pass  # the coordinator is gone before it has said what for
-        finally:
-            self._tenant = node_pb2.AttachJob()
-            self._vacant.release()
-            outbox.close()
+                self._work(job_context, _Commands(requests, job_context.cancellation, outbox.fail), outbox)
+        self._leave(outbox)
+
+    def _leave(self, outbox: Outbox) -> None:
+        """The job has no more to do with this node."""
+        self._tenant = node_pb2.AttachJob()
+        self._vacant.release()
+        outbox.close()
 
     def _work(self, context: JobContext, commands: "_Commands", outbox: Outbox) -> None:
         job = self._job = self._make_job(context)
         try:
-            outbox.open(context.node, job.report)
+            outbox.open(context.node, job.report, job.check_progress)
             outbox.put(node_pb2.AttachResponse(attached=node_pb2.Attached(endpoint=self._listener.endpoint())))
             for command in commands:
                 try:
@@ -96,33 +111,47 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                         report_failure(context, error)
         finally:
             self._job = None
-            job.close()
+            try:
+                job.close()
+            except ExecutionHangs as error:
+                self._on_hang(f"{context.node} of {context.job}: {error}")
 
 
 class _Commands:
     """What the coordinator says, to be iterated over; a thread reads ahead, to see the end of it soon."""
 
-    def __init__(self, requests: Iterator[node_pb2.AttachRequest], cancellation: CancellationToken) -> None:
+    def __init__(
+        self,
+        requests: Iterator[node_pb2.AttachRequest],
+        cancellation: CancellationToken,
+        on_defect: Callable[[Exception], None],
+    ) -> None:
+        """on_defect(error): the thread has ended by it; the commands end with it."""
         self._requests = requests
         self._cancellation = cancellation
+        self._on_defect = on_defect
         self._read: queue.Queue[node_pb2.AttachRequest | None] = queue.Queue(MAX_COMMANDS)
 
     def __iter__(self) -> Iterator[node_pb2.AttachRequest]:
         """Once."""
-        reader = threading.Thread(target=self._read_ahead, name="commands", daemon=True)
+        reader = GuardedThread(self._read_ahead, name="commands", on_defect=self._failed)
         reader.start()
         yield from iter(self._read.get, None)
         reader.join()
 
     def _read_ahead(self) -> None:
-        try:
+        with contextlib.suppress(grpc.RpcError):  # the coordinator is gone, or has cancelled: the way a job ends
             for request in self._requests:
                 self._read.put(request)
-        except grpc.RpcError:
-            pass  # the coordinator is gone, or has cancelled: the way a job ends
-        finally:
-            self._cancellation.cancel()
-            self._read.put(None)
+        self._end()
+
+    def _failed(self, error: Exception) -> None:
+        self._on_defect(error)
+        self._end()
+
+    def _end(self) -> None:
+        self._cancellation.cancel()
+        self._read.put(None)
 
 
 def _dispatch(job: NodeJob, request: node_pb2.AttachRequest, outbox: Outbox) -> None:

@@ -10,12 +10,15 @@ from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from nodes.lifecycle.execution import Execution
 from nodes.lifecycle.node_job import JobContext, JobFailure, LinkKey
-from nodes.steps.schedule import StepSchedule
+from nodes.steps.schedule import StepSchedule, check_groups
 from nodes.telemetry.node_report import node_report
 from nodes.telemetry.progress import Progress, Recorder
+from nodes.telemetry.watchdog import ProgressWatchdog, hang_seconds
 from wsc.v1 import node_pb2, observation_pb2
 
 logger = logging.getLogger(__name__)
+
+HUNG_STOP_SECONDS = 2.0  # that an execution which is known to hang gets to end nevertheless
 
 
 class StepProgram(Protocol):
@@ -45,6 +48,8 @@ class RoleJob(ABC):
         self._links: dict[LinkKey, Link] = {}
         self._program: StepProgram | None = None
         self._execution: Execution | None = None
+        self._watchdog: ProgressWatchdog | None = None
+        self._hangs = False
 
     @abstractmethod
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> StepProgram:
@@ -64,6 +69,8 @@ class RoleJob(ABC):
 
     def load(self, request: node_pb2.Load) -> Sequence[str]:
         self._drop()
+        for groups in (request.wafer.groups, request.memoryx.groups, request.swarmx.groups):
+            check_groups(groups)
         begin = time.monotonic()
         self._links = self.context.open_links(request.links)
         self._hub = Hub()
@@ -87,6 +94,7 @@ class RoleJob(ABC):
             program.interrupt()
 
         self._execution = Execution(self.context, request.execution, lambda: program.run(schedule), interrupt)
+        self._watchdog = ProgressWatchdog(hang_seconds())
         self._execution.start()
         logger.info("execution %d begins: %d steps", request.execution, request.num_steps)
 
@@ -104,6 +112,21 @@ class RoleJob(ABC):
             return None
         return node_report(self.context.node, number, program.progress, links.values())
 
+    def check_progress(self) -> None:
+        # From another thread, as report.
+        program, hub, execution, watchdog = self._program, self._hub, self._execution, self._watchdog
+        if program is None or hub is None or execution is None or watchdog is None or not execution.running:
+            return
+        moved = sum(link.received_bytes + link.sent_bytes for link in list(self._links.values()))
+        if watchdog.hangs(program.progress, waits=hub.waiting or program.progress.waits, moved_bytes=moved):
+            self._watchdog, self._hangs = None, True
+            self.context.fail(
+                node_pb2.Failure.KIND_INTERNAL,
+                f"{self.context.node} hangs in step {program.progress.step + 1}: it has been busy with one thing for "
+                f"more than {hang_seconds():g} s",
+                execution.stack(),
+            )
+
     def trace(self, request: observation_pb2.Trace) -> None:
         recorder = Recorder(self.context.node, request, self.context.emit)
         if self._program is None or request.execution != self._number or not self.running:
@@ -118,7 +141,7 @@ class RoleJob(ABC):
     def _drop(self) -> None:
         """End the execution, whatever it does, and drop what belongs to it."""
         if self._execution is not None:
-            self._execution.stop()
+            self._execution.stop(HUNG_STOP_SECONDS if self._hangs else hang_seconds())
         if self._program is not None:
             self._program.progress.end_trace()  # of one that was asked for when the steps were over
         if self._hub is not None:
@@ -127,5 +150,5 @@ class RoleJob(ABC):
             link.close()
         if self._program is not None:
             self._program.close()
-        self._number = self._hub = self._program = self._execution = None
+        self._number = self._hub = self._program = self._execution = self._watchdog = None
         self._links = {}

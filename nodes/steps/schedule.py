@@ -4,15 +4,48 @@ Steps are counted from 1, in frames, acknowledgements and messages alike: step t
 acknowledgement of step 0 says that nothing has been consumed yet.
 """
 
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from interconnect.links.elements import tensor_bytes
 from wsc.v1 import node_pb2, plan_pb2
+
+# Of one execution, whoever asks for it: what is far beyond any use is a mistake, or meant to do harm.
+MAX_STEPS: Final = 1 << 40
+MAX_CHECKPOINTS: Final = 1 << 20
+MAX_RUN_AHEAD_STEPS: Final = 1 << 16
+MAX_GROUPS: Final = 1 << 16
+
+
+def check_steps(num_steps: int, activation_steps: int, checkpoint_steps: Sequence[int]) -> None:
+    """Raises ValueError for an execution that cannot be meant so. activation_steps: 0 stands for 1."""
+    if not 1 <= num_steps <= MAX_STEPS:
+        raise ValueError(f"an execution has at least one step and at most {MAX_STEPS}, not {num_steps}")
+    if not 0 <= activation_steps <= MAX_STEPS:
+        raise ValueError(f"activation_steps is at most {MAX_STEPS}, not {activation_steps}")
+    if len(checkpoint_steps) > MAX_CHECKPOINTS:
+        raise ValueError(f"an execution has at most {MAX_CHECKPOINTS} checkpoint steps, not {len(checkpoint_steps)}")
+
+
+def check_groups(groups: Sequence[plan_pb2.Group]) -> None:
+    """Raises ValueError for groups that no plan has."""
+    if len(groups) > MAX_GROUPS:
+        raise ValueError(f"a plan has at most {MAX_GROUPS} groups, not {len(groups)}")
+    for group in groups:
+        if group.id >= CREDIT_GROUPS:
+            raise ValueError(f"the number of a group is below {CREDIT_GROUPS}, not {group.id}")
 
 
 def worker_of_step(step: int, num_workers: int) -> int:
     """The number of the worker, among those of a wafer, that supplies the batch of a step."""
     return (step - 1) % num_workers
+
+
+def steps_of_worker(worker: int, num_workers: int, num_steps: int) -> range:
+    """The steps of an execution whose batches a worker supplies."""
+    return range(1 + worker, num_steps + 1, num_workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +59,10 @@ class StepSchedule:
 
     @classmethod
     def from_start(cls, start: node_pb2.Start) -> "StepSchedule":
+        """Raises ValueError for one that cannot be meant so."""
+        check_steps(max(1, start.num_steps), start.activation_steps, start.checkpoint_steps)
+        if start.run_ahead_steps > MAX_RUN_AHEAD_STEPS:
+            raise ValueError(f"run_ahead_steps is at most {MAX_RUN_AHEAD_STEPS}, not {start.run_ahead_steps}")
         return cls(
             num_steps=start.num_steps,
             activation_steps=max(1, start.activation_steps),
@@ -39,6 +76,21 @@ class StepSchedule:
 
     def keeps_snapshot(self, step: int) -> bool:
         return step in self.checkpoint_steps
+
+    def output_steps(self) -> Iterator[int]:
+        """The steps in which outputs leave, in order."""
+        yield from range(self.activation_steps, self.num_steps + 1, self.activation_steps)
+        if self.num_steps % self.activation_steps:
+            yield self.num_steps
+
+    def steps_for_client(self, *, has_outputs: bool) -> Iterator[int]:
+        """The steps of which the client gets outputs or a checkpoint, in order."""
+        checkpoints: Iterable[int] = sorted(s for s in self.checkpoint_steps if 1 <= s <= self.num_steps)
+        last = 0
+        for step in heapq.merge(self.output_steps() if has_outputs else (), checkpoints):
+            if step != last:
+                yield step
+            last = step
 
     @property
     def num_output_steps(self) -> int:

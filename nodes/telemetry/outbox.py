@@ -1,26 +1,27 @@
 """What a node sends to the coordinator of its job: answers, and beside them its log and its reports.
 
-Answers are sent in order, all of them. Log records are sent in lots, errors and advice at once; where they come faster
-than they go, the oldest give way, and it is said how many. The thread that sends is the one that notices that a report
-is due.
+Answers are sent in order, all of them. Log records are sent in batches, errors and advice at once; where they come
+faster than they go, the oldest give way, and it is said how many. The thread that sends is the one that notices that a
+report is due.
 """
 
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from nodes.telemetry.advice import is_advice
 from wsc.v1 import node_pb2, observation_pb2
 
-LOT_SECONDS = 1.0
+BATCH_SECONDS = 1.0
 MAX_EVENTS = 1000  # that wait
 WARNING, ERROR = 30, 40  # as in Python's logging
 
 Report = Callable[[], observation_pb2.NodeReport | None]
 
 
-class EventLot:
+class EventBatch:
     """Events that wait to be sent, and not too many. Not thread-safe."""
 
     def __init__(self, node: str) -> None:
@@ -63,21 +64,39 @@ class Outbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._responses: deque[node_pb2.AttachResponse] = deque()
-        self._waiting = EventLot("")
+        self._waiting = EventBatch("")
+        self._node = ""
         self._report: Report = lambda: None
+        self._check: Callable[[], None] = lambda: None
         self._closed = False
 
-    def open(self, node: str, report: Report) -> None:
-        """The node has a name. report() is asked when one is due."""
+    def open(self, node: str, report: Report, check: Callable[[], None]) -> None:
+        """The node has a name. check() is called, and report() asked, when a report is due."""
         with self._changed:
-            self._waiting = EventLot(node)
+            self._node = node
+            self._waiting = EventBatch(node)
             self._report = report
+            self._check = check
 
     def put(self, response: node_pb2.AttachResponse) -> None:
         """Never blocks."""
         with self._changed:
             self._responses.append(response)
             self._changed.notify()
+
+    def fail(self, error: Exception) -> None:
+        """A thread of the job has ended by an exception that it did not expect. Never blocks."""
+        self.put(self.failure(error))
+
+    def failure(self, error: Exception) -> node_pb2.AttachResponse:
+        """What ends the job with the traceback of an exception."""
+        failed = node_pb2.Failure(
+            kind=node_pb2.Failure.KIND_INTERNAL,
+            node=self._node,
+            message=f"{type(error).__name__}: {error}",
+            traceback="".join(traceback.format_exception(error)),
+        )
+        return node_pb2.AttachResponse(failed=failed)
 
     def log(self, record: observation_pb2.LogRecord) -> None:
         """Never blocks."""
@@ -93,7 +112,7 @@ class Outbox:
             self._changed.notify()
 
     def __iter__(self) -> Iterator[node_pb2.AttachResponse]:
-        due = time.monotonic() + LOT_SECONDS
+        due = time.monotonic() + BATCH_SECONDS
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -108,9 +127,10 @@ class Outbox:
                 if flush:
                     events = self._waiting.events()
                     self._waiting.clear()
-                report = self._report if is_due and not over else None
-            if report is not None:
-                due = time.monotonic() + LOT_SECONDS
+                report, check = (self._report, self._check) if is_due and not over else (None, None)
+            if report is not None and check is not None:
+                due = time.monotonic() + BATCH_SECONDS
+                check()
                 said = report()
                 if said is not None:
                     events.events.add(report=said)

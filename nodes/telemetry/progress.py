@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from wsc.v1 import node_pb2, observation_pb2, plan_pb2
 
 MAX_SPANS = 100_000  # of one trace: more would be no picture
-LOT_SPANS = 2_000
+BATCH_SPANS = 2_000
 
 
 class Recorder:
@@ -42,9 +42,9 @@ class Recorder:
             if self._closed:
                 return
             self._closed = True
-        for first in range(0, len(self._spans), LOT_SPANS):
-            lot = [self._span(*span) for span in self._spans[first : first + LOT_SPANS]]
-            self._emit(node_pb2.AttachResponse(spans=observation_pb2.Spans(spans=lot)))
+        for first in range(0, len(self._spans), BATCH_SPANS):
+            batch = [self._span(*span) for span in self._spans[first : first + BATCH_SPANS]]
+            self._emit(node_pb2.AttachResponse(spans=observation_pb2.Spans(spans=batch)))
         self._emit(node_pb2.AttachResponse(spans=observation_pb2.Spans(last=True)))
 
     def _span(self, what: str, detail: str, step: int, begin: float, end: float) -> observation_pb2.Span:
@@ -56,7 +56,7 @@ class Recorder:
 class Progress:
     """Of one execution of one role."""
 
-    __slots__ = ("_work", "recorder", "send", "step", "total", "wait")
+    __slots__ = ("_work", "recorder", "send", "step", "total", "wait", "waits")
 
     def __init__(self, work: str) -> None:
         """work: what the time is spent on that is spent neither waiting nor sending, such as "compute"."""
@@ -65,6 +65,7 @@ class Progress:
         self.total = 0.0  # seconds until then; this and the next two
         self.wait = 0.0
         self.send = 0.0
+        self.waits = False  # now, for somebody who may take as long as he likes; waits on links are the hub's
         self.recorder: Recorder | None = None
 
     def seconds(self) -> dict[str, float]:

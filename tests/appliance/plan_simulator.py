@@ -20,7 +20,7 @@ from itertools import zip_longest
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from appliance.coordinator.results import OutputReader
+from appliance.coordinator.execution.results import OutputReader
 from cirh.execution.kernel import Kernel
 from cirh.execution.views import clone_views
 from cirh.text.parser import parse_module

@@ -90,7 +90,7 @@ class FakeCluster:
         monkeypatch.setattr(traced_step, "lower", lambda trace: trace)
         monkeypatch.setattr(traced_step, "print_module", describe)
         monkeypatch.setattr(cluster_execution, "verify", lambda module: None)  # it is no module
-        monkeypatch.setattr(cluster_state, "ShardConnection", lambda shard, lane, gateway: FakeShard(self))
+        monkeypatch.setattr(cluster_state, "ShardConnection", lambda shard, lane, job, gateway: FakeShard(self))
 
 
 class FakeShard:

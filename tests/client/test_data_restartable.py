@@ -15,7 +15,7 @@ from cstorch.distributed import get_worker_state
 from cstorch.errors import InputError, UsageError
 from cstorch.session.execution.input_states import read_state
 from cstorch.utils.data import DataExecutor, DataLoader, RestartableDataLoader
-from workers.child import plain  # the form is that in which workers write
+from workers.child.loader_state import plain  # the form is that in which workers write
 
 LENGTH = 4
 

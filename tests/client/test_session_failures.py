@@ -6,12 +6,12 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
-from cstorch.distributed.cluster_config import ClusterConfig
 from fake_cluster import FakeCluster
 from halved_weight import Setup, input_fn, run
 from torch import nn
 
 import cstorch
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import (
     ClusterUnreachableError,
     CompileError,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from link_pairs import raise_defect
 
-from cstorch.errors import ClusterError, ConfigurationError
-from cstorch.session import job, transfer
+from cstorch.errors import ClusterError, ConfigurationError, CstorchError, InternalError, NodeLostError
+from cstorch.session import failures, job, transfer
 from cstorch.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
 from interconnect.links.listener import LinkListener
 from interconnect.rpc.server import make_server
@@ -25,6 +25,19 @@ VALUES = {
     "flags": torch.tensor([True, False, True]),
 }
 TYPES = {torch.float32: FLOAT, torch.int64: INT, torch.bool: BOOL}
+
+
+class Job:
+    """One that goes on, or has failed."""
+
+    def __init__(self, failure: CstorchError | None = None) -> None:
+        self.failure = failure
+
+    def wait_for_failure(self) -> CstorchError | None:
+        return self.failure
+
+    def reason(self, error: Exception, doing: str) -> CstorchError:
+        return self.failure or failures.from_error(error, doing)
 
 
 class Shard:
@@ -46,7 +59,7 @@ class Shard:
         self.listener.add_to_server(self.server)
         self.service.listen_with(self.listener)
         node_pb2_grpc.add_StateServiceServicer_to_server(self.service, self.server)
-        self.service.add_job("job", self.store, self.snapshots, lambda: self.running)
+        self.service.add_job("job", self.store, self.snapshots, lambda: self.running, pytest.fail)
         self.server.start()
 
     def close(self) -> None:
@@ -66,7 +79,7 @@ def shard() -> Iterator[Shard]:
 @pytest.fixture(params=["shared_memory", "grpc"])
 def connection(request: pytest.FixtureRequest, shard: Shard) -> Iterator[ShardConnection]:
     where = coordinator_pb2.StateShard(shard=0, address=shard.address, job="job")
-    connection = ShardConnection(where, request.param)
+    connection = ShardConnection(where, request.param, Job())
     yield connection
     connection.close()
 
@@ -135,7 +148,7 @@ def test_batches_are_small_unless_one_state_is_large() -> None:
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "CONNECT_SECONDS", 0.2)
-    connection = ShardConnection(coordinator_pb2.StateShard(shard=2, address="127.0.0.1:1", job="job"), "auto")
+    connection = ShardConnection(coordinator_pb2.StateShard(shard=2, address="127.0.0.1:1", job="job"), "auto", Job())
     with pytest.raises(ClusterError, match="no MemoryX shard 2 answers"):
         next(connection.read("x", (1,), torch.float32, 0))
 
@@ -148,3 +161,48 @@ def test_a_large_state_comes_in_pieces(connection: ShardConnection, monkeypatch:
     assert torch.equal(torch.cat(pieces), VALUES["large"])
     with pytest.raises(ConfigurationError, match="does not lie within"):
         list(connection.read("large", (301, 1000), torch.float32, 0))
+
+
+def test_a_connection_that_was_cut_is_opened_again_while_the_job_goes_on(
+    shard: Shard, connection: ShardConnection
+) -> None:
+    """As after this process was suspended for longer than a peer is waited for."""
+    connection.write([outgoing("small")])
+    for session in shard.service._jobs["job"].sessions.values():
+        session.close()
+    assert torch.equal(read(connection, "small"), VALUES["small"])
+
+
+@pytest.mark.parametrize("end", ["dropped", "cut"])
+def test_where_the_job_has_ended_its_end_is_told(shard: Shard, end: str) -> None:
+    job = Job()
+    connection = ShardConnection(coordinator_pb2.StateShard(shard=0, address=shard.address, job="job"), "auto", job)
+    connection.write([outgoing("small")])
+    job.failure = NodeLostError("wafer-1 died")
+    if end == "dropped":
+        shard.service.remove_job("job")
+        shard.service.add_job("another", shard.store, shard.snapshots, lambda: False, pytest.fail)
+    else:
+        for session in shard.service._jobs["job"].sessions.values():
+            session.close()
+    with pytest.raises(NodeLostError, match="wafer-1 died"):
+        read(connection, "small")
+    connection.close()
+    if end == "dropped":
+        shard.service.remove_job("another")
+        shard.service.add_job("job", shard.store, shard.snapshots, lambda: False, pytest.fail)
+
+
+def test_a_defect_in_the_state_service_ends_the_job(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Exception] = []
+    shard.service._jobs["job"].on_defect = told.append
+
+    def fail(names: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(shard.store, "mark_written", fail)
+    connection = ShardConnection(coordinator_pb2.StateShard(shard=0, address=shard.address, job="job"), "auto", Job())
+    with pytest.raises(InternalError, match="ZeroDivisionError: oh"):
+        connection.write([outgoing("small")])
+    assert [str(error) for error in told] == ["oh"]
+    connection.close()

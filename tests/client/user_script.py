@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cstorch.distributed.cluster_config import ClusterConfig
 from fake_cluster import FakeCluster, State
 from torch import nn
 
 import cstorch
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.utils.data import DataExecutor, DataLoader
 
 

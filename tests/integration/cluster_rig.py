@@ -71,7 +71,9 @@ class Surroundings:
 class RunningCluster:
     """`python -m waferbox.cluster.embedded`, which ends when its standard input is closed."""
 
-    def __init__(self, surroundings: Surroundings, *more: str, **roles: int) -> None:
+    def __init__(
+        self, surroundings: Surroundings, *more: str, variables: dict[str, str] | None = None, **roles: int
+    ) -> None:
         self.surroundings = surroundings
         options = [*more, *(word for role, count in roles.items() for word in (f"--{role}", str(count)))]
         self.log = surroundings.folder / "cluster.log"
@@ -81,7 +83,7 @@ class RunningCluster:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=surroundings.variables(),
+                env=surroundings.variables(**(variables or {})),
                 start_new_session=True,
             )
         assert self.process.stdout is not None
@@ -133,10 +135,12 @@ class RunningCluster:
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path, cache: Path, *options: str, **roles: int) -> Iterator[RunningCluster]:
+def running_cluster(
+    folder: Path, cache: Path, *options: str, variables: dict[str, str] | None = None, **roles: int
+) -> Iterator[RunningCluster]:
     """A cluster with so many of each role, of which nothing is left in the end."""
     surroundings = Surroundings(folder, cache)
-    cluster = RunningCluster(surroundings, *options, **roles)
+    cluster = RunningCluster(surroundings, *options, variables=variables, **roles)
     try:
         yield cluster
     except grpc.RpcError as error:

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,34 @@ def test_a_node_that_dies_is_named_and_the_others_can_be_used(
         assert run(start_script, cluster, "runs", "--num-csx", 2).process.returncode == 0
 
 
+@pytest.mark.timeout(300)  # four jobs
+@pytest.mark.parametrize("when", ["checkpoint", "final"])
+def test_a_death_while_state_moves_is_told_as_such(
+    start_script: StartScript, tmp_path: Path, cache: Path, when: str
+) -> None:
+    """There is one more of each role than those that die."""
+    with running_cluster(tmp_path / "cluster", cache, wafers=2, memoryx=2, swarmx=2, workers=1) as cluster:
+        for name in ("memoryx-0", "swarmx-0", "wafer-0", "the coordinator"):
+            script = start_script(
+                SCRIPTS / "saving.py", when, "--artifacts", "artifacts", management=cluster.management
+            )
+            script.wait_for_output("saving\n")
+            if name == "the coordinator":
+                address = next(job.coordinator for job in cluster.jobs() if job.coordinator)
+            else:
+                roles = {"memoryx": node_pb2.ROLE_MEMORYX, "swarmx": node_pb2.ROLE_SWARMX, "wafer": node_pb2.ROLE_WAFER}
+                role = roles[name.partition("-")[0]]
+                address = next(node.address for node in cluster.nodes(role) if node.job)
+            cluster.process_at(address).kill()
+            if name != "memoryx-0":  # which keeps the state until it hears that the job is over
+                wait_for(lambda: not any(node.job for node in cluster.nodes()))
+            (script.surroundings.folder / "go").touch()
+            assert script.wait() == 1
+            message = message_of(script)
+            assert message.startswith("cstorch.errors.NodeLostError: "), (name, message)
+            assert re.search(rf"{name}\b.* at {re.escape(address)}\)? died", message), (name, message)
+
+
 def test_a_coordinator_that_dies_is_named_and_its_nodes_can_be_used(
     start_script: StartScript, cluster: RunningCluster
 ) -> None:
@@ -216,6 +245,50 @@ def test_an_op_that_cannot_be_compiled_is_named_with_its_line(
     assert message.startswith("cstorch.errors.CompileError: "), message
     assert op in message
     assert f"faults.py:{line_of(code)}" in message
+
+
+# --- a script that is suspended ---------------------------------------------------------------------------------------
+
+KEEPALIVE = {"WAFERBOX_KEEPALIVE_SECONDS": "0.3"}  # who answers no ping is given up within 0.8 s
+SUSPENDED_SECONDS = 3.0
+
+
+def suspend(script: RunningScript) -> None:
+    """What a debugger does, or Ctrl-Z, and then goes on; for longer than a peer that hangs is waited for."""
+    script.process.send_signal(signal.SIGSTOP)
+    time.sleep(SUSPENDED_SECONDS)
+    script.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_a_script_that_was_suspended_goes_on(
+    start_script: StartScript, tmp_path: Path, cache: Path, *, embedded: bool
+) -> None:
+    with ExitStack() as stack:
+        cluster = None
+        if not embedded:
+            roles = {"wafers": 2, "memoryx": 2, "workers": 2}
+            cluster = stack.enter_context(running_cluster(tmp_path / "up", cache, variables=KEEPALIVE, **roles))
+        script = start_long(start_script, cluster, **KEEPALIVE)
+        suspend(script)
+        before = script.output.count("\n")
+        script.wait_for_output(f"step {before + 100}\n")
+        script.interrupt()
+        script.wait()
+
+
+@pytest.mark.parametrize("lane", ["auto", "grpc"])
+@pytest.mark.parametrize("when", ["checkpoint", "final"])
+def test_a_script_that_was_suspended_in_a_save_saves(start_script: StartScript, when: str, lane: str) -> None:
+    script = start_script(
+        SCRIPTS / "saving.py", when, "--artifacts", "artifacts", "--lane", lane, management=None, **KEEPALIVE
+    )
+    script.wait_for_output("saving\n")
+    suspend(script)
+    (script.surroundings.folder / "go").touch()
+    assert script.wait() == 0, script.errors
+    assert "done" in script.output
+    assert "goaway" not in script.errors.lower()
 
 
 # --- the end of the script --------------------------------------------------------------------------------------------

@@ -103,3 +103,28 @@ def test_snapshot_waits_for_the_one_before() -> None:
     snapshots.take(6)
     snapshots.reset()
     store.close()
+
+
+def test_a_release_does_not_wait_for_those_who_read() -> None:
+    """The command thread of the node releases; a client that is suspended may read for ever."""
+    store = StateStore()
+    store.load(make_plan({"a": (4,)}, []))
+    snapshots = Snapshots(store, lambda step: None)
+    snapshots.take(1)
+    with snapshots.reading(1) as snapshot:
+        for give_up in (lambda: snapshots.release(1), snapshots.reset):
+            thread = threading.Thread(target=give_up, daemon=True)
+            thread.start()
+            thread.join(10)
+            assert not thread.is_alive()
+        with pytest.raises(KeyError), snapshots.reading(1):
+            pass
+        again = threading.Thread(target=snapshots.take, args=(2,), daemon=True)
+        again.start()
+        assert snapshot.memory.nbytes > 0  # not taken for the next
+        assert again.is_alive()
+    again.join(10)
+    with snapshots.reading(2) as other:
+        assert other.memory is snapshot.memory
+    snapshots.reset()
+    store.close()

@@ -2,7 +2,16 @@
 
 import pytest
 
-from nodes.steps.schedule import StepSchedule, is_for_coordinator_only, worker_of_step
+from nodes.steps.schedule import (
+    MAX_CHECKPOINTS,
+    MAX_GROUPS,
+    MAX_STEPS,
+    StepSchedule,
+    check_groups,
+    is_for_coordinator_only,
+    steps_of_worker,
+    worker_of_step,
+)
 from wsc.v1 import node_pb2, plan_pb2
 
 
@@ -12,10 +21,48 @@ def test_outputs_leave_as_often_as_they_are_counted(num_steps: int, every: int) 
     leaving = [step for step in range(1, num_steps + 1) if schedule.outputs_leave(step)]
     assert len(leaving) == schedule.num_output_steps
     assert not leaving or leaving[-1] == num_steps
+    assert list(schedule.output_steps()) == leaving
 
 
 def test_workers_take_turns() -> None:
     assert [worker_of_step(step, 3) for step in range(1, 6)] == [0, 1, 2, 0, 1]
+
+
+def test_a_worker_counts_its_steps_without_a_list_of_them() -> None:
+    assert list(steps_of_worker(1, 3, 10)) == [2, 5, 8]
+    assert len(steps_of_worker(0, 1, MAX_STEPS)) == MAX_STEPS
+
+
+def test_the_client_gets_outputs_and_checkpoints_in_order() -> None:
+    start = node_pb2.Start(num_steps=10, activation_steps=4, checkpoint_steps=[0, 3, 8, 9, 11])
+    schedule = StepSchedule.from_start(start)
+    assert list(schedule.steps_for_client(has_outputs=True)) == [3, 4, 8, 9, 10]
+    assert list(schedule.steps_for_client(has_outputs=False)) == [3, 8, 9]
+    far = StepSchedule.from_start(node_pb2.Start(num_steps=MAX_STEPS, activation_steps=MAX_STEPS))
+    assert list(far.steps_for_client(has_outputs=True)) == [MAX_STEPS]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        node_pb2.Start(num_steps=1 << 63),
+        node_pb2.Start(num_steps=1, activation_steps=1 << 63),
+        node_pb2.Start(num_steps=1, run_ahead_steps=1 << 31),
+        node_pb2.Start(num_steps=1, checkpoint_steps=range(MAX_CHECKPOINTS + 1)),
+    ],
+    ids=["steps", "activation steps", "run-ahead steps", "checkpoints"],
+)
+def test_numbers_that_cannot_be_meant_are_refused(start: node_pb2.Start) -> None:
+    with pytest.raises(ValueError, match="at most"):
+        StepSchedule.from_start(start)
+
+
+def test_groups_that_no_plan_has_are_refused() -> None:
+    check_groups([plan_pb2.Group(id=1)])
+    with pytest.raises(ValueError, match="number of a group"):
+        check_groups([plan_pb2.Group(id=1 << 31)])
+    with pytest.raises(ValueError, match="at most"):
+        check_groups([plan_pb2.Group()] * (MAX_GROUPS + 1))
 
 
 def test_coordinator_only() -> None:

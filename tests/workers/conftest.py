@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from workers import child
+from workers.child import batches
 from wsc.v1 import node_pb2
 
 sys.path.insert(0, str(Path(__file__).parent))  # for input_functions
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for input_functions
 @pytest.fixture(autouse=True)
 def _nobody_asked_for_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of this process may have."""
-    monkeypatch.setattr(child, "_rank_was_asked", lambda: False)
+    monkeypatch.setattr(batches, "_rank_was_asked", lambda: False)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from interconnect.links.hub import Stopped
 from nodes.launch.fork_server_process import ForkServerProcess
 from nodes.launch.spawn import SOCKET_VARIABLE
 from nodes.lifecycle.node_job import JobFailure
-from workers import child
+from workers.child import loader_state
 from workers.input_process import InputProcess, _read_state
 from wsc.v1 import node_pb2
 
@@ -50,7 +50,7 @@ class Harness:
     """A process, its ring, and the file descriptor that stops waits."""
 
     def __init__(self, request: node_pb2.PrepareInput) -> None:
-        self.process = InputProcess(request)
+        self.process = InputProcess(request, pytest.fail)
         self.stop = os.eventfd(0)
         ring = os.memfd_create("ring")
         os.truncate(ring, SLOT_BYTES * SLOTS)
@@ -167,7 +167,7 @@ def test_failures(
         assert caught.value.traceback == ""
     else:
         assert trace in caught.value.traceback
-        assert "child.py" not in caught.value.traceback
+        assert "workers/child" not in caught.value.traceback
 
 
 def test_a_killed_process_is_noticed(prepare: Prepare) -> None:
@@ -215,7 +215,7 @@ def test_another_interpreter(prepare: Prepare, tmp_path: Path) -> None:
     """One that is not the worker's: found by its path, and with nothing of Waferbox but what the path setting names."""
     interpreter = tmp_path / "python"
     interpreter.symlink_to(Path(sys.executable).resolve())
-    site = next(path for path in sys.path if path.endswith("site-packages"))
+    site = str(Path(torch.__file__).parents[1])
     paths = [str(Path(__file__).parent), site]
     with running(prepare(input_functions.counting, ROWS, interpreter=str(interpreter), python_paths=paths)) as harness:
         assert harness.batch()[0] == 0
@@ -225,7 +225,7 @@ def test_another_interpreter(prepare: Prepare, tmp_path: Path) -> None:
 def test_what_is_no_state_is_not_read() -> None:
     reading, writing = os.pipe()
     large = os.memfd_create("state")
-    os.truncate(large, child.STATE_BYTES + 1)
+    os.truncate(large, loader_state.STATE_BYTES + 1)
     try:
         for descriptor in (reading, large):
             with pytest.raises(JobFailure, match="sent something else than a state"):
@@ -259,6 +259,6 @@ def test_forked_by_the_fork_server(prepare: Prepare, monkeypatch: pytest.MonkeyP
             pytest.raises(JobFailure, match="no such file") as caught,
         ):
             harness.batch()
-        assert "child.py" not in caught.value.traceback
+        assert "workers/child" not in caught.value.traceback
     finally:
         server.close()

@@ -1,13 +1,14 @@
 """What an input_fn prints reaches the log: whole lines, soon, and not more than anybody can read."""
 
 import logging
+import queue
 import re
 
 import input_functions
 import pytest
 from test_workers_input_process import Prepare, running
 
-from workers.output import LINE_CHARACTERS, LINES_A_SECOND
+from workers.output import LINE_CHARACTERS, LINES_A_SECOND, OutputReader
 
 pytestmark = pytest.mark.cluster
 
@@ -27,3 +28,17 @@ def test_all_that_is_printed(prepare: Prepare, caplog: pytest.LogCaptureFixture)
     assert shown + sum(counts) == 20_000
     assert shown <= LINES_A_SECOND * (len(counts) + 1)
     assert lines[-1] == "unfinished"
+
+
+def test_a_defect_in_the_thread_that_reads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the process of the input_fn would wait for ever to print."""
+
+    def fail(reader: OutputReader) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(OutputReader, "_run", fail)
+    told: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+    reader = OutputReader(told.put)
+    assert str(told.get(timeout=10)) == "oh"
+    reader.close_writer()
+    reader.close()

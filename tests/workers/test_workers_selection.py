@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from workers import child
-from workers.child import InputFailure, Position, Selection, endless
+from workers.child import batches
+from workers.child.batches import Selection, endless
+from workers.child.failures import InputFailure
+from workers.child.loader_state import Position
 
 ROWS = 4
 
@@ -65,7 +67,7 @@ def test_batches_of_one_wafers_rows_are_taken_as_they_are() -> None:
 
 
 def test_on_one_wafer_an_input_fn_that_asks_for_its_rank_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "_rank_was_asked", lambda: True)
+    monkeypatch.setattr(batches, "_rank_was_asked", lambda: True)
     chosen = selection(worker=1, num_workers=2)
     assert [first_column(tensors)[0] for tensors in own(chosen, (batch(n) for n in range(2)))] == [0, 100]
 

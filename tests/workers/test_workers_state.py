@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from workers import child
-from workers.child import InputFailure, Position, Selection, endless, plain
+from workers.child import batches, loader_state
+from workers.child.batches import Selection, endless
+from workers.child.failures import InputFailure
+from workers.child.loader_state import Position, plain
 
 ROWS = 2
 LENGTH = 5  # batches of a pass
@@ -78,7 +80,7 @@ def test_where_batches_are_dealt_out_every_worker_stands_behind_the_batch_of_the
 def test_where_the_input_fn_shards_a_worker_stands_behind_its_own_batch(
     worker: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "_rank_was_asked", lambda: True)
+    monkeypatch.setattr(batches, "_rank_was_asked", lambda: True)
     loader = Counting()
     taken, states = run(loader, worker, 3, set(range(1, 8)), 7)
     assert taken == list(range(len(range(worker, 7, 3))))
@@ -100,7 +102,7 @@ def test_what_a_state_cannot_be_made_of() -> None:
 
 class Large(Counting):
     def state_dict(self) -> dict[str, Any]:
-        return {"order": torch.zeros(child.STATE_BYTES, dtype=torch.uint8)}
+        return {"order": torch.zeros(loader_state.STATE_BYTES, dtype=torch.uint8)}
 
 
 class Raising(Counting):

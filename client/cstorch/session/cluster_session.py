@@ -168,7 +168,7 @@ class ClusterSession:
             raise
         self._drop_job()
         self._job = job
-        self._state = ClusterState(lane=self._config.lane, gateway=job.gateway)
+        self._state = ClusterState(lane=self._config.lane, job=job, gateway=job.gateway)
         return job
 
     @property

@@ -9,7 +9,7 @@ import torch
 
 from cstorch.errors import InternalError, StateError
 from cstorch.session.initialisation import initial_states
-from cstorch.session.transfer import Outgoing, ShardConnection
+from cstorch.session.transfer import JobEnd, Outgoing, ShardConnection
 from cstorch.tracing.tensors.cell import Cell
 from interconnect.links.elements import torch_dtype
 from wsc.v1 import coordinator_pb2
@@ -38,9 +38,10 @@ class ClusterState:
     fetches them, from the live state between executions, from a snapshot on a checkpoint step.
     """
 
-    def __init__(self, lane: str, gateway: str = "") -> None:
-        """gateway: the address through which the shards are reached; empty if directly."""
+    def __init__(self, lane: str, job: JobEnd, gateway: str = "") -> None:
+        """job: that has the states. gateway: the address through which the shards are reached; empty if directly."""
         self._lane = lane
+        self._job = job
         self._gateway = gateway
         self._entries: dict[str, _Entry] = {}
         self._addresses: dict[int, coordinator_pb2.StateShard] = {}
@@ -158,7 +159,7 @@ class ClusterState:
             if shard.shard in self._connections:
                 self._connections.pop(shard.shard).close()
             self._addresses[shard.shard] = shard
-            self._connections[shard.shard] = ShardConnection(shard, self._lane, self._gateway)
+            self._connections[shard.shard] = ShardConnection(shard, self._lane, self._job, self._gateway)
 
     def begin(self, names: Iterable[str]) -> None:
         """The execution with these states runs from now on: the cluster has the values, and they change."""

@@ -1,5 +1,7 @@
 """What went wrong on the cluster, as the exception that the script sees."""
 
+import traceback
+
 import grpc
 
 from cstorch.errors import (
@@ -14,6 +16,7 @@ from cstorch.errors import (
     NodeLostError,
     VersionMismatchError,
 )
+from interconnect.links.link import LinkLost
 from interconnect.rpc.server import is_from_ingress
 from wsc.v1 import node_pb2
 
@@ -35,6 +38,23 @@ def from_failure(failure: node_pb2.Failure) -> CstorchError:
             return JobCancelledError(failure.message or "the job was cancelled")
     trace = f"\n\nThe traceback of {failure.node or 'the cluster'}:\n{failure.traceback}" if failure.traceback else ""
     return InternalError(f"{text}{trace}")
+
+
+def from_defect(error: Exception) -> InternalError:
+    """The exception for one that no code of ours expected."""
+    trace = "".join(traceback.format_exception(error))
+    return InternalError(f"{type(error).__name__}: {error}\n\nThe traceback of this process:\n{trace}")
+
+
+def from_error(error: Exception, doing: str) -> CstorchError:
+    """The exception for whatever ended a use of the job; `doing` as in from_rpc_error."""
+    if isinstance(error, CstorchError):
+        return error
+    if isinstance(error, grpc.RpcError):
+        return from_rpc_error(error, doing)
+    if isinstance(error, LinkLost):
+        return NodeLostError(f"{error.peer} went away while {doing}")
+    return from_defect(error)
 
 
 def from_rpc_error(error: grpc.RpcError, doing: str) -> CstorchError:

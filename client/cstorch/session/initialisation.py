@@ -6,7 +6,6 @@ from concurrent.futures import Future
 import grpc
 
 from cstorch.errors import ClusterError
-from cstorch.session import failures
 from cstorch.session.job import Job, connect
 from cstorch.state import Getter
 from cstorch.tracing import Cell, LazyTensor, cell_of
@@ -85,7 +84,7 @@ def stage(job: Job, programs: Mapping[str, initialisation_pb2.InitialProgram]) -
         for shard, call in calls:
             staged.update(dict.fromkeys(call.result().staged, shard.shard))
     except grpc.RpcError as error:
-        raise failures.from_rpc_error(error, "initialising weights") from None
+        raise job.reason(error, "initialising weights") from None
     finally:
         for channel in channels:
             channel.close()

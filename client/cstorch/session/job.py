@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import grpc
 
 from cstorch.distributed.cluster_config import LANES, ClusterConfig
-from cstorch.errors import ClusterUnreachableError, CstorchError, NodeLostError
+from cstorch.errors import ClusterUnreachableError, CompileError, ConfigurationError, CstorchError, NodeLostError
 from cstorch.session import failures
 from interconnect.rpc.server import is_from_ingress, make_channel, through
 from interconnect.rpc.version import __version__
+from interconnect.threads import GuardedThread
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
 logger = logging.getLogger("cstorch.job")
@@ -28,7 +29,7 @@ PREPARE_SECONDS = 600.0  # the workers import what the input_fn needs
 CANCEL_SECONDS = 2.0
 CAUSE_SECONDS = 1.8
 CAUSE_POLL_SECONDS = 0.05
-VERDICT_SECONDS = 2.0  # the coordinator takes a second to find the cause among several reports
+VERDICT_SECONDS = 4.0  # the coordinator takes a second to find the cause among several reports
 
 
 def connect(address: str, what: str) -> grpc.Channel:
@@ -94,7 +95,7 @@ class Job:
             raise
         self._coordinator = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self._session = self._coordinator.Session(coordinator_pb2.SessionRequest(token=self._token))
-        self._watcher = threading.Thread(target=self._watch, name="cstorch session", daemon=True)
+        self._watcher = GuardedThread(self._watch, name="cstorch session", on_defect=self._watch_failed)
         self._watcher.start()
 
     def _create(self, management: str, compile_dir: str) -> management_pb2.CreateJobResponse:
@@ -140,6 +141,10 @@ class Job:
         finally:
             self._ready.set()
 
+    def _watch_failed(self, error: Exception) -> None:
+        self._failure = self._failure or failures.from_defect(error)
+        self._ready.set()
+
     def _log_queue(self, status: management_pb2.QueueStatus) -> None:
         if not status.position:
             logger.info("Job %s has its nodes now", self.name)
@@ -175,10 +180,17 @@ class Job:
             time.sleep(CAUSE_POLL_SECONDS)
         return ""
 
-    def _reason(self, error: grpc.RpcError) -> CstorchError | None:
-        assert isinstance(error, grpc.Call)
-        refused = error.code() == grpc.StatusCode.INVALID_ARGUMENT
-        return self.failure if refused else self.wait_for_failure()
+    def reason(self, error: Exception, doing: str) -> CstorchError:
+        """What is to be raised for anything that failed while the job was used: the one place that decides on it.
+
+        Where the job has ended, its end is the reason, whatever the call says: a node that dies takes the job along,
+        and with it all that other nodes keep of the job. The session knows who died, within VERDICT_SECONDS.
+
+        Args:
+            error: of a gRPC call, a link, or what was made of one of these.
+            doing: what it was for, e.g. "compiling the step".
+        """
+        return (self.failure if _is_refusal(error) else self.wait_for_failure()) or failures.from_error(error, doing)
 
     def wait_for_failure(self) -> CstorchError | None:
         """Why the job ended, for an operation that failed because it did: the session knows more, and soon."""
@@ -207,7 +219,7 @@ class Job:
         try:
             return call.result()
         except grpc.RpcError as error:
-            raise self._reason(error) or failures.from_compile_error(error) from None
+            raise self.reason(failures.from_compile_error(error), "compiling the step") from None
         except BaseException:  # Ctrl-C
             call.cancel()  # type: ignore[no-untyped-call]
             raise
@@ -224,7 +236,7 @@ class Job:
         try:
             call.result()
         except grpc.RpcError as error:
-            raise self._reason(error) or failures.from_rpc_error(error, "preparing the input") from None
+            raise self.reason(error, "preparing the input") from None
         except BaseException:  # Ctrl-C
             call.cancel()  # type: ignore[no-untyped-call]
             raise
@@ -239,7 +251,7 @@ class Job:
         try:
             return list(self._coordinator.Shards(request, timeout=PREPARE_SECONDS).shards)
         except grpc.RpcError as error:
-            raise self._reason(error) or failures.from_rpc_error(error, "asking for the shards") from None
+            raise self.reason(error, "asking for the shards") from None
 
     def execute(
         self, requests: Iterator[coordinator_pb2.ExecuteRequest]
@@ -270,6 +282,12 @@ class Job:
         self._watcher.join(CANCEL_SECONDS)
         self._channel.close()
         self._management_channel.close()
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether it is the answer to a request that made no sense, which says nothing about the job."""
+    refused = isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    return refused or isinstance(error, CompileError | ConfigurationError)
 
 
 def _user() -> str:

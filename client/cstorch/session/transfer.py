@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
 
 import grpc
 import torch
 
 from cstorch.distributed.cluster_config import LANES
-from cstorch.errors import NodeLostError
-from cstorch.session import failures
+from cstorch.errors import ClusterError, CstorchError
 from cstorch.session.job import connect
 from interconnect.links.dialling import dial
 from interconnect.links.elements import aligned
@@ -25,6 +26,10 @@ REASON_SECONDS = 1.0
 BATCH_BYTES = 64 * 1024 * 1024
 BATCH_STATES = 1024
 
+_Result = TypeVar("_Result")
+# A shard that has lost the link forgets the token that came with it.
+_CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAUTHENTICATED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
@@ -35,17 +40,26 @@ class Outgoing:
     value: Callable[[], torch.Tensor]
 
 
+class JobEnd(Protocol):
+    """What is known of a job's end; see Job."""
+
+    def wait_for_failure(self) -> CstorchError | None: ...
+    def reason(self, error: Exception, doing: str) -> CstorchError: ...
+
+
 class ShardConnection:
     """A connection to a shard, opened at its first use and again after a failure. Used by one thread.
 
     Args:
+        job: says why a transfer failed, if it has ended.
         gateway: the address through which the shard is reached; empty if directly.
     """
 
-    def __init__(self, shard: coordinator_pb2.StateShard, lane: str, gateway: str = "") -> None:
+    def __init__(self, shard: coordinator_pb2.StateShard, lane: str, job: JobEnd, gateway: str = "") -> None:
         self._shard = shard
         self._gateway = gateway
         self._lane = LANES[lane]
+        self._job = job
         self._open: _OpenConnection | None = None
 
     @property
@@ -59,9 +73,8 @@ class ShardConnection:
         Raises:
             ClusterError: the shard is gone or refuses.
         """
-        with _Use(self) as connection:
-            for batch in batches(states):
-                connection.write(batch)
+        for batch in batches(states):
+            self._use(partial(_OpenConnection.write, states=batch), "writing state", attempts=2)
 
     def initialise(self, states: Sequence[node_pb2.InitialState]) -> None:
         """Lets the shard make the values of states; they are there when this returns.
@@ -69,8 +82,8 @@ class ShardConnection:
         Raises:
             ClusterError: the shard is gone or refuses.
         """
-        with _Use(self) as connection:
-            connection.initialise(states)
+        # Once: a value that was staged is used up by the first attempt.
+        self._use(partial(_OpenConnection.initialise, states=states), "initialising states", attempts=1)
 
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> Iterator[torch.Tensor]:
         """Reads one state, in tensors of some rows each: no more than a batch, or a single row.
@@ -81,22 +94,39 @@ class ShardConnection:
         Raises:
             ClusterError: the shard is gone or refuses.
         """
+
+        def part(shape: tuple[int, ...], offset: int) -> torch.Tensor:
+            return self._use(
+                lambda connection: connection.read(name, shape, dtype, step, offset), "reading state", attempts=2
+            )
+
         row_bytes = math.prod(shape[1:]) * dtype.itemsize
         if not shape or shape[0] * row_bytes <= BATCH_BYTES:
-            with _Use(self) as connection:
-                yield connection.read(name, shape, dtype, step, 0)
+            yield part(shape, 0)
             return
         rows = max(1, BATCH_BYTES // row_bytes)
         for start in range(0, shape[0], rows):
-            piece = (min(rows, shape[0] - start), *shape[1:])
-            with _Use(self) as connection:
-                yield connection.read(name, piece, dtype, step, start * row_bytes)
+            yield part((min(rows, shape[0] - start), *shape[1:]), start * row_bytes)
 
-    def connection(self) -> "_OpenConnection":
-        """The open connection."""
-        if self._open is None:
-            self._open = _OpenConnection(self._shard, self._lane, self._gateway)
-        return self._open
+    def _use(self, use: "Callable[[_OpenConnection], _Result]", doing: str, attempts: int) -> "_Result":
+        """Calls with the open connection; one that fails is closed, for nobody knows what is still in it.
+
+        Where the job goes on and the connection does not, another is opened: this process may have been suspended for
+        longer than the shard waits for anybody.
+        """
+        while True:
+            attempts -= 1
+            try:
+                if self._open is None:
+                    self._open = _OpenConnection(self._shard, self._lane, self._gateway)
+                return use(self._open)
+            except (grpc.RpcError, LinkLost, Stopped, ClusterError) as error:
+                self.close()
+                if not attempts or not _is_cut(error) or self._job.wait_for_failure() is not None:
+                    raise self._job.reason(error, f"{doing} of MemoryX shard {self._shard.shard}") from None
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Closes the connection."""
@@ -105,23 +135,11 @@ class ShardConnection:
             self._open = None
 
 
-class _Use:
-    """Lends the connection; one that fails in a transfer is closed, for nobody knows what is still in it."""
-
-    def __init__(self, owner: ShardConnection) -> None:
-        self._owner = owner
-
-    def __enter__(self) -> "_OpenConnection":
-        return self._owner.connection()
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is None:
-            return
-        self._owner.close()
-        if isinstance(error, LinkLost):
-            raise NodeLostError(
-                f"the MemoryX shard at {self._owner.address} went away in a transfer of state"
-            ) from None
+def _is_cut(error: Exception) -> bool:
+    """Whether the connection has failed, and not what was asked for."""
+    if isinstance(error, grpc.Call):
+        return error.code() in _CUT
+    return isinstance(error, LinkLost | Stopped)
 
 
 def batches(states: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
@@ -151,9 +169,6 @@ class _OpenConnection:
             self._link: Link = dial(
                 opened.endpoint, opened.token, name=name, own_name="client", lane=lane, deadline_seconds=CALL_SECONDS
             )
-        except grpc.RpcError as error:
-            self._channel.close()
-            raise failures.from_rpc_error(error, f"opening the state of {name}") from None
         except BaseException:
             self._channel.close()
             raise
@@ -186,10 +201,7 @@ class _OpenConnection:
 
     def initialise(self, states: Sequence[node_pb2.InitialState]) -> None:
         request = node_pb2.InitialiseStatesRequest(job=self._job, states=states)
-        try:
-            self._stub.InitialiseStates(request, timeout=TRANSFER_SECONDS)
-        except grpc.RpcError as error:
-            raise failures.from_rpc_error(error, "initialising states") from None
+        self._stub.InitialiseStates(request, timeout=TRANSFER_SECONDS)
 
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int, offset: int) -> torch.Tensor:
         """The part of a state that begins `offset` bytes from its start and has this shape."""
@@ -238,11 +250,9 @@ class _Watched:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, grpc.RpcError):
-            raise failures.from_rpc_error(error, "moving state") from None
         if isinstance(error, Stopped | LinkLost):
             reason = self._outcome()
             if reason is not None:
-                raise failures.from_rpc_error(reason, "moving state") from None
-        if error is not None:
+                raise reason from None
+        if error is not None and not isinstance(error, grpc.RpcError):
             self._call.cancel()  # type: ignore[no-untyped-call]

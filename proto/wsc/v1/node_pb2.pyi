@@ -518,7 +518,7 @@ Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
 
 @_typing.final
 class InputState(_message.Message):
-    """Workers: the state of the user's loader after a step, as JSON text that only the client reads (workers/child.py)."""
+    """Workers: the state of the user's loader after a step, as JSON text that only the client reads (workers/child/)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

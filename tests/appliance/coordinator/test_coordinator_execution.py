@@ -241,6 +241,16 @@ def test_an_execution_that_the_client_leaves_can_be_followed_by_another(
         ),
         (lambda one: (one.begin(1, artifact="unknown"), next(one.call)), grpc.StatusCode.NOT_FOUND),
         (lambda one: (one.begin(0), next(one.call)), grpc.StatusCode.INVALID_ARGUMENT),
+        (lambda one: (one.begin(1 << 60), next(one.call)), grpc.StatusCode.INVALID_ARGUMENT),
+        (lambda one: (one.begin(1, activation_steps=1 << 60), next(one.call)), grpc.StatusCode.INVALID_ARGUMENT),
+        (
+            lambda one: (one.begin(1, checkpoint_steps=tuple(range((1 << 20) + 1))), next(one.call)),
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+        (
+            lambda one: one.stub.Compile(coordinator_pb2.CompileRequest(token="é", cirh="good"), timeout=5),
+            grpc.StatusCode.UNAUTHENTICATED,
+        ),
     ],
 )
 def test_bad_requests_are_refused_and_the_job_lives_on(

@@ -8,7 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from appliance.coordinator.failures import GRACE_SECONDS, Verdict
+from appliance.coordinator.failures.verdict import GRACE_SECONDS, Verdict
+from appliance.coordinator.reporting import JobReporter
 from interconnect.links.link import LinkLost
 from nodes.lifecycle.node_job import JobContext, JobFailure
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
@@ -225,3 +226,33 @@ def test_long_and_foreign_messages_fit_in_a_status(
     with pytest.raises(grpc.RpcError) as caught:
         one.stub.Compile(coordinator_pb2.CompileRequest(token=one.created.token, cirh="good"), timeout=5)
     assert caught.value.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
+
+
+def test_phases_are_told_in_order_and_none_after_the_end() -> None:
+    """However the threads that tell them are interrupted between the phase and the telling."""
+    sending, go_on = threading.Event(), threading.Event()
+    told: list[int] = []
+
+    def send(report: management_pb2.JobReport) -> None:
+        if report.phase == management_pb2.JOB_PHASE_COMPILING:
+            sending.set()
+            assert go_on.wait(10)
+        told.append(report.phase)
+
+    reporter = JobReporter(send)
+    first = threading.Thread(target=reporter.phase, args=(management_pb2.JOB_PHASE_COMPILING,))
+    first.start()
+    assert sending.wait(10)
+    second = threading.Thread(target=reporter.phase, args=(management_pb2.JOB_PHASE_IDLE,))
+    second.start()
+    second.join(0.1)
+    go_on.set()
+    first.join(10)
+    second.join(10)
+    reporter.end(management_pb2.JOB_PHASE_SUCCEEDED, "")
+    reporter.phase(management_pb2.JOB_PHASE_IDLE)
+    assert told == [
+        management_pb2.JOB_PHASE_COMPILING,
+        management_pb2.JOB_PHASE_IDLE,
+        management_pb2.JOB_PHASE_SUCCEEDED,
+    ]

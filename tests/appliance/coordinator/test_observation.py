@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from appliance import job_history
-from appliance.coordinator.scalars import ScalarSampler
+from appliance.coordinator.execution.scalars import ScalarSampler
 from appliance.job_history import KINDS, JobHistory, TooSlow
 from nodes.lifecycle.node_job import JobContext
 from nodes.telemetry import outbox
@@ -25,7 +25,7 @@ CONSUMED = coordinator_pb2.Consumed
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(outbox, "LOT_SECONDS", 0.05)
+    monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
     levels = {package: logging.getLogger(package).level for package in ("wafer", "appliance")}
     for package in levels:
         logging.getLogger(package).setLevel(logging.INFO)  # setLevel: loggers remember what they let through

@@ -1,7 +1,6 @@
 """The stream of one execution: what the client tells the coordinator, and what comes back, in order."""
 
 import queue
-import threading
 from collections import deque
 from typing import Literal
 
@@ -10,6 +9,7 @@ import grpc
 from cstorch.errors import InternalError
 from cstorch.session import failures
 from cstorch.session.job import Job
+from interconnect.threads import GuardedThread
 from wsc.v1 import coordinator_pb2
 
 Expected = Literal["state_wanted", "started", "outputs", "checkpoint", "finished"]
@@ -29,12 +29,12 @@ class ExecutionStream:
     def __init__(self, job: Job, begin: coordinator_pb2.Begin) -> None:
         self._job = job
         self._requests: queue.SimpleQueue[coordinator_pb2.ExecuteRequest | None] = queue.SimpleQueue()
-        self._responses: queue.SimpleQueue[coordinator_pb2.ExecuteResponse | grpc.RpcError | None] = queue.SimpleQueue()
+        self._responses: queue.SimpleQueue[coordinator_pb2.ExecuteResponse | Exception | None] = queue.SimpleQueue()
         self.send(coordinator_pb2.ExecuteRequest(begin=begin))
         self._call = job.execute(iter(self._requests.get, None))
         self._outputs: deque[coordinator_pb2.StepOutputs] = deque()
         self._consumed = 0  # steps since the coordinator was told
-        self._reader = threading.Thread(target=self._read, name="cstorch execution", daemon=True)
+        self._reader = GuardedThread(self._read, name="cstorch execution", on_defect=self._responses.put)
         self._reader.start()
 
     def _read(self) -> None:
@@ -60,8 +60,8 @@ class ExecutionStream:
         response = self._next()
         if response is None:
             raise self._job.wait_for_failure() or InternalError(f"the execution ended where {expected!r} was due")
-        if isinstance(response, grpc.RpcError):
-            raise self._job.wait_for_failure() or failures.from_rpc_error(response, "running")
+        if isinstance(response, Exception):
+            raise self._job.reason(response, "running") from None
         kind = response.WhichOneof("kind")
         if kind == "failed":
             raise failures.from_failure(response.failed)
@@ -82,7 +82,7 @@ class ExecutionStream:
             self._consumed = 0
             self.send(coordinator_pb2.ExecuteRequest(consumed=coordinator_pb2.Consumed(step=step)))
 
-    def _next(self) -> coordinator_pb2.ExecuteResponse | grpc.RpcError | None:
+    def _next(self) -> coordinator_pb2.ExecuteResponse | Exception | None:
         while True:
             try:
                 return self._responses.get(timeout=CHECK_SECONDS)

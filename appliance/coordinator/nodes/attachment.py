@@ -1,13 +1,13 @@
 """The coordinator's stream to one node: commands go out, answers come in, and its end is the node's end."""
 
 import queue
-import threading
 from collections.abc import Callable
 
 import grpc
 
-from appliance.coordinator.topology import Member
+from appliance.coordinator.nodes.topology import Member
 from interconnect.rpc.server import make_channel
+from interconnect.threads import GuardedThread
 from wsc.v1 import node_pb2, node_pb2_grpc
 
 
@@ -20,8 +20,13 @@ class Attachment:
         attach: node_pb2.AttachJob,
         on_response: Callable[[Member, node_pb2.AttachResponse], None],
         on_lost: Callable[[Member, str], None],
+        on_defect: Callable[[Exception], None],
     ) -> None:
-        """The callbacks are called from that thread. on_lost(member, reason): the stream ended, and not by end()."""
+        """The callbacks are called from that thread.
+
+        on_lost(member, reason): the stream ended, and not by end(). on_defect(error): the thread did, by an exception
+        that it did not expect.
+        """
         self.member = member
         self._on_response = on_response
         self._on_lost = on_lost
@@ -30,7 +35,7 @@ class Attachment:
         self._commands.put(node_pb2.AttachRequest(attach=attach))
         self._channel = make_channel(member.node.address)
         self._call = node_pb2_grpc.NodeServiceStub(self._channel).Attach(iter(self._commands.get, None))
-        self._thread = threading.Thread(target=self._read, name=f"attachment-{member.name}", daemon=True)
+        self._thread = GuardedThread(self._read, name=f"attachment-{member.name}", on_defect=on_defect)
         self._thread.start()
 
     def send(self, command: node_pb2.AttachRequest) -> None:
@@ -38,7 +43,7 @@ class Attachment:
         self._commands.put(command)
 
     def end(self) -> None:
-        """Say goodbye: the node drops the job, and then ends the stream."""
+        """Close our side of the stream: the node drops the job, and then ends its own."""
         self._ending = True
         self._commands.put(None)
 

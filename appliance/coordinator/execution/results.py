@@ -8,16 +8,17 @@ from collections.abc import Callable, Mapping
 
 import numpy
 
-from appliance.coordinator.scalars import OnScalars, ScalarSampler
+from appliance.coordinator.execution.scalars import OnScalars, ScalarSampler
 from interconnect.links.elements import tensor_bytes
 from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import Link, LinkLost
+from interconnect.threads import GuardedThread
 from nodes.steps.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, plan_pb2
 
-# Outputs go to the client in lots, but none waits longer than this for others (dataplane.md recommendation 6).
-LOT_STEPS = 8
-LOT_SECONDS = 0.01
+# Outputs go to the client in batches, but none waits longer than this for others.
+BATCH_STEPS = 8
+BATCH_SECONDS = 0.01
 
 
 class OutputReader:
@@ -99,10 +100,10 @@ class Results:
         self._changed = threading.Condition()
         self._waiting: deque[coordinator_pb2.StepOutputs] = deque()
         self._oldest = 0.0  # when the first of them came
-        self._first_step = next((s for s in range(1, schedule.num_steps + 1) if schedule.outputs_leave(s)), 0)
+        self._first_step = next(iter(schedule.output_steps()), 0)
         self._consumed = 0  # step
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="results", daemon=True)
+        self._thread = GuardedThread(self._run, name="results", on_defect=on_failure)
 
     def start(self) -> None:
         self._thread.start()
@@ -111,18 +112,18 @@ class Results:
         """All outputs that are here, in order; None while it pays to wait for more of them, or if there are none."""
         with self._changed:
             waiting = self._waiting
-            if not waiting or not (self._is_lot() or time.monotonic() - self._oldest >= LOT_SECONDS):
+            if not waiting or not (self._is_batch() or time.monotonic() - self._oldest >= BATCH_SECONDS):
                 return None
             batch = coordinator_pb2.OutputBatch(steps=waiting)
             waiting.clear()
         return batch
 
-    def _is_lot(self) -> bool:
-        """Whether what waits should go out at once: the first of all, the last, a lot, or all that may wait."""
+    def _is_batch(self) -> bool:
+        """Whether what waits should go out at once: the first of all, the last, a batch, or all that may wait."""
         waiting = self._waiting
         first = waiting[0].step == self._first_step
-        lot = len(waiting) >= min(LOT_STEPS, self._schedule.run_ahead_steps)
-        return first or lot or waiting[-1].step == self._schedule.num_steps
+        full = len(waiting) >= min(BATCH_STEPS, self._schedule.run_ahead_steps)
+        return first or full or waiting[-1].step == self._schedule.num_steps
 
     def consumed(self, step: int) -> None:
         """The client has done with all steps up to this one."""
@@ -144,15 +145,14 @@ class Results:
 
     def _run(self) -> None:
         try:
-            steps = (s for s in range(1, self._schedule.num_steps + 1) if self._schedule.outputs_leave(s))
             received: deque[int] = deque()  # steps that the client has not consumed, as far as the senders know
-            for step in steps:
+            for step in self._schedule.output_steps():
                 self._acknowledge(received)
                 self._receive(step)
                 received.append(step)
         except Stopped:
             return
-        except (LinkLost, ValueError) as error:
+        except LinkLost as error:
             self._on_failure(error)
 
     def _acknowledge(self, received: "deque[int]") -> None:
@@ -179,7 +179,7 @@ class Results:
             if not self._waiting:
                 self._oldest = time.monotonic()
             self._waiting.append(coordinator_pb2.StepOutputs(step=step, tensors=tensors))
-            is_lot = self._is_lot()
-        if is_lot:
+            is_batch = self._is_batch()
+        if is_batch:
             self._on_outputs()
         self._sampler.see(step, tensors)

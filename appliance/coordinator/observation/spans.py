@@ -14,8 +14,8 @@ from wsc.v1 import management_pb2, node_pb2, observation_pb2
 LEAD_SECONDS = 0.25  # for the command to reach all nodes
 
 
-class Tracing:
-    """One trace at a time, of one execution. Thread-safe."""
+class SpanRecording:
+    """One recording at a time, of one execution. Thread-safe."""
 
     def __init__(
         self,
@@ -31,23 +31,23 @@ class Tracing:
         self._execution = 0
         self._missing: int | None = None  # nodes that still record; None: the command has not been given
 
-    def ask(self, num_steps: int, execution: int) -> None:
+    def request(self, num_steps: int, execution: int) -> None:
         """Trace so many steps of this execution. 0: there is none."""
         with self._lock:
             if not execution or self._wanted:
-                self._answer(refusal="it is being traced already" if self._wanted else "it runs no steps now")
+                self._refuse_or_end(refusal="it is being traced already" if self._wanted else "it runs no steps now")
                 return
             self._wanted, self._execution, self._missing = max(1, num_steps), execution, None
             self._begin()
 
-    def heard(self, report: observation_pb2.NodeReport) -> None:
+    def reported(self, report: observation_pb2.NodeReport) -> None:
         """A node has said how far it is."""
         with self._lock:
             self._reports[report.node] = report
             if self._wanted and self._missing is None:
                 self._begin()
 
-    def took(self, node: str, spans: observation_pb2.Spans) -> None:
+    def recorded(self, node: str, spans: observation_pb2.Spans) -> None:
         """A node has recorded something."""
         with self._lock:
             if self._missing is None:
@@ -62,13 +62,13 @@ class Tracing:
             if not self._missing:
                 self._wanted, self._missing = 0, None
 
-    def execution_over(self) -> None:
+    def execution_ended(self) -> None:
         """No node runs it any more; all have sent what they had recorded."""
         with self._lock:
             self._reports.clear()
             if self._wanted:
                 too_late = self._missing is None
-                self._answer(refusal="its steps were over before it could be traced" if too_late else "")
+                self._refuse_or_end(refusal="its steps were over before it could be traced" if too_late else "")
                 self._wanted, self._missing = 0, None
 
     def _begin(self) -> None:
@@ -86,5 +86,5 @@ class Tracing:
         )
         self._missing = self._command(node_pb2.AttachRequest(trace=trace))
 
-    def _answer(self, refusal: str) -> None:
+    def _refuse_or_end(self, refusal: str) -> None:
         self._send(management_pb2.CoordinateRequest(spans=observation_pb2.Spans(last=True, refusal=refusal)))

@@ -5,8 +5,10 @@ the reason only if nothing better comes within GRACE_SECONDS.
 """
 
 import threading
+import traceback
 from collections.abc import Callable
 
+from interconnect.threads import GuardedTimer
 from wsc.v1 import node_pb2
 
 GRACE_SECONDS = 1.0
@@ -21,7 +23,7 @@ class Verdict:
         self._on_reached = on_reached
         self._lock = threading.Lock()
         self._failure: node_pb2.Failure | None = None
-        self._timer: threading.Timer | None = None
+        self._timer: GuardedTimer | None = None
 
     @property
     def failure(self) -> node_pb2.Failure | None:
@@ -35,6 +37,10 @@ class Verdict:
         else:
             self._reach(failure)
 
+    def report_defect(self, error: Exception) -> None:
+        """A thread of the coordinator ended by an exception that it did not expect."""
+        self._reach(internal_failure(error))
+
     def report_end(self, failure: node_pb2.Failure) -> None:
         """This process is told to end: often because something else has died, which is then the reason."""
         self._reach_after(END_GRACE_SECONDS, failure)
@@ -43,8 +49,9 @@ class Verdict:
         with self._lock:
             if self._timer is not None or self._failure is not None:
                 return
-            self._timer = threading.Timer(seconds, self._reach, (failure,))
-            self._timer.daemon = True
+            self._timer = GuardedTimer(
+                seconds, lambda: self._reach(failure), name="verdict", on_defect=self.report_defect
+            )
             self._timer.start()
 
     def close(self) -> None:
@@ -63,6 +70,16 @@ class Verdict:
             if self._timer is not None:
                 self._timer.cancel()
         self._on_reached()
+
+
+def internal_failure(error: Exception) -> node_pb2.Failure:
+    """The failure for a defect in the coordinator."""
+    return node_pb2.Failure(
+        kind=node_pb2.Failure.KIND_INTERNAL,
+        node="coordinator",
+        message=f"{type(error).__name__}: {error}",
+        traceback="".join(traceback.format_exception(error)),
+    )
 
 
 class JobFailed(Exception):

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar
 
-from appliance.coordinator.crew import Crew
-from appliance.coordinator.failures import JobFailed, Verdict
-from appliance.coordinator.results import LOT_SECONDS, Results
-from appliance.coordinator.scalars import OnScalars
-from appliance.coordinator.topology import COORDINATOR, Member
+from appliance.coordinator.execution.results import BATCH_SECONDS, Results
+from appliance.coordinator.execution.scalars import OnScalars
+from appliance.coordinator.failures.verdict import JobFailed, Verdict, internal_failure
+from appliance.coordinator.nodes.job_nodes import JobNodes
+from appliance.coordinator.nodes.topology import COORDINATOR, Member
 from interconnect.links.link import Link, LinkLost
 from interconnect.links.listener import LinkListener
 from nodes.steps.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
+LOAD_SECONDS = 1800.0  # a wafer may have many kernels to compile
 LINK_SECONDS = 20.0
 STOP_SECONDS = 15.0
 PROGRESS_SECONDS = 0.5
@@ -40,7 +41,7 @@ class Execution:
         begin: coordinator_pb2.Begin,
         plan: plan_pb2.Plan,
         run_ahead_steps: int,
-        crew: Crew,
+        nodes: JobNodes,
         listener: LinkListener,
         verdict: Verdict,
         on_progress: Callable[[int], None],
@@ -54,7 +55,7 @@ class Execution:
         self._job = job
         self._begin = begin
         self._plan = plan
-        self._crew = crew
+        self._nodes = nodes
         self._listener = listener
         self._verdict = verdict
         self._on_progress = on_progress
@@ -78,19 +79,20 @@ class Execution:
         self._input_states: dict[int, dict[str, bytes]] = defaultdict(dict)  # step, worker
         self._taken: set[int] = set()
         self._abandoned = False
+        self._started = False
         self.stopping = False  # links end now, and nobody is to blame
 
     # --- what the client asks for -------------------------------------------------------------------------------------
 
     def load(self) -> coordinator_pb2.StateWanted:
         """Load the plan into all nodes and open all links. Raises JobFailed, Abandoned."""
-        topology = self._crew.topology
-        specs = self._crew.links()
+        topology = self._nodes.topology
+        specs = self._nodes.links()
         pending = {spec.purpose: self._listener.expect(spec.token, spec.peer) for spec in specs[COORDINATOR]}
         links: dict[int, Link] = {}
         try:
-            self._crew.send(topology.members(), lambda member: self._load_of(member, specs[member.name]))
-            self._wait(lambda: self._all_in(self._loaded))
+            self._nodes.send(topology.members(), lambda member: self._load_of(member, specs[member.name]))
+            self._wait_for_all(self._loaded, "load the plan", LOAD_SECONDS)
             # A node that has loaded has opened its links: they are there.
             for purpose, one in pending.items():
                 links[purpose] = one.wait(LINK_SECONDS)
@@ -109,24 +111,27 @@ class Execution:
             for one in pending.values():
                 one.close()
             raise
-        return coordinator_pb2.StateWanted(missing=sorted(self._missing), shards=self._crew.state_shards())
+        return coordinator_pb2.StateWanted(missing=sorted(self._missing), shards=self._nodes.state_shards())
 
     def start(self) -> None:
         """Let all nodes begin; the states have been written."""
         assert self._results is not None
         self._results.start()
-        self._crew.send(self._crew.topology.members(), lambda _: node_pb2.AttachRequest(start=self._start))
+        self._nodes.send(self._nodes.topology.members(), lambda _: node_pb2.AttachRequest(start=self._start))
+        self._started = True
 
     def responses(self) -> Iterator[coordinator_pb2.ExecuteResponse]:
         """Outputs and checkpoints in the order of the steps, and then the end. Raises JobFailed, Abandoned."""
         results = self._results
         assert results is not None
         shown = time.monotonic()
-        num_shards = len(self._crew.topology.memoryx)
+        num_shards = len(self._nodes.topology.memoryx)
         shown_step = 0  # the last whose outputs were given to the client
-        for step in range(1, self._schedule.num_steps + 1):
-            if self._plan.coordinator.outputs and self._schedule.outputs_leave(step) and step > shown_step:
-                outputs = self._wait(results.take, every=LOT_SECONDS)
+        has_outputs = bool(self._plan.coordinator.outputs)
+        for step in self._schedule.steps_for_client(has_outputs=has_outputs):
+            if has_outputs and self._schedule.outputs_leave(step) and step > shown_step:
+                while (outputs := self._wait(results.take, BATCH_SECONDS)) is None:
+                    pass  # outputs that are too few for a batch may go by now
                 shown_step = outputs.steps[-1].step
                 yield coordinator_pb2.ExecuteResponse(outputs=outputs)
                 if time.monotonic() - shown > PROGRESS_SECONDS:
@@ -154,7 +159,7 @@ class Execution:
     def checkpoint_taken(self, step: int) -> None:
         """The client needs the snapshot of this step no more."""
         command = node_pb2.AttachRequest(release_snapshot=node_pb2.ReleaseSnapshot(step=step))
-        self._crew.send(self._crew.topology.memoryx, lambda _: command)
+        self._nodes.send(self._nodes.topology.memoryx, lambda _: command)
         with self._changed:
             self._taken.add(step)
             self._changed.notify_all()
@@ -171,8 +176,8 @@ class Execution:
             self.stopping = True
             self._abandoned = False
         stop = node_pb2.AttachRequest(stop=node_pb2.Stop(execution=self.number))
-        self._crew.send(self._crew.topology.members(), lambda _: stop)
-        self._wait(lambda: self._all_in(self._stopped), seconds=STOP_SECONDS)
+        self._nodes.send(self._nodes.topology.members(), lambda _: stop)
+        self._wait_for_all(self._stopped, "stop", STOP_SECONDS)
 
     def close(self) -> None:
         """Let go of the links; after stop, or because the job is over."""
@@ -201,6 +206,13 @@ class Execution:
                     self._stopped.add(member.name)
             self._changed.notify_all()
 
+    def reporting(self) -> list[str]:
+        """The members that run steps now, and say about once a second how far they are."""
+        if not self._started or self.stopping:
+            return []
+        with self._changed:
+            return [m.name for m in self._nodes.topology.members() if m.name not in self._finished]
+
     def wake(self) -> None:
         """Something has changed that responses may wait for."""
         with self._changed:
@@ -209,17 +221,20 @@ class Execution:
     def _results_failed(self, error: Exception) -> None:
         if self.stopping:
             return
-        kind, peer = node_pb2.Failure.KIND_INTERNAL, ""
         if isinstance(error, LinkLost):
-            kind, peer = node_pb2.Failure.KIND_NODE, error.peer
-        self._verdict.report(node_pb2.Failure(kind=kind, node=COORDINATOR, message=str(error), peer=peer))
+            failure = node_pb2.Failure(
+                kind=node_pb2.Failure.KIND_NODE, node=COORDINATOR, message=str(error), peer=error.peer
+            )
+        else:
+            failure = internal_failure(error)
+        self._verdict.report(failure)
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
-    def _wait(self, ready: Callable[[], _T | None], seconds: float | None = None, every: float | None = None) -> _T:
-        """Until ready() is true. What it waits for comes from nodes whose life is watched, so it ends.
+    def _wait(self, ready: Callable[[], _T | None], seconds: float | None = None) -> _T | None:
+        """Until ready() is true, or for so many seconds. Raises JobFailed, Abandoned.
 
-        every: ask again after so many seconds, though nobody said that anything has changed.
+        Without a deadline it waits for nodes whose life and progress are watched: the verdict ends the wait.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         with self._changed:
@@ -229,24 +244,37 @@ class Execution:
                 if self._abandoned:
                     raise Abandoned
                 value = ready()
-                if value:
+                left = None if deadline is None else deadline - time.monotonic()
+                if value or (left is not None and left <= 0):
                     return value
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise TimeoutError(f"the nodes did not do what they were told within {seconds:g} s")
-                self._changed.wait(every if deadline is None else max(0.0, deadline - time.monotonic()))
+                self._changed.wait(left)
+
+    def _wait_for_all(self, done: set[str], doing: str, seconds: float) -> None:
+        """Until all members are among those that have done it; those that have not in time fail the job."""
+        if self._wait(lambda: self._all_in(done), seconds):
+            return
+        with self._changed:
+            late = [member.name for member in self._nodes.topology.members() if member.name not in done]
+        failure = node_pb2.Failure(
+            kind=node_pb2.Failure.KIND_NODE,
+            node=late[0],
+            message=f"{', '.join(late)} did not {doing} within {seconds:g} s",
+        )
+        self._verdict.report(failure)
+        raise JobFailed(failure)
 
     def _take_input_states(self, step: int) -> list[bytes]:
         """Where the loaders of all workers stand after a step; waits for them."""
         if not self._begin.wants_input_states:
             return []
-        workers = self._crew.topology.workers
+        workers = self._nodes.topology.workers
         self._wait(lambda: len(self._input_states[step]) == len(workers))
         with self._changed:
             states = self._input_states.pop(step)
         return [states[worker.name] for worker in workers]
 
     def _all_in(self, names: set[str]) -> bool:
-        return len(names) == len(self._crew.topology.members())
+        return len(names) == len(self._nodes.topology.members())
 
     def _load_of(self, member: Member, links: list[node_pb2.LinkSpec]) -> node_pb2.AttachRequest:
         load = node_pb2.Load(execution=self.number, links=links)

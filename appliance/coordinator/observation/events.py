@@ -5,8 +5,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
-from appliance.coordinator.topology import COORDINATOR, Member
-from appliance.coordinator.tracing import Tracing
+from appliance.coordinator.nodes.topology import COORDINATOR, Member
+from appliance.coordinator.observation.spans import SpanRecording
 from appliance.job_history import KINDS, JobHistory, batches
 from nodes.telemetry.advice import is_advice
 from nodes.telemetry.node_report import process_report
@@ -39,7 +39,7 @@ class Observation:
         self._kept = JobHistory()
         self._waiting: deque[observation_pb2.JobEvent] = deque(maxlen=MAX_WAITING)
         self._execution = 0  # number of the one that runs; 0: none does
-        self._tracing = Tracing(command, send)
+        self._recording = SpanRecording(command, send)
 
     def responded(self, member: Member, response: node_pb2.AttachResponse) -> bool:
         """Whether that which a node says is meant to be looked at, and nothing else."""
@@ -51,7 +51,7 @@ class Observation:
             case "spans":
                 for span in response.spans.spans:
                     span.node = member.name
-                self._tracing.took(member.name, response.spans)
+                self._recording.recorded(member.name, response.spans)
             case _:
                 return False
         return True
@@ -74,12 +74,12 @@ class Observation:
     def ended(self) -> None:
         """It is over, on all nodes."""
         self._execution = 0
-        self._tracing.execution_over()
+        self._recording.execution_ended()
         self.flush()
 
     def trace(self, request: observation_pb2.TraceJobRequest) -> None:
         """Somebody wants to know what the nodes do in the next steps."""
-        self._tracing.ask(request.num_steps, self._execution)
+        self._recording.request(request.num_steps, self._execution)
 
     def tick(self) -> None:
         """To be called once a second."""
@@ -104,7 +104,7 @@ class Observation:
         match event.WhichOneof("kind"):
             case "report":
                 event.report.node = node
-                self._tracing.heard(event.report)
+                self._recording.reported(event.report)
             case "log":
                 event.log.node = node
             case _:

@@ -5,9 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from appliance.coordinator.attachment import Attachment
 from appliance.coordinator.management_link import ManagementLink
-from appliance.coordinator.topology import COORDINATOR, Member, Topology
+from appliance.coordinator.nodes.attachment import Attachment
+from appliance.coordinator.nodes.topology import COORDINATOR, Member, Topology
 from interconnect.links.listener import LinkListener
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
@@ -21,8 +21,8 @@ class NodesRefused(RuntimeError):
     """Management has no nodes for the job; the message says which are missing, and how to add them."""
 
 
-class Crew:
-    """All members of a job and the streams to them. recruit once, in any thread; then commands, from any thread."""
+class JobNodes:
+    """All members of a job and the streams to them. acquire once, in any thread; then commands, from any thread."""
 
     def __init__(
         self,
@@ -32,14 +32,20 @@ class Crew:
         listener: LinkListener,
         on_response: Callable[[Member, node_pb2.AttachResponse], None],
         on_lost: Callable[[Member, str], None],
+        on_defect: Callable[[Exception], None],
     ) -> None:
-        """on_lost(member, reason): a node's stream ended by itself. Both are called from threads of the streams."""
+        """The callbacks are called from threads of the streams.
+
+        on_lost(member, reason): a node's stream ended by itself. on_defect(error): its thread ended by an exception
+        that it did not expect.
+        """
         self._job = job
         self._request = request
         self._management = management
         self._listener = listener
         self._on_response = on_response
         self._on_lost = on_lost
+        self._on_defect = on_defect
         self._changed = threading.Condition()
         self._topology: Topology | None = None
         self._endpoints: dict[str, node_pb2.LinkEndpoint] = {}
@@ -48,11 +54,11 @@ class Crew:
 
     @property
     def topology(self) -> Topology:
-        """Who is there; recruit has returned."""
+        """Who is there; acquire has returned."""
         assert self._topology is not None
         return self._topology
 
-    def recruit(self) -> None:
+    def acquire(self) -> None:
         """Lease the nodes and attach to all; blocks, until close is called at the latest.
 
         Raises NodesRefused; ManagementLost; TimeoutError naming the nodes that do not answer.
@@ -73,7 +79,9 @@ class Crew:
                 return
             for member in topology.members():
                 attach = node_pb2.AttachJob(job=self._job, node=member.name, index=member.index, lane=request.lane)
-                self._attachments[member.name] = Attachment(member, attach, self._responded, self._on_lost)
+                self._attachments[member.name] = Attachment(
+                    member, attach, self._responded, self._on_lost, self._on_defect
+                )
             while len(self._endpoints) < len(self._attachments) and not self._closing:
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -110,6 +118,12 @@ class Crew:
         with self._changed:
             members = [attachment.member for attachment in self._attachments.values()]
         return next((member for member in members if member.node.address == address), None)
+
+    def describe(self, name: str) -> str:
+        """A member for the user: name, process and address."""
+        with self._changed:
+            node = self._attachments[name].member.node
+        return f"{name} (pid {node.process_id} at {node.address})"
 
     def close(self) -> list[str]:
         """Let the nodes drop the job; returns the names of those that had not after DETACH_SECONDS."""

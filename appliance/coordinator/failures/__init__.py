@@ -1,0 +1,1 @@
+"""Why a job ends: one reason out of several reports."""

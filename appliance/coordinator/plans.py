@@ -1,0 +1,73 @@
+"""The plans of a job: steps compiled once, and states that keep the shard that the first plan gave them."""
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from appliance.coordinator.compilation import Compile, report_of
+from appliance.coordinator.nodes.topology import Topology
+from wsc.v1 import coordinator_pb2, plan_pb2
+
+logger = logging.getLogger(__name__)
+
+
+class Plans:
+    """Thread-safe; one step is compiled at a time."""
+
+    def __init__(self, cache: Path, compile_step: Compile) -> None:
+        """cache: the folder of the artifacts."""
+        self._cache = cache
+        self._compile = compile_step
+        self._lock = threading.Lock()
+        self._plans: dict[str, plan_pb2.Plan] = {}
+        self._artifacts: dict[bytes, str] = {}  # by what was asked for
+        self._placed: dict[str, int] = {}  # shard of each state that has a place, which it keeps
+
+    def compile(
+        self,
+        cirh: str,
+        options: plan_pb2.CompileOptions,
+        topology: Topology,
+        compiling: Callable[[], AbstractContextManager[None]],
+    ) -> tuple[str, plan_pb2.Plan, bool]:
+        """Hash, plan, and whether it came from the cache. Raises what the compiler raises.
+
+        compiling: is entered while the compiler works.
+        """
+        asked = hashlib.sha256(options.SerializeToString(deterministic=True) + b"\n" + cirh.encode()).digest()
+        with self._lock:
+            # The cache's key says which states have a place: now those of this very step do, where its plan put them.
+            if (known := self._artifacts.get(asked)) is not None:
+                return known, self._plans[known], True
+            with compiling():
+                artifact, plan, cached = self._compile(
+                    cirh, len(topology.wafers), len(topology.memoryx), dict(self._placed), options
+                )
+            self._artifacts[asked] = artifact
+            logger.info("step %s is %s", artifact, "in the cache" if cached else "compiled")
+            self._plans[artifact] = plan
+            for shard in plan.memoryx:
+                for slot in shard.states:
+                    if not slot.replicated:
+                        self._placed[slot.name] = shard.shard
+        return artifact, plan, cached
+
+    def __getitem__(self, artifact: str) -> plan_pb2.Plan:
+        """A plan that was compiled. KeyError for an unknown artifact."""
+        return self._plans[artifact]
+
+    def report(self, artifact: str) -> str:
+        """The file of an artifact's report; empty where there is none."""
+        return report_of(self._cache, artifact)
+
+
+def placements(plan: plan_pb2.Plan) -> list[coordinator_pb2.StatePlacement]:
+    """Where the states of a plan live; a state that every shard keeps is named once for each."""
+    return [
+        coordinator_pb2.StatePlacement(name=slot.name, type=slot.type, shard=shard.shard)
+        for shard in plan.memoryx
+        for slot in shard.states
+    ]

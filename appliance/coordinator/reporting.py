@@ -1,0 +1,48 @@
+"""What management is told of the job: its phase and step, in the order in which they came about."""
+
+import threading
+from collections.abc import Callable
+
+from wsc.v1 import management_pb2
+
+MAX_ARTIFACTS = 4  # of the job's executions, that are told of
+
+
+class JobReporter:
+    """Thread-safe. Reports are sent in the order of the calls, and none after the last."""
+
+    def __init__(self, send: Callable[[management_pb2.JobReport], None]) -> None:
+        """send must not block; it is called with a lock held, so that reports cannot overtake each other."""
+        self._send = send
+        self._lock = threading.Lock()
+        self._report = management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
+        self._is_over = False
+
+    def phase(self, phase: "management_pb2.JobPhase.ValueType", step: int = 0, num_steps: int = 0) -> None:
+        """The job is in a phase; step and num_steps: of the execution that runs, or else 0."""
+        with self._lock:
+            if num_steps:
+                self._report.step, self._report.num_steps = step, num_steps
+            self._tell(phase)
+
+    def add_artifact(self, artifact: str) -> None:
+        """An execution of it begins; goes with the next report."""
+        with self._lock:
+            others = [other for other in self._report.artifacts if other != artifact]
+            del self._report.artifacts[:]
+            self._report.artifacts.extend([*others[1 - MAX_ARTIFACTS :], artifact])
+
+    def end(self, phase: "management_pb2.JobPhase.ValueType", message: str) -> None:
+        """How the job ended: the last report."""
+        with self._lock:
+            self._report.message = message
+            self._tell(phase)
+            self._is_over = True
+
+    def _tell(self, phase: "management_pb2.JobPhase.ValueType") -> None:
+        if self._is_over:
+            return
+        self._report.phase = phase
+        report = management_pb2.JobReport()
+        report.CopyFrom(self._report)
+        self._send(report)

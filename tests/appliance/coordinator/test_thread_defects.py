@@ -1,0 +1,234 @@
+"""A defect in any thread of a coordinator or a node ends the job, with its traceback, and nobody waits for ever."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from interconnect.threads import GuardedThread, GuardedTimer
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
+
+FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
+DEADLINE = 30.0
+
+# By the beginning of the thread's name, and what a client has done when the thread is there.
+THREADS = {
+    "acquiring-nodes": "created",
+    "attachment-wafer-0": "created",
+    "management": "created",
+    "results": "started",
+    "execution-requests": "started",
+    "attachment": "created",  # a node's, which serves the commands of its job
+    "commands": "created",
+    "execution-wafer-0": "started",
+}
+
+
+class Defect(Exception):
+    """Injected."""
+
+
+@pytest.fixture
+def break_thread(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """break_thread(name): from now on threads of that name raise Defect instead of what they are for."""
+
+    def make(name: str) -> None:
+        run = threading.Thread.run
+        guarded = GuardedThread.run
+
+        def break_target(self: threading.Thread) -> None:
+            if self.name == name:
+                raise Defect(f"in {name}")
+            run(self)
+
+        def break_guarded(self: GuardedThread) -> None:
+            if self.name == name:
+
+                def work() -> None:
+                    raise Defect(f"in {name}")
+
+                self._work = work
+            guarded(self)
+
+        monkeypatch.setattr(threading.Thread, "run", break_target)
+        monkeypatch.setattr(GuardedThread, "run", break_guarded)
+
+    return make
+
+
+def failure_of(one: Any) -> node_pb2.Failure:
+    """What the session tells last; the test fails where nothing comes."""
+    told: list[coordinator_pb2.SessionResponse] = []
+    reader = threading.Thread(target=lambda: told.extend(one.session), daemon=True)
+    reader.start()
+    reader.join(DEADLINE)
+    assert not reader.is_alive(), "the job goes on for ever"
+    failure: node_pb2.Failure = told[-1].failure
+    return failure
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_a_defect_in_a_thread_ends_the_job_with_its_traceback(
+    cluster: Any, client: Callable[..., Any], break_thread: Callable[[str], None], name: str
+) -> None:
+    cluster.add(**FULL)
+    break_thread(name)
+    one = client()
+    if THREADS[name] == "started":
+        one.compile()
+        one.begin(1000)
+        one.receive("state_wanted")
+        one.send(state_sent=coordinator_pb2.StateSent())
+    failure = failure_of(one)
+    assert failure.kind == node_pb2.Failure.KIND_INTERNAL, failure
+    assert f"Defect: in {name}" in failure.message
+    assert "test_thread_defects.py" in failure.traceback
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED, DEADLINE)
+
+
+def test_a_defect_in_the_timeout_of_the_session_ends_the_job(cluster: Any, break_thread: Callable[[str], None]) -> None:
+    from interconnect.rpc.version import __version__
+
+    cluster.add(**FULL)
+    break_thread("session-timeout")
+    cluster.stub.CreateJob(
+        management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1), timeout=20
+    )
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED, DEADLINE)
+    assert "Defect: in session-timeout" in cluster.jobs()[0].message
+
+
+def test_a_defect_in_the_timer_of_the_verdict_ends_the_job(
+    cluster: Any, client: Callable[..., Any], break_thread: Callable[[str], None]
+) -> None:
+    cluster.add(**FULL)
+    break_thread("verdict")
+
+    def lose(context: Any, step: int) -> None:
+        context.fail(node_pb2.Failure.KIND_NODE, "the link to swarmx-0 is lost", peer="swarmx-0")
+
+    cluster.behaviour.on_step["wafer-0"] = lose
+    one = client()
+    one.compile()
+    one.begin(1000)
+    one.start()
+    assert "Defect: in verdict" in failure_of(one).message
+
+
+def test_a_defect_in_what_the_main_thread_does_every_second_ends_the_job(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from appliance.coordinator import serving
+    from appliance.coordinator.observation.events import Observation
+
+    def tick(self: Observation) -> None:
+        raise Defect("in a tick")
+
+    monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
+    cluster.add(**FULL)
+    one = client()
+    one.compile()
+    monkeypatch.setattr(Observation, "tick", tick)
+    assert "Defect: in a tick" in failure_of(one).message
+
+
+def test_a_timer_calls_once_or_never() -> None:
+    called = threading.Event()
+    timer = GuardedTimer(0.01, called.set, name="timer", on_defect=pytest.fail)
+    timer.start()
+    timer.join(DEADLINE)
+    assert called.is_set()
+    called.clear()
+    other = GuardedTimer(DEADLINE, called.set, name="timer", on_defect=pytest.fail)
+    other.start()
+    other.cancel()
+    other.join(DEADLINE)
+    assert not called.is_set()
+
+
+# --- roles that hang --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kernel() -> Iterator[threading.Event]:
+    """A kernel returns when it is set; at the end of the test at the latest."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_role_whose_kernel_never_returns_is_named_with_its_stack(
+    cluster: Any, client: Callable[..., Any], kernel: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAFERBOX_HANG_SECONDS", "0.3")
+    cluster.add(**FULL)
+
+    def never_return(context: Any, step: int) -> None:
+        if step == 3:
+            kernel.wait(DEADLINE)
+
+    cluster.behaviour.on_step["wafer-0"] = never_return
+    one = client()
+    one.compile()
+    one.begin(1000)
+    one.start()
+    failure = failure_of(one)
+    assert (failure.kind, failure.node) == (node_pb2.Failure.KIND_INTERNAL, "wafer-0")
+    assert "wafer-0 hangs in step 3" in failure.message
+    assert "in never_return" in failure.traceback
+
+
+def test_a_role_that_says_nothing_is_named(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose interpreter hangs: its server still answers pings."""
+    from appliance.coordinator import serving
+    from nodes.lifecycle.role_job import RoleJob
+
+    monkeypatch.setenv("WAFERBOX_HANG_SECONDS", "5")
+    monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
+    report = RoleJob.report
+    monkeypatch.setattr(RoleJob, "report", lambda job: None if job.context.node == "swarmx-0" else report(job))
+    from nodes.telemetry import outbox
+
+    monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.02)
+    cluster.add(**FULL)
+    one = client()
+    one.compile()
+    one.begin(1000)
+    one.start()
+    failure = failure_of(one)
+    assert (failure.kind, failure.node) == (node_pb2.Failure.KIND_NODE, "swarmx-0")
+    assert "hangs" in failure.message
+
+
+def test_a_client_that_takes_its_time_makes_nobody_hang(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The roles wait for it all the while, and owe nothing."""
+    from nodes.telemetry import outbox
+
+    monkeypatch.setenv("WAFERBOX_HANG_SECONDS", "0.2")
+    monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.02)
+    looks = threading.Semaphore(0)
+    from nodes.lifecycle.role_job import RoleJob
+
+    check = RoleJob.check_progress
+
+    def count(job: RoleJob) -> None:
+        check(job)
+        looks.release()
+
+    monkeypatch.setattr(RoleJob, "check_progress", count)
+    cluster.add(**FULL)
+    one = client(run_ahead_steps=2)
+    one.compile()
+    one.begin(4)
+    one.start()
+    assert one.receive_outputs().step == 1
+    for _ in range(200):  # of four roles: about a second
+        assert looks.acquire(timeout=DEADLINE)
+    for step in range(1, 5):
+        one.consumed(step)
+    assert one.receive_outputs().step == 2

@@ -1,0 +1,58 @@
+"""A defect in a thread of the session reaches the script, with its traceback."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from cstorch.cluster_config import ClusterConfig
+from cstorch.session.stream import ExecutionStream
+from fake_cluster import FakeCluster
+
+from cstorch.errors import InternalError
+from cstorch.session.job import Job
+from wsc.v1 import coordinator_pb2, plan_pb2
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    cluster = FakeCluster()
+    server = cluster.serve()
+    yield cluster
+    server.stop(None).wait(5)
+
+
+def fail(_: object) -> None:
+    raise ZeroDivisionError("oh")
+
+
+def test_a_defect_in_the_thread_of_the_session(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Job, "_watch", fail)
+    job = Job(cluster.address, ClusterConfig(), "")
+    try:
+        with pytest.raises(InternalError, match=r"(?s)ZeroDivisionError: oh.*in fail"):
+            job.compile("x", plan_pb2.CompileOptions())  # the fake cluster refuses what is no step
+        assert not job.alive
+    finally:
+        job.close()
+
+
+def test_a_defect_in_the_thread_of_an_execution(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ExecutionStream, "_read", fail)
+    monkeypatch.setattr("cstorch.session.job.VERDICT_SECONDS", 0.1)
+    job = Job(cluster.address, ClusterConfig(), "")
+    stream = ExecutionStream(job, coordinator_pb2.Begin(token=job.token, num_steps=1))
+    errors: list[BaseException] = []
+
+    def receive() -> None:
+        try:
+            stream.receive("state_wanted")
+        except InternalError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=receive, daemon=True)
+    thread.start()
+    thread.join(20)
+    stream.close()
+    job.close()
+    assert len(errors) == 1
+    assert "ZeroDivisionError: oh" in str(errors[0])

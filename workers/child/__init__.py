@@ -1,0 +1,19 @@
+"""The process that runs a user's input_fn for a worker, under the user's interpreter.
+
+Only the standard library and the torch found there are needed: the package also runs under an interpreter that has no
+Waferbox (workers.run_child), which is why its modules import each other relatively. The process speaks with its worker
+over a SEQPACKET socket, one JSON object a message:
+
+    worker -> child   prepare {python_paths, last_python_paths, worker, num_workers, ...}  + fd: the pickled builder
+    worker -> child   load {members, global_rows, local_rows, slot_bytes, num_slots, state_steps}  + fd: the ring
+    worker -> child   fill {slot, state_steps}   put this worker's next batch into a slot
+    child -> worker   filled {slot}         | failed {message, traceback}, after which nothing follows
+    child -> worker   state {step}          + fd: the state of a restartable loader after a step, as JSON text
+
+state_steps are the steps, from that of the batch (or the first) to before that of this worker's next, after which the
+state is wanted. Nobody but the client reads a state, and it must not have to trust it: plain data, no pickle. A value
+is what it is in JSON, or a list that begins with a word: ["list", ...], ["tuple", ...], ["dict", [key, value], ...],
+["bytes", base64], ["tensor", dtype, shape, base64], ["array", dtype, shape, base64].
+
+The child ends when its end of the socket is closed.
+"""

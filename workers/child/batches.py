@@ -1,0 +1,141 @@
+"""Which batches of the loader are this worker's, and the slots of shared memory that they are written to."""
+
+import mmap
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .failures import InputFailure
+from .loader_state import Position
+
+
+class Selection:
+    """Which batches of the loader are this worker's, and which of their rows its wafer's.
+
+    A batch with the rows of the whole step is cut; worker j of k takes every k-th, from the j-th. A batch that has the
+    rows of one wafer already, of several, comes from an input_fn that shards by itself: all such batches are this
+    worker's. On a single wafer the two look alike: there the input_fn shards if it has asked for its streaming rank.
+    """
+
+    def __init__(self, prepare: dict[str, Any], load: dict[str, Any], source: str) -> None:
+        """source: what the input_fn is called, and where it is written."""
+        self._source = source
+        self._wafer: int = prepare["wafer"]
+        self._worker: int = prepare["worker"]
+        self._num_workers: int = prepare["num_workers"]
+        self._global_rows: int = load["global_rows"]
+        self._local_rows: int = load["local_rows"]
+        self._members: list[dict[str, Any]] = load["members"]
+
+    def own(self, batches: Iterator[Any], position: "Position") -> Iterator[list[Any]]:
+        """The tensors of this worker's batches, cut to its wafer's rows, in the order of the plan.
+
+        Where batches are dealt out, the loader's position after a step is behind that step's batch, whoever took it;
+        where the input_fn shards, it is behind the last batch of this worker's own.
+        """
+        from torch.utils import _pytree as pytree
+
+        torch = sys.modules["torch"]
+        before_all = position.states(last_step=self._worker)
+        num_own = 0
+        for number, batch in enumerate(batches):
+            tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+            if len(tensors) != len(self._members):
+                raise InputFailure(
+                    f"batch {number} of the input_fn {self._source} has {len(tensors)} tensors, but the step was "
+                    f"compiled for {len(self._members)}: every batch must have the structure of the first"
+                )
+            rows = self._rows(number, tensors)
+            is_sharded = rows == self._local_rows and (rows < self._global_rows or _rank_was_asked())
+            if number == 0 and is_sharded:
+                position.send(before_all)
+            last_step = num_own * self._num_workers + self._worker + self._num_workers if is_sharded else number + 1
+            if is_sharded or number % self._num_workers == self._worker:
+                num_own += 1
+                position.streamed(self._local_rows)
+                first_row = 0 if is_sharded else self._wafer * self._local_rows
+                yield [
+                    self._cut(number, index, tensor, member, first_row)
+                    for index, (tensor, member) in enumerate(zip(tensors, self._members))  # noqa: B905 - checked above
+                ]
+            position.send(position.states(last_step))
+
+    def _rows(self, number: int, tensors: Sequence[Any]) -> int:
+        rows = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
+        if len(rows) != 1 or None in rows:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            raise InputFailure(
+                f"the tensors of batch {number} of the input_fn {self._source} differ in their first dimension, the "
+                f"batch: {shapes}"
+            )
+        (count,) = rows
+        if count not in (self._global_rows, self._local_rows):
+            raise InputFailure(
+                f"batch {number} of the input_fn {self._source} has {count} rows, but the step was compiled for "
+                f"{self._global_rows}: every batch must have the size of the first; drop_last=True in the torch "
+                "DataLoader leaves out a smaller last one"
+            )
+        return int(count)
+
+    def _cut(self, number: int, index: int, tensor: Any, member: dict[str, Any], first_row: int) -> Any:
+        part = tensor.detach()[first_row : first_row + self._local_rows]
+        dtype = str(part.dtype).removeprefix("torch.")
+        if dtype != member["dtype"] or list(part.shape) != member["shape"]:
+            raise InputFailure(
+                f"tensor {index} of batch {number} of the input_fn {self._source} is {dtype} with "
+                f"{list(part.shape)[1:]} per sample, but the step was compiled for {member['dtype']} with "
+                f"{member['shape'][1:]}: every batch must be like the first"
+            )
+        return part
+
+
+def _rank_was_asked() -> bool:
+    distributed = sys.modules.get("cstorch.distributed.streaming")
+    return distributed is not None and distributed.rank_was_asked()
+
+
+def endless(loader: Any, max_empty_passes: int) -> Iterator[Any]:
+    """Batches of one pass after the other. InputFailure when too many give nothing, or there can be no second."""
+    count = num_empty = 0
+    while True:
+        before = count
+        iterator = iter(loader)
+        for batch in iterator:
+            count += 1
+            yield batch
+        num_empty = num_empty + 1 if count == before else 0
+        if num_empty > max_empty_passes or iterator is loader:
+            raise InputFailure(
+                f"the loader ran dry after {count} batches and more are needed: it yields nothing, or it is a "
+                "generator, which cannot be iterated a second time; let the input_fn return an object with __iter__, "
+                "or lower num_steps"
+            )
+
+
+class Ring:
+    """The shared memory that batches are written to: slots of equal size, each with all tensors of a batch."""
+
+    def __init__(self, file_descriptor: int, load: dict[str, Any]) -> None:
+        torch = sys.modules["torch"]
+        memory = mmap.mmap(file_descriptor, load["slot_bytes"] * load["num_slots"])
+        os.close(file_descriptor)
+        self._slots = [
+            [_view(torch, memory, slot * load["slot_bytes"] + member["offset"], member) for member in load["members"]]
+            for slot in range(load["num_slots"])
+        ]
+
+    def write(self, slot: int, tensors: Sequence[Any]) -> None:
+        """Copy a batch into a slot."""
+        for view, tensor in zip(self._slots[slot], tensors):  # noqa: B905 - as many as the members
+            view.copy_(tensor)
+
+
+def _view(torch: Any, memory: mmap.mmap, offset: int, member: dict[str, Any]) -> Any:
+    count = 1
+    for size in member["shape"]:
+        count *= size
+    if count == 0:
+        return torch.empty(member["shape"], dtype=getattr(torch, member["dtype"]))
+    flat = torch.frombuffer(memory, dtype=getattr(torch, member["dtype"]), count=count, offset=offset)
+    return flat.view(member["shape"])

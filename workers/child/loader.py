@@ -1,0 +1,57 @@
+"""Calls the user's input_fn, which makes the loader."""
+
+import os
+import random
+import sys
+from typing import Any
+
+from .failures import InputFailure, summary, user_traceback
+
+
+def build(prepare: dict[str, Any], builder: bytes) -> tuple[Any, str]:
+    """Call the user's input_fn, in the state that its random generators had on the client.
+
+    Returns the loader, at the position that the client has loaded, and what the input_fn is called.
+    """
+    first, last = prepare["python_paths"], prepare["last_python_paths"]
+    sys.path[:] = [*first, *(path for path in sys.path if path not in (*first, *last)), *last]
+    if os.path.isdir(prepare["working_directory"]):  # it may not exist on another host
+        os.chdir(prepare["working_directory"])
+    rank = prepare["wafer"] * prepare["num_workers"] + prepare["worker"]
+    os.environ["WAFERBOX_STREAMER_RANK"] = str(rank)
+    os.environ["WAFERBOX_STREAMER_COUNT"] = str(prepare["num_csx"] * prepare["num_workers"])
+    os.environ["WAFERBOX_STREAMER_WAFER"] = str(prepare["wafer"])
+    os.environ["WAFERBOX_STREAMER_NUM_CSX"] = str(prepare["num_csx"])
+    try:
+        import cloudpickle
+        import torch  # noqa: F401 - found in sys.modules by what follows
+    except ImportError as error:
+        raise InputFailure(f"the interpreter {sys.executable} has no {error.name}; install it there") from error
+    try:
+        recipe = cloudpickle.loads(builder)  # only here: this process is the user's
+        _set_random_state(recipe["random_state"])
+        loader = recipe["input_fn"](*recipe["args"], **recipe["kwargs"])
+        if (position := recipe["position"]) is not None:
+            strict = {} if position["strict"] else {"strict": False}
+            loader.load_state_dict(loader.deaggregate_state_dict(position["state"], **strict), **strict)
+    except Exception as error:  # the user's code; it is reported
+        raise InputFailure(f"the input_fn raised {summary(error)}", user_traceback(error)) from error
+    if not hasattr(loader, "__iter__"):
+        raise InputFailure(f"the input_fn returned {type(loader).__name__}, which is not an iterable of batches")
+    return loader, _source(recipe["input_fn"])
+
+
+def _source(function: Any) -> str:
+    """A function's name, file and line, as far as it has them."""
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__code__", None)
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch = sys.modules["torch"]
+    torch.set_rng_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
+    random.setstate(state["python"])
+    sys.modules["numpy"].random.set_state(state["numpy"])  # imported with the state, an array

@@ -1,0 +1,69 @@
+"""The life of the process: build the loader, fill slots, until the worker closes its end of the socket."""
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+from .batches import Ring, Selection, endless
+from .channel import Channel
+from .failures import InputFailure, summary, user_traceback
+from .loader import build
+from .loader_state import Position
+
+
+def serve(channel: Channel) -> None:
+    """Build the loader, then fill slots for ever; always one batch ahead of what is asked for."""
+    prepare, (builder_file,) = channel.receive("prepare")
+    with open(builder_file, "rb") as file:
+        loader, source = build(prepare, file.read())
+    load, (ring_file,) = channel.receive("load")
+    ring = Ring(ring_file, load)
+    position = Position(loader, channel, prepare, load["state_steps"])
+    # A pass that is dealt out among workers, or that ends where it is resumed, may have nothing for this one.
+    batches = Selection(prepare, load, source).own(endless(loader, prepare["num_workers"]), position)
+    while True:
+        try:
+            tensors = next(batches)
+        except InputFailure as failure:
+            _fail_when_asked(channel, failure, position)
+        except Exception as error:  # noqa: BLE001 - the user's code; it is reported
+            message = f"the loader of the input_fn {source} raised {summary(error)}"
+            _fail_when_asked(channel, InputFailure(message, user_traceback(error)), position)
+        fill, _ = channel.receive("fill")
+        position.wanted = fill["state_steps"]
+        ring.write(fill["slot"], tensors)
+        channel.send(kind="filled", slot=fill["slot"])
+
+
+def _fail_when_asked(channel: Channel, failure: InputFailure, position: Position) -> None:
+    # The batch may never be needed: the steps can be over. A state that is due is waited for.
+    if not position.wanted:
+        channel.receive("fill")
+    raise failure
+
+
+def redirect(output: int) -> None:
+    """Let a descriptor take the place of standard output and error, so that lines come when they are printed."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(output, stream.fileno())
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the interpreter's own
+    os.close(output)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m workers.child")
+    parser.add_argument("--socket", type=int, required=True, metavar="FD", help="the socket to the worker")
+    parser.add_argument("--output", type=int, required=True, metavar="FD", help="for what the user's code prints")
+    arguments = parser.parse_args(argv)
+    redirect(arguments.output)
+    with socket.socket(fileno=arguments.socket) as connection:
+        channel = Channel(connection)
+        try:
+            serve(channel)
+        except InputFailure as failure:
+            channel.send(kind="failed", message=str(failure), traceback=failure.trace)
+            channel.wait_for_end()
+    return 0
