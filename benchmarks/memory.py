@@ -38,19 +38,19 @@ ROLES: Final = {node_pb2.ROLE_WAFER: "wafer", node_pb2.ROLE_SWARMX: "swarmx", no
 
 
 class Embeddings(nn.Module):
-    """Two large tables, at the beginning and at the end, and little between them."""
+    """Two large tables: one whose gradient comes first, one whose gradient comes last, and little between them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(40_000, 256)
+        self.first, self.last = nn.Embedding(60_000, 256), nn.Embedding(40_000, 256)
         self.between = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
-        self.head = nn.Linear(256, 40_000, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.tokens((x * 1000).long().abs() % 40_000)
+        rows = (x[:, :8] * 10_000).long().abs() % 40_000
+        x = self.first(rows)
         for layer in self.between:
             x = torch.tanh(layer(x))
-        return self.head(x)[..., 0]
+        return x * self.last(rows)
 
 
 class Deep(nn.Module):
@@ -67,21 +67,11 @@ class Deep(nn.Module):
         return x
 
 
-class Active(nn.Module):
-    """Small weights, and large activations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(6))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.repeat(512, 2)
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x
+class Clipped(Deep):
+    """The same with a norm over all gradients, for which MemoryX keeps them."""
 
 
-MODELS: Final[Mapping[str, type[nn.Module]]] = {"embeddings": Embeddings, "deep": Deep, "active": Active}
+MODELS: Final[Mapping[str, type[nn.Module]]] = {"embeddings": Embeddings, "deep": Deep, "clipped": Clipped}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +102,12 @@ def own_bytes(process: int) -> int:
     return total
 
 
-def measure(model: str, wafers: int, *, clip: bool = False, lane: str = "") -> dict[str, Figures]:
+def measure(model: str, wafers: int) -> dict[str, Figures]:
     """By process: "wafer-0", "swarmx-0" and so on."""
     roles = ["memoryx", "swarmx", *["workers"] * wafers, *["wafer"] * wafers]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         variables = {**os.environ, **ENVIRONMENT, "WAFERBOX_CACHE": f"{name}/cache", "OMP_NUM_THREADS": "1"}
-        variables |= {"WAFERBOX_LANE": lane} if lane else {}
         places = [(role, HERE) for role in roles]
         with cluster_by_hand(HERE, places, variables, folder / "roles.log") as management:
             processes = _processes(management)
@@ -126,7 +115,7 @@ def measure(model: str, wafers: int, *, clip: bool = False, lane: str = "") -> d
             most = dict(idle)
             command = [sys.executable, "-m", "benchmarks.memory", "script", model, "--wafers", str(wafers)]
             script = subprocess.Popen(
-                command + ["--clip"] * clip + ["--folder", name],
+                [*command, "--folder", name],
                 env={**variables, "WAFERBOX_MANAGEMENT": management},
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -180,7 +169,7 @@ def input_fn() -> Any:
     return DataLoader([batch] * STEPS, batch_size=None)  # type: ignore[arg-type]
 
 
-def train(model_name: str, wafers: int, folder: Path, clip: bool) -> None:
+def train(model_name: str, wafers: int, folder: Path) -> None:
     import cerebras.pytorch as cstorch
 
     cluster = cstorch.distributed.ClusterConfig(num_csx=wafers)
@@ -196,7 +185,7 @@ def train(model_name: str, wafers: int, folder: Path, clip: bool) -> None:
         loss = compiled(batch).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        if clip:
+        if isinstance(model, Clipped):
             nn.utils.clip_grad_norm_(list(model.parameters()), 1.0)
         optimizer.step()
         return loss
@@ -216,10 +205,9 @@ def main() -> None:
     parser.add_argument("model", nargs="?", choices=[*MODELS])
     parser.add_argument("--wafers", type=int, default=1)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--clip", action="store_true")
     options = parser.parse_args()
     if options.what == "script":
-        train(options.model, options.wafers, options.folder, options.clip)
+        train(options.model, options.wafers, options.folder)
     else:
         bench()
 

@@ -73,9 +73,12 @@ class Staging:
 
 
 def run_all(make: Callable[[node_pb2.InitialState], None], states: Iterable[node_pb2.InitialState]) -> None:
-    """Call `make` for each state, some at a time. Raises what it raises, when all are done."""
+    """Call `make` for each state, some at a time. Raises what it raises, when all are done.
+
+    Those without a program come first: they are staged, and what they take is free for the others.
+    """
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="initialisation") as pool:
-        done = [pool.submit(make, state) for state in states]
+        done = [pool.submit(make, state) for state in sorted(states, key=lambda state: state.HasField("program"))]
     for one in done:
         one.result()
 

@@ -1,5 +1,6 @@
 """Preparing operations of networks that are more than one torch call."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -71,3 +72,20 @@ def prepare_l2_norm(site: Site) -> Call:
     if not dims and site.operands[0].shape:
         raise CirhError(f"{site.name}: no dimension to reduce")
     return Call(partial(aten.linalg_vector_norm.default, ord=2, dim=dims, keepdim=keepdim))
+
+
+def embedding_gradient_in_place(prepare: Callable[[Site], Call], site: Site) -> Call:
+    """torch adds the rows one after the other to a table of zeros, and so does this in a table that is given.
+
+    The same bits in float32 and float64; halves are rounded in other places. torch's own way to write to a given table
+    makes another one and copies it.
+    """
+    call = prepare(site)
+    in_order = site.operands[0].dtype in (torch.float32, torch.float64)
+    if not in_order or site.get("padding_idx", -1) >= 0 or site.get("scale_grad_by_freq", False):
+        return Call(call.function)
+
+    def add_rows(gradient: torch.Tensor, indices: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        return out.zero_().index_add_(0, indices.reshape(-1), gradient.reshape(-1, out.shape[1]))
+
+    return Call(call.function, add_rows)

@@ -212,6 +212,11 @@ class Kernel:
         verify(module)
         return cls(module)
 
+    @property
+    def direct_results(self) -> frozenset[int]:
+        """Results that are written straight to a place that is given; others are made elsewhere and copied there."""
+        return frozenset(self._makers)
+
     def _find_makers(self) -> dict[int, int]:
         """For results whose last step can write to a tensor that is given: {result: step}."""
         producers = {

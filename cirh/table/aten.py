@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cirh.calls.float16_products import in_float32
+from cirh.calls.network import embedding_gradient_in_place
 from cirh.dialect.errors import CirhError
 from cirh.dialect.spec import AttributeSpec, Call, Count, Format, Kind, OperandSpec, OpSpec, Site
 from cirh.dialect.types import TensorInfo, element_dtype
@@ -187,6 +188,8 @@ def row(name: str) -> OpSpec:
     pointwise = torch.Tag.pointwise in function.tags or base in _UNTAGGED_POINTWISE
     listed = any(str(r.type).startswith("List") for r in schema.returns)
     prepare = partial(_prepare, call, _fast(base, arguments), out, tuple(arguments))
+    if base == "embedding_dense_backward":
+        prepare = partial(embedding_gradient_in_place, prepare)
     return OpSpec(
         name=name,
         operands=tuple(operands),

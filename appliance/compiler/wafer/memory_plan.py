@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.cost.kernel_profile import KernelProfile
 from appliance.drawing.quantities import bytes_text
+from cirh.execution.kernel import Kernel
 from interconnect.links.elements import aligned, tensor_bytes
 from nodes.steps.arena import direct_values
 from nodes.steps.schedule import WEIGHTS_WINDOW
@@ -66,6 +67,7 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
     groups: Groups = {group.id: group for group in plan.groups}
     gradient_bytes = plan.arena.nbytes + sum(map(aligned, _other_buffers(plan, groups)))
     in_buffers = _written_in_buffers(plan, groups)
+    direct: dict[int, frozenset[int]] = {}  # by kernel: results that are made where they are sent from
     batch_bytes = sum(group.nbytes for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_BATCH)
     dying = _last_uses(plan, groups)
     arriving = _arriving(plan, groups)
@@ -83,7 +85,9 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
                 run = instruction.run
                 profile = profiles[run.kernel]
                 new = dict(zip(run.outputs, profile.output_bytes, strict=True))
-                placed = sum(nbytes for value, nbytes in new.items() if value in in_buffers)
+                if run.kernel not in direct:
+                    direct[run.kernel] = Kernel(profile.module).direct_results
+                placed = sum(profile.output_bytes[i] for i in direct[run.kernel] if run.outputs[i] in in_buffers)
                 points.append(
                     MemoryPoint(
                         segment=run.layer,

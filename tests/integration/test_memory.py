@@ -1,0 +1,16 @@
+"""Each role of a cluster has in memory what its plan says: while a model trains, in processes of their own."""
+
+import pytest
+
+from benchmarks.memory import MODELS, measure
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_roles_have_what_the_plan_says(model: str) -> None:
+    figures = measure(model, 2)
+    assert set(figures) == {"memoryx-0", "swarmx-0", "wafer-0", "wafer-1"}
+    # All gradients of a step would be more than is allowed for.
+    assert all(figure.planned > 0 for figure in figures.values())
+    assert not {name: figure for name, figure in figures.items() if not figure.fits}
