@@ -23,7 +23,7 @@ import torch
 import torch.nn as nn
 from torch.utils.data import DataLoader
 
-from appliance.compiler.cache import load_plan
+from appliance.compiler.cache import read_plan
 from benchmarks.by_hand import cluster_by_hand
 from benchmarks.network import HERE
 from benchmarks.runs import ENVIRONMENT
@@ -129,7 +129,7 @@ def measure(model: str, wafers: int) -> dict[str, Figures]:
             if script.returncode:
                 raise RuntimeError(errors)
         (path,) = folder.rglob("*.plan")
-        plan = load_plan(path)
+        plan = read_plan(path)
     assert plan is not None, "it was compiled just now"
     return {name: Figures(planned=_planned(plan, name), measured=most[name] - idle[name]) for name in sorted(processes)}
 

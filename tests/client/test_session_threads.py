@@ -4,11 +4,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from cstorch.cluster_config import ClusterConfig
-from cstorch.session.stream import ExecutionStream
 from fake_cluster import FakeCluster
 
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import InternalError
+from cstorch.session.execution.stream import ExecutionStream
 from cstorch.session.job import Job
 from wsc.v1 import coordinator_pb2, plan_pb2
 
