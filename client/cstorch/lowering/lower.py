@@ -15,6 +15,7 @@ from cirh.dialect.spec import OpSpec
 from cirh.table.lookup import spec
 from cstorch.errors import CompileError
 from cstorch.lowering.context import Lowering, Result
+from cstorch.lowering.decompose import decomposition_of, parts_of, results_of
 from cstorch.lowering.table import rule_for
 from cstorch.lowering.verbatim import verbatim
 from cstorch.tracing import COUNTER, Trace
@@ -38,18 +39,24 @@ def lower(trace: Trace) -> ModuleOp:
     for item in trace.inputs:
         kind = types.tensor_type(item.shape, item.dtype)
         lowering.values[next(placeholders)] = lowering.builder.argument(kind, input=item.name)
+    results = _lower_graph(lowering, trace.graph)
+    changed = [index for index, state in enumerate(trace.states) if state.changed]
+    names = [*(None for _ in changed), *(output.name for output in trace.outputs)]
+    aliases = {argument: result for result, argument in enumerate(changed)}
+    return lowering.builder.finish(list(zip(results, names, strict=True)), aliases)
+
+
+def _lower_graph(lowering: Lowering, graph: fx.Graph) -> list[SSAValue]:
+    """The values of the graph's results. Those of its placeholders are there."""
     results: list[SSAValue] = []
-    for node in trace.graph.nodes:
+    for node in graph.nodes:
         if node.op == "get_attr":
             lowering.values[node] = lowering.builder.dense(node.meta["constant"])
         elif node.op == "call_function":
             lowering.values[node] = _lower(lowering, node)
         elif node.op == "output":
             results = [lowering.value(result) for result in node.args[0]]
-    changed = [index for index, state in enumerate(trace.states) if state.changed]
-    names = [*(None for _ in changed), *(output.name for output in trace.outputs)]
-    aliases = {argument: result for result, argument in enumerate(changed)}
-    return lowering.builder.finish(list(zip(results, names, strict=True)), aliases)
+    return results
 
 
 def _lower(lowering: Lowering, node: fx.Node) -> Result:
@@ -67,13 +74,36 @@ def _lower(lowering: Lowering, node: fx.Node) -> Result:
             result = rule(lowering, node)
         else:
             row = _row(func)
-            if row is None:
-                raise _no_lowering(lowering, func)
-            result = verbatim(lowering, node, row)
+            result = verbatim(lowering, node, row) if row is not None else _lower_parts(lowering, node, func)
     except CirhError as error:
         raise CompileError(str(error)) from error
     _check(node, result)
     return result
+
+
+def _lower_parts(lowering: Lowering, node: fx.Node, func: OpOverload) -> Result:
+    """An operation by its parts. CompileError if it has none, or one of them cannot be lowered."""
+    decomposition, source = decomposition_of(func), lowering.source
+    graph = None
+    if decomposition is not None and func not in lowering.taken_apart:
+        graph = parts_of(node, decomposition, source)
+    if graph is None:
+        raise _no_lowering(lowering, func)
+    placeholders = [inner for inner in graph.nodes if inner.op == "placeholder"]
+    lowering.values.update(zip(placeholders, map(lowering.value, node.all_input_nodes), strict=True))
+    lowering.taken_apart.append(func)
+    try:
+        made = _lower_graph(lowering, graph)
+    except CompileError as error:
+        lowering.source = source
+        raise _no_lowering(lowering, func) from error
+    finally:
+        lowering.taken_apart.pop()
+    if isinstance(node.meta["val"], torch.Tensor):
+        return made[0]
+    # What a mask of the operation switched off is nobody's: it is given the place of another result.
+    values = iter(made)
+    return tuple(made[0] if tensor is None else next(values) for tensor in results_of(node))
 
 
 def _row(func: OpOverload) -> OpSpec | None:

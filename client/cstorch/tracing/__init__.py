@@ -8,27 +8,33 @@ shapes are worked out on meta tensors; afterwards the recording becomes a graph 
 from cstorch.tracing.cell import Cell
 from cstorch.tracing.context import is_tracing, name_operations
 from cstorch.tracing.device import register
+from cstorch.tracing.functional import functionalize
 from cstorch.tracing.laziness import laziness
 from cstorch.tracing.modes import device_scope
 from cstorch.tracing.move import move_module
 from cstorch.tracing.provenance import user_line
 from cstorch.tracing.random_counter import COUNTER, random_counter
+from cstorch.tracing.recording import Argument, Call, Ref
 from cstorch.tracing.step import InputInfo, OpenTrace, OutputInfo, StateInfo, Trace, trace_step
 from cstorch.tracing.tensor import DEVICE, LazyTensor, cell_of, from_cpu, new_tensor
 
 __all__ = [
     "COUNTER",
     "DEVICE",
+    "Argument",
+    "Call",
     "Cell",
     "InputInfo",
     "LazyTensor",
     "OpenTrace",
     "OutputInfo",
+    "Ref",
     "StateInfo",
     "Trace",
     "cell_of",
     "device_scope",
     "from_cpu",
+    "functionalize",
     "is_tracing",
     "laziness",
     "move_module",

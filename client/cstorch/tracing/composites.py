@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from cstorch.errors import TraceError
-from cstorch.tracing import losses
+from cstorch.tracing import halves, losses, masked_writes
 from cstorch.tracing.provenance import user_line
 from cstorch.tracing.tensor import LazyTensor
 
@@ -68,6 +68,8 @@ _COMPOSITES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     functional.ctc_loss: losses.ctc_loss,
     functional.gaussian_nll_loss: losses.gaussian_nll_loss,
     functional.multi_margin_loss: losses.multi_margin_loss,
+    **masked_writes.FORMS,
+    **halves.FORMS,
 }
 
 

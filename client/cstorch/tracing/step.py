@@ -16,7 +16,7 @@ from cstorch.tracing.cell import Cell
 from cstorch.tracing.context import context
 from cstorch.tracing.functional import functionalize
 from cstorch.tracing.kept import check_kept
-from cstorch.tracing.modes import device_modes
+from cstorch.tracing.modes import captured, device_modes
 from cstorch.tracing.provenance import Scopes
 from cstorch.tracing.recorder import Recorder, is_whole
 from cstorch.tracing.tensor import Handle, LazyTensor
@@ -117,6 +117,7 @@ class OpenTrace:
         self._modes = contextlib.ExitStack()
         context.recorder = recorder
         self._modes.enter_context(recorder.scopes)
+        self._modes.enter_context(captured())
         self._modes.enter_context(device_modes())
         self._is_open = True
 

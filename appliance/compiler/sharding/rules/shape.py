@@ -154,6 +154,14 @@ def triangle(query: Query) -> Outcome:
     return move(query, lambda dim: None if dim >= last else dim)
 
 
+@rule("aten.diagonal")
+def diagonal(query: Query) -> Outcome:
+    """Two dimensions go; the elements on their diagonal are a new last one."""
+    first, second = (query.axis(query.get(name, default)) for name, default in (("dim1", 0), ("dim2", 1)))
+    gone = {first, second}
+    return move(query, lambda dim: None if dim in gone else dim - sum(other < dim for other in gone))
+
+
 @rule("aten.flip")
 def flip(query: Query) -> Outcome:
     flipped = {query.axis(dim) for dim in query.get("dims")}
