@@ -65,6 +65,7 @@ _ALLOWED = """
     fmax fmin lgamma digamma polygamma erfinv asinh acosh atanh copysign.Tensor nextafter igamma igammac
     special_ndtri special_log_ndtr special_erfcx special_i0e special_i1 special_i1e i0 special_zeta special_xlog1py
     scatter_reduce.two index_reduce bucketize.Tensor searchsorted.Tensor
+    hypot angle softshrink_backward hardshrink_backward grid_sampler_3d grid_sampler_3d_backward
 """
 ALLOWED = frozenset(_ALLOWED.split())
 

@@ -17,8 +17,11 @@ def special_examples(e: Any) -> Iterator[Any]:
     for name in unary.split():
         yield e(name, a)
     yield e("acosh", a + 1)
+    yield e("angle", a - 0.5)
+    for name in ("softshrink_backward", "hardshrink_backward"):
+        yield e(name, a, b, lambd=0.5)
     yield e("polygamma", a, n=1)
-    for name in ("fmax", "fmin", "copysign.Tensor", "nextafter", "igamma", "igammac", "special_xlog1py"):
+    for name in ("fmax", "fmin", "copysign.Tensor", "nextafter", "igamma", "igammac", "special_xlog1py", "hypot"):
         yield e(name, a, b)
     yield e("special_zeta", a + 1, b)
     for name in ("median", "nanmedian"):
@@ -34,3 +37,8 @@ def special_examples(e: Any) -> Iterator[Any]:
     yield e("bucketize.Tensor", a, boundaries)
     yield e("searchsorted.Tensor", a.sort(1).values, b, operand_segments=[1, 1, 0])
     yield e("searchsorted.Tensor", boundaries, b, operand_segments=[1, 1, 0])
+    volume, grid = torch.rand(1, 2, 3, 3, 3, generator=generator), torch.rand(1, 2, 2, 2, 3, generator=generator)
+    sampling = {"interpolation_mode": 0, "padding_mode": 0, "align_corners": False}
+    yield e("grid_sampler_3d", volume, grid, **sampling)
+    masks = {"output_mask": [True, True]}
+    yield e("grid_sampler_3d_backward", torch.ones(1, 2, 2, 2, 2), volume, grid, **sampling, **masks)

@@ -96,6 +96,32 @@ def _index_fill(input: torch.Tensor, dim: int, index: torch.Tensor, value: Any) 
     return torch.where(chosen.reshape(-1, *[1] * (input.dim() - dim - 1)), value, input)
 
 
+def _addbmm(
+    input: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor:
+    return input * beta + torch.bmm(batch1, batch2).sum(0) * alpha
+
+
+def _trilinear(
+    first: torch.Tensor,
+    second: torch.Tensor,
+    third: torch.Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    summed: Sequence[int],
+    unroll: int = 1,
+) -> torch.Tensor:
+    """The product of three, each with new dimensions of size one, summed over some dimensions."""
+    factors = []
+    for factor, dims in ((first, expand1), (second, expand2), (third, expand3)):
+        for dim in sorted(dims):
+            factor = factor.unsqueeze(dim)
+        factors.append(factor)
+    product = factors[0] * factors[1] * factors[2]
+    return product.sum(list(summed)) if summed else product
+
+
 def _diagonal_scatter(
     input: torch.Tensor, source: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> torch.Tensor:
@@ -119,6 +145,8 @@ FORMULAS: Mapping[OpOverload, Callable[..., Any]] = {
     aten._cdist_forward.default: _cdist_forward,
     aten._cdist_backward.default: _cdist_backward,
     aten._weight_norm_interface_backward.default: _weight_norm_backward,
+    aten.addbmm.default: _addbmm,
+    aten._trilinear.default: _trilinear,
     aten.diagonal_scatter.default: _diagonal_scatter,
     aten.index_fill.int_Scalar: _index_fill,
     aten.index_fill.int_Tensor: _index_fill,

@@ -1,6 +1,7 @@
 """Lowers a traced step to CIRH: `lower`."""
 
 import operator
+from collections.abc import Sequence
 
 import torch
 from torch import fx
@@ -40,6 +41,7 @@ def lower(trace: Trace) -> ModuleOp:
         kind = types.tensor_type(item.shape, item.dtype)
         lowering.values[next(placeholders)] = lowering.builder.argument(kind, input=item.name)
     results = _lower_graph(lowering, trace.graph)
+    _check_outputs(trace, trace.graph.output_node().args[0][-len(trace.outputs) :] if trace.outputs else ())  # type: ignore[index, arg-type]
     changed = [index for index, state in enumerate(trace.states) if state.changed]
     names = [*(None for _ in changed), *(output.name for output in trace.outputs)]
     aliases = {argument: result for result, argument in enumerate(changed)}
@@ -117,6 +119,9 @@ def _row(func: OpOverload) -> OpSpec | None:
 
 def _no_lowering(lowering: Lowering, func: OpOverload) -> CompileError:
     name = f"`{func._schema.name}`"
+    if "linear_cross_entropy" in name:
+        way_out = "Write it as torch.nn.functional.linear and cross_entropy, which the compiler takes as they are."
+        return lowering.unsupported(name, way_out)
     if torch.Tag.nondeterministic_seeded in func.tags:
         return lowering.unsupported(
             name,
@@ -128,6 +133,15 @@ def _no_lowering(lowering: Lowering, func: OpOverload) -> CompileError:
         "Write it with other torch operations, or compute it in the input_fn (from the batch) or in a step closure "
         "(from the step's outputs).",
     )
+
+
+def _check_outputs(trace: Trace, outputs: Sequence[fx.Node]) -> None:
+    """CompileError for an output of a type that does not travel."""
+    for output, node in zip(trace.outputs, outputs, strict=True):
+        try:
+            types.element_to_proto(node.meta["val"].dtype)
+        except CirhError as error:
+            raise CompileError(f"{node.meta.get('source', Source())}: {output.name} is an output; {error}") from error
 
 
 def _check(node: fx.Node, result: Result) -> None:

@@ -55,6 +55,7 @@ from cstorch.lowering.shapes import (
     stack,
     transpose,
 )
+from cstorch.lowering.verbatim import with_class_numbers
 
 aten = torch.ops.aten
 
@@ -154,6 +155,10 @@ _NAMES: Mapping[str, Rule] = {
     "argmax": position("ARGMAX"),
     "argmin": position("ARGMIN"),
     "norm": vector_norm,
+    "nll_loss_forward": with_class_numbers,
+    "nll_loss_backward": with_class_numbers,
+    "nll_loss2d_forward": with_class_numbers,
+    "nll_loss2d_backward": with_class_numbers,
     "_softmax": softmax,
     "_safe_softmax": safe_softmax,
     "_scaled_dot_product_flash_attention_for_cpu": attention,
@@ -168,6 +173,8 @@ _NAMES: Mapping[str, Rule] = {
     "empty": filled(0),
     "empty_like": filled(0),
     "empty_strided": filled(0),
+    "empty_permuted": filled(0),
+    "_efficientzerotensor": filled(0),
     "new_empty": filled(0),
     "new_empty_strided": filled(0),
     "ones": filled(1),

@@ -33,6 +33,11 @@ def reshaped_dim(placement: Placement, old: Shape, new: Shape, num_csx: int) -> 
     The cut factor begins at a certain linear position of the index space; a new dimension must begin there too, behind
     a whole number of blocks, and be divisible.
     """
+    if 0 in new:
+        # Without elements every cut that leaves the other sizes alone is as good as any other.
+        fits_all = [dim for dim, size in enumerate(new) if size % (placement.outer * num_csx) == 0]
+        same = [dim for dim in fits_all if new[dim] == old[placement.dim]]
+        return placement.at((same or fits_all)[0])
     position = math.prod(old[: placement.dim]) * placement.outer
     begin = 1
     for dim, size in enumerate(new):
