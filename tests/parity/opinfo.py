@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests/parity", "tests/appliance", "tests/shared", "")]
 
 import torch  # noqa: E402
-from operator_case import WAFERS, Case, variants_of  # noqa: E402
+from operator_case import WAFERS, results_of, variants_of  # noqa: E402
 from operator_samples import name_of, operators, samples, tensors_of  # noqa: E402
 
 _FAILURES = ("wrong", "crash", "vague")
-_WORKS = ("exact", "random")
+_WORKS = ("exact", "rounded", "random")
 _TYPE = torch.float32
 _HEAD = """# Operators
 
@@ -42,7 +42,7 @@ def records(operator: Any, count: int) -> Iterator[dict[str, Any]]:
         differentiable = operator.supports_autograd and any(t.is_floating_point() for t in tensors_of(sample))
         for variant in variants_of(operator, sample, first=number == 0):
             for backward in (False, True) if differentiable else (False,):
-                results = Case(operator, sample, variant, backward=backward, dtype=_TYPE).run()
+                results = results_of(operator, sample, variant, backward=backward)
                 for wafers, (verdict, detail) in results.items():
                     yield {
                         "operator": name_of(operator),
@@ -123,7 +123,7 @@ def _summary(found: list[dict[str, Any]]) -> str:
 def _reason(detail: str) -> str:
     """The refusal without its type, its place and its way out."""
     text = re.sub(r"^\w+: ", "", detail)
-    text = re.sub(r"(At |at )?\S*operator_case\.py:\d+( \(backward\))?:? ?", "", text)
+    text = re.sub(r"(At |at )?\S*operator_\w+\.py:\d+( \(backward\))?:? ?", "", text)
     text = re.sub(r"the Cerebras backend does not (yet )?support", "no", text, flags=re.IGNORECASE)
     return re.split(r"\(Tensor|\(Scalar| \(aten\.|[.;] ", text)[0].replace("|", "/")[:110].rstrip(" .,(")
 
