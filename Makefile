@@ -6,7 +6,7 @@ PROTOS := $(wildcard proto/wsc/v1/*.proto)
 # Also where the environment forbids it: every process of the tests would compile all modules, and rewrite all asserts.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test unit lint proto docs bench venv clean
+.PHONY: demo test unit lint proto docs bench opinfo venv clean
 
 demo: venv
 	$(BIN)/waferbox run --wafers 2 examples/fc_digits/train.py
@@ -25,6 +25,10 @@ lint: venv
 
 bench: venv
 	$(BIN)/python -m benchmarks
+
+# Every operator of torch's own table, into docs/operators.md: a quarter of an hour.
+opinfo: venv
+	$(BIN)/python tests/parity/opinfo.py --page docs/operators.md
 
 proto: venv
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --grpc_python_out=proto \

@@ -14,6 +14,7 @@ from appliance.compiler.partition.cut import Cut, make_cut
 from appliance.compiler.partition.precision import insert_casts
 from appliance.compiler.passes.canonicalise import canonicalise
 from appliance.compiler.passes.dce import eliminate_dead_code
+from appliance.compiler.passes.pass_through import copy_what_passes_through
 from appliance.compiler.plan import make_plan
 from appliance.compiler.report.notes import (
     PLACEMENT,
@@ -55,6 +56,7 @@ class Stages:
             insert_casts(make_cut(self._module, sharding), precision)
             canonicalise(self._module)
             eliminate_dead_code(self._module)
+            copy_what_passes_through(self._module)  # those copies do nothing, and are gone
             return propagate(self._module, self._target.num_csx)
 
     @cached_property

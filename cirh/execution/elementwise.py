@@ -6,7 +6,6 @@ This is what updates weights: op by op over whole tensors the same work waits fo
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -177,8 +176,7 @@ class ElementwiseKernel:
         )
 
     def _run(self, bound: _Bound, out: Sequence[torch.Tensor], scalars: list[Any]) -> None:
-        numbers: dict[int, float] = {}
-        passes = [(self._function(p.source, scalars, numbers), p.operands, p.result) for p in bound.layout.passes]
+        passes = [(p.source.function, p.operands, p.result) for p in bound.layout.passes]
         for blocks in bound.blocks:
             values = [*blocks, *scalars]
             for function, operands, result in passes:
@@ -188,15 +186,6 @@ class ElementwiseKernel:
         for target, (index, _) in zip(bound.targets, bound.outputs, strict=True):
             if target is not out[index]:
                 out[index].copy_(target)
-
-    @staticmethod
-    def _function(source: Pass, scalars: list[Any], numbers: dict[int, float]) -> Callable[..., Any]:
-        if source.keyword:
-            return partial(source.function, **{source.keyword: source.factor.value(scalars, numbers)})
-        if source.kind == "scale":
-            factor = source.factor.value(scalars, numbers)
-            return lambda x, *, out: torch.mul(x, factor, out=out)
-        return source.function
 
     def _blocks(
         self, sources: list[torch.Tensor], targets: list[torch.Tensor], scratch: list[tuple[torch.dtype, int]]

@@ -1,13 +1,11 @@
-"""The element-by-element part of a module as few passes over memory.
+"""The element-by-element part of a module as passes over blocks of memory.
 
-A pass reads and writes whole blocks, so what counts is how many there are. In float32 and float64, products with
-scalars and sums of products become one pass each: torch.add(alpha=), addcmul and addcdiv. The results differ from the
-separate operations by rounding only.
+A pass reads and writes a whole block, and is one operation: torch's joined ones, such as addcmul, round once where
+separate ones round twice, and the generated loops, which do the same work elsewhere, are exact.
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -16,7 +14,7 @@ from xdsl.ir import Operation, SSAValue
 
 from cirh.dialect.attributes import SplatAttr
 from cirh.dialect.operations import Const, body_ops, func_of, return_of
-from cirh.dialect.types import dtype, info, shape
+from cirh.dialect.types import dtype, shape
 from cirh.table.lookup import build, spec
 
 
@@ -35,38 +33,13 @@ class Scalar:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class Factor:
-    """A number known when the kernel is called: a constant times powers (1 or -1) of scalars."""
-
-    constant: float = 1.0
-    powers: tuple[tuple[int, int], ...] = ()
-
-    def times(self, other: "Factor") -> "Factor":
-        return Factor(self.constant * other.constant, self.powers + other.powers)
-
-    def value(self, scalars: Sequence[torch.Tensor], numbers: dict[int, float]) -> float:
-        """The number. `numbers` keeps those scalars that were read already."""
-        result = self.constant
-        for index, power in self.powers:
-            scalar = numbers.get(index)
-            if scalar is None:
-                scalar = numbers[index] = float(scalars[index].item())
-            # A division by zero means here what it means to a float32.
-            result = result * scalar if power == 1 else (result / scalar if scalar else result * float("inf"))
-        return result
-
-
 @dataclass(eq=False, slots=True)
 class Pass:
-    """One torch call over blocks. `factor` is given under `keyword`, or as the second operand of torch.mul."""
+    """One torch call over blocks."""
 
     function: Callable[..., Any]
     operands: "tuple[Operand, ...]"
     dtype: torch.dtype
-    kind: str = ""
-    keyword: str = ""
-    factor: Factor = field(default_factory=Factor)
 
 
 Operand: TypeAlias = Block | Scalar | Pass
@@ -100,18 +73,14 @@ def make_program(module: ModuleOp) -> Program | None:
     shapes.discard(())
     if len(shapes) != 1:
         return None
-    return _Fuser(module, shapes.pop()).program()
+    return _Maker(module, shapes.pop()).program()
 
 
-class _Fuser:
+class _Maker:
     def __init__(self, module: ModuleOp, whole: tuple[int, ...]) -> None:
         self._module = module
         self._shape = whole
-        self._uses: Counter[SSAValue] = Counter(return_of(module).operands)
-        for op in body_ops(module):
-            self._uses.update(op.operands)
         self._values: dict[SSAValue, Operand] = {}
-        self._used_once: dict[int, bool] = {}
         self._passes: list[Pass] = []
         self._scalars: list[torch.Tensor | None] = []
         self._scalar_steps: list[ScalarStep] = []
@@ -179,33 +148,15 @@ class _Fuser:
         kinds = {dtype(operand) for operand in op.operands}
         if len(kinds) > 1 and not op.name.startswith("cirh."):
             return False  # a scalar would count less than a whole operand in the result's element type
-        fused = self._fuse(op, operands) if info(result).dtype in (torch.float32, torch.float64) else None
-        made_pass = fused if fused is not None else Pass(call.out, operands, dtype(result), kind=op.name)
-        self._used_once[id(made_pass)] = self._uses[result] == 1
+        power = self._power(operands[0], operands[1], dtype(result)) if op.name == "cirh.Pow" else None
+        made_pass = power if power is not None else Pass(call.out, operands, dtype(result))
         self._passes.append(made_pass)
         self._values[result] = made_pass
         return True
 
-    def _fuse(self, op: Operation, operands: tuple[Operand, ...]) -> Pass | None:
-        kind = dtype(op.results[0])
-        if op.name == "cirh.Pow" and isinstance(operands[1], Scalar):
-            return self._power(operands[0], operands[1], kind)
-        scaled = self._scaling(op.name, operands)
-        if scaled is not None:
-            factor, base = scaled
-            inner, base = self._unscaled(base)
-            return Pass(torch.mul, (base,), kind, kind="scale", factor=factor.times(inner))
-        if op.name == "cirh.Add":
-            for left, right in (operands, operands[::-1]):
-                made = self._sum(left, right, Factor(), kind)
-                if made is not None:
-                    return made
-        if op.name == "cirh.Sub":
-            return self._sum(operands[0], operands[1], Factor(-1.0), kind)
-        return None
-
-    def _power(self, base: Operand, exponent: Scalar, kind: torch.dtype) -> Pass | None:
-        known = self._scalars[exponent.index]
+    def _power(self, base: Operand, exponent: Operand, kind: torch.dtype) -> Pass | None:
+        """A power whose exponent is a constant: torch has fast ways for a square and the like."""
+        known = self._scalars[exponent.index] if isinstance(exponent, Scalar) else None
         if known is None or isinstance(base, Scalar):
             return None
         number = known.item()
@@ -213,54 +164,4 @@ class _Fuser:
         def power(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
             return torch.pow(x, number, out=out)
 
-        return Pass(power, (base,), kind, kind="power")
-
-    def _scaling(self, name: str, operands: tuple[Operand, ...]) -> tuple[Factor, Operand] | None:
-        """The factor and the base of an operation that multiplies with a number."""
-        if name == "cirh.Neg":
-            return Factor(-1.0), operands[0]
-        if name not in ("cirh.Mul", "cirh.Div"):
-            return None
-        left, right = operands
-        if isinstance(right, Scalar):
-            return self._factor(right, 1 if name == "cirh.Mul" else -1), left
-        if isinstance(left, Scalar) and name == "cirh.Mul":
-            return self._factor(left, 1), right
-        return None
-
-    def _factor(self, scalar: Scalar, power: int) -> Factor:
-        known = self._scalars[scalar.index]
-        if known is not None and (power == 1 or known.item() != 0):
-            return Factor(float(known.item()) if power == 1 else 1.0 / float(known.item()))
-        return Factor(1.0, ((scalar.index, power),))
-
-    def _unscaled(self, operand: Operand) -> tuple[Factor, Operand]:
-        """A factor is taken out of an operand for nothing: it costs no pass here, and spares one if all users do it."""
-        if isinstance(operand, Pass) and operand.kind == "scale":
-            return operand.factor, operand.operands[0]
-        return Factor(), operand
-
-    def _sum(self, left: Operand, right: Operand, sign: Factor, kind: torch.dtype) -> Pass | None:
-        """left + sign * right in one pass, if right is a product."""
-        scaled_once = isinstance(right, Pass) and self._used_once.get(id(right), False)
-        factor, base = self._unscaled(right)
-        factor = factor.times(sign)
-        if isinstance(base, Pass) and base.kind in ("cirh.Mul", "cirh.Div") and not isinstance(left, Scalar):
-            once = self._used_once[id(base)] and (base is right or scaled_once)
-            if once and not any(isinstance(o, Scalar) for o in base.operands):
-                first, x = self._unscaled(base.operands[0])
-                second, y = self._unscaled(base.operands[1])
-                if base.kind == "cirh.Mul":
-                    total = factor.times(first).times(second)
-                    return Pass(torch.addcmul, (left, x, y), kind, kind="sum", keyword="value", factor=total)
-                return Pass(
-                    torch.addcdiv,
-                    (left, x, base.operands[1]),
-                    kind,
-                    kind="sum",
-                    keyword="value",
-                    factor=factor.times(first),
-                )
-        if base is not right:
-            return Pass(torch.add, (left, base), kind, kind="sum", keyword="alpha", factor=factor)
-        return None
+        return Pass(power, (base,), kind)

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,12 +22,16 @@ from cirh.text.parser import parse_module
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One operation: where its operands are, where its results go, and which of its values nothing reads later."""
+    """One operation: where its operands are, where its results go, and which of its values nothing reads later.
+
+    `listed`: its call returns a list of results, even of one.
+    """
 
     call: Call
     operands: tuple[int, ...]
     results: tuple[int, ...]
     dead: tuple[int, ...]
+    listed: bool = False
 
 
 # function, its operands out of the values, slot of the result (or slots of several), slots to empty.
@@ -132,7 +136,7 @@ class _Compiler:
             slots = tuple(self._whole(operand) for operand in operands)
         results = tuple(self._slot(None) for _ in op.results)
         self._slots.update(zip(op.results, results, strict=True))
-        self.steps.append(_Step(call, slots, results, ()))
+        self.steps.append(_Step(call, slots, results, (), listed=spec(op.name).results != 1))
 
     def _pointwise_operands(self, op: Operation, operands: list[SSAValue], call: Call) -> tuple[tuple[int, ...], Call]:
         """Operands as small as they can be while one of them still has the whole shape."""
@@ -165,7 +169,7 @@ class _Compiler:
                 if slot not in seen and slot not in keep and slot >= arguments and self.values[slot] is None
             }
             seen.update(made_or_read)
-            steps.append(_Step(step.call, step.operands, step.results, tuple(sorted(dead))))
+            steps.append(replace(step, dead=tuple(sorted(dead))))
         return steps[::-1]
 
 
@@ -241,7 +245,7 @@ class Kernel:
                 if number in written:
                     assert step.call.out is not None
                     function = partial(step.call.out, out=written[number])
-                target = step.results[0] if len(step.results) == 1 else step.results
+                target = step.results if step.listed else step.results[0]
                 program.append((function, getter(step.operands), target, step.dead))
         return program
 

@@ -14,6 +14,7 @@ from cirh.dialect.spec import Call, Count, Kind, OpSpec, Site, Typed
 from cirh.dialect.types import AnyTensorType, TensorInfo, info, tensor_type, type_text
 from cirh.table import aten as table_aten
 from cirh.table import rows as table_cirh
+from cirh.table.operand_types import check_operand_types
 
 # What torch raises for arguments that do not fit together, on meta tensors.
 TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError, ArithmeticError)
@@ -161,6 +162,7 @@ def infer(site: Site) -> tuple[TensorInfo, ...]:
     row = spec(site.name)
     if row.pointwise:
         return _infer_pointwise(row, site)
+    check_operand_types(site)
     call = row.prepare(site)
     outcome = row.rule(site) if row.rule is not None else None
     if outcome is None:

@@ -31,8 +31,6 @@ _REASONS: Mapping[str, str] = {
     "cstorch.metrics": "it is not written yet; subclass cstorch.metrics.Metric",
     "cstorch.nn": "use torch.nn and torch.nn.functional, which are traced as they are",
     "cstorch.nn.SelectiveGrad": "multiply gradients by masks between backward and optimizer.step",
-    "cstorch.nn.functional": "what it makes of its operands is not documented; write it with torch.matmul, "
-    "torch.where, torch.cumsum or torch.kthvalue",
     "cstorch.optim": "it is not written yet; subclass cstorch.optim.Optimizer, or LRScheduler in optim.lr_scheduler",
     "cstorch.profiler": "use executor.profiler for rates, and the compile report for where the time goes",
     "cstorch.saver": "use cstorch.save and cstorch.load",

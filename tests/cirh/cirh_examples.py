@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from image_examples import image_examples
+from special_examples import special_examples
 from xdsl.dialects.builtin import ModuleOp
 
 from cirh.dialect.attributes import AttrValue
@@ -229,6 +230,7 @@ def _aten_examples() -> Iterator[Example]:
     yield e("masked_fill.Tensor", a, a > 0.5, r())
     yield from _network_examples(e)
     yield from image_examples(e)
+    yield from special_examples(e)
     yield from _pointwise_examples(e)
 
 

@@ -1,4 +1,4 @@
-"""Element-by-element kernels: the numbers of the plain kernel, in place, in few passes."""
+"""Element-by-element kernels: the numbers of the plain kernel to the last bit, in place, in few blocks."""
 
 import itertools
 
@@ -33,8 +33,8 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("shape", [(1,), (6,), (7,), (64,), (65,), (20, 33)])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(F32, 1e-6), (F64, 1e-14), (torch.bfloat16, 0)])
-def test_adamw_in_place(shape: tuple[int, ...], dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize("dtype", [F32, F64, torch.bfloat16])
+def test_adamw_in_place(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     module, inputs = adamw(shape, dtype), tensors(shape, dtype)
     expected = Kernel.build(module)(inputs)
     kernel = ElementwiseKernel.build(module)
@@ -43,18 +43,17 @@ def test_adamw_in_place(shape: tuple[int, ...], dtype: torch.dtype, tolerance: f
         given = [tensor.clone() for tensor in inputs]
         kernel(given, given[:3])
         for new, wanted in zip(given, expected, strict=False):
-            torch.testing.assert_close(new, wanted, rtol=tolerance, atol=tolerance)
+            assert new.equal(wanted)
         assert given[3].equal(inputs[3])
 
 
-def test_adamw_is_eight_passes_and_no_buffer_of_its_own() -> None:
+def test_adamw_needs_three_blocks_of_its_own() -> None:
     kernel = ElementwiseKernel.build(adamw((100_000,)))
     assert kernel is not None
-    assert len(kernel._program.passes) == 8
     given = tensors((100_000,))
     kernel(given, given[:3])
     (layout,) = kernel._layouts.values()
-    assert len(layout.scratch) <= 2
+    assert len(layout.scratch) <= 3
     assert layout.copies == []
 
 
@@ -207,8 +206,13 @@ def test_random_programs_in_place(case: tuple[ModuleOp, list[torch.Tensor], list
         torch.testing.assert_close(given_tensors[i], wanted, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
-def test_adamw_takes_few_passes_over_its_tensors() -> None:
-    """What it costs is passes: 8 for some 20 operations, in blocks that stay in the cache."""
-    fast = ElementwiseKernel.build(adamw((400_000,)))
-    assert fast is not None
-    assert len(fast._program.passes) <= 8
+def test_a_product_is_rounded_before_it_is_added() -> None:
+    builder = GraphBuilder()
+    a, b, c = (builder.argument(tensor_type((4,), F32)) for _ in range(3))
+    (product,) = builder.op("cirh.Mul", [a, b])
+    kernel = ElementwiseKernel.build(builder.finish([(builder.op("cirh.Add", [product, c])[0], None)]))
+    assert kernel is not None
+    x, y = torch.tensor([-3e38, 1e38, 1.1, 0.1]), torch.tensor([-2.5, -3.7, 1.3, 0.3])
+    z, out = torch.tensor([-torch.inf, torch.inf, -1.43, -0.03]), torch.empty(4)
+    kernel([x, y, z], [out])
+    torch.testing.assert_close(out, x * y + z, rtol=0, atol=0, equal_nan=True)

@@ -28,8 +28,37 @@ def test_functions() -> None:
 def test_absent_names_say_what_to_do() -> None:
     with pytest.raises(AbsentError, match="multiply gradients by masks"):
         _ = cstorch.nn.SelectiveGrad
-    with pytest.raises(AbsentError, match=r"write it with torch\.matmul"):
-        _ = cstorch.nn.functional.sparse_matmul
+
+
+def test_products_with_chosen_experts() -> None:
+    values, weight = torch.randn(2, 3, 2, 4), torch.randn(5, 7, 4)
+    chosen = torch.randint(0, 7, (2, 3, 2))
+    expected = torch.einsum("bski,bske,oei->bsko", values, F.one_hot(chosen, 7).float(), weight)
+    torch.testing.assert_close(cstorch.nn.functional.sparse_matmul(values, chosen, weight), expected)
+
+
+def test_products_of_some_rows() -> None:
+    rows, weight = torch.randn(2, 3, 4), torch.randn(5, 4)
+    mask = torch.tensor([[1, 0, 1], [0, 0, 1]], dtype=torch.int16)
+    whole = rows @ weight.t()
+    assert torch.equal(cstorch.nn.functional.matmul(weight, rows), whole)
+    masked = cstorch.nn.functional.sparse_act_matmul(rows, mask, weight, dense_capacity=2)
+    torch.testing.assert_close(masked, whole * mask[..., None])
+    with pytest.raises(ValueError, match="a number for each row"):
+        cstorch.nn.functional.sparse_act_matmul(rows, mask[:, :2], weight)
+    ranged = cstorch.nn.functional.ranged_matmul(weight, rows, torch.tensor([2, 0]))
+    assert torch.equal(ranged[0, :2], whole[0, :2])
+    assert not ranged[0, 2:].any()
+    assert not ranged[1].any()
+
+
+def test_masks_and_counts() -> None:
+    values = torch.tensor([0.0, 2, 3, 5, 4, 1, 6])
+    largest = cstorch.nn.functional.nth_order_statistic(values, 3, 0)
+    assert (largest.dtype, largest.tolist()) == (torch.int16, [0, 0, 0, 1, 1, 0, 1])
+    mask = torch.tensor([0, 1, 1, 1, 0, 0, 1])
+    counted = cstorch.nn.functional.conditional_arange(mask, torch.tensor(2), torch.tensor(7), torch.int32)
+    assert (counted.dtype, counted.tolist()) == (torch.int32, [-1, 2, 9, 16, -1, -1, 23])
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])

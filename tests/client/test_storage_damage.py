@@ -10,9 +10,9 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from cerebras_pytorch.saver.pt_h5_saver import PyTorchH5Saver
 from test_storage_formats import SAMPLES, TREE, write_format_0_4
 
-from cerebras_pytorch.saver.pt_h5_saver import PyTorchH5Saver
 from cstorch.errors import CheckpointError
 from cstorch.storage import load, save, structure
 

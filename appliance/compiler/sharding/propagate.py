@@ -57,6 +57,8 @@ def propagate(module: ModuleOp, num_csx: int) -> Sharding:
                 return Sharding(num_csx, rows, attempt.placements, attempt.outcomes, frozenset(reduced))
             for op, index, want in attempt.uncut:
                 parts.cut(op, index, want)
+            # Parts that were begun for what is cut now are read by nobody.
+            eliminate_dead_code(module)
             reduced.clear()
 
 

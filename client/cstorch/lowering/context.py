@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from xdsl.ir import SSAValue
 
 from cirh.dialect import types
@@ -26,6 +27,7 @@ class Lowering:
         self.source = Source()
         self.values: dict[fx.Node, Result] = {}
         self.counter: SSAValue | None = None  # of the step's random numbers
+        self.taken_apart: list[OpOverload] = []  # operations whose parts are being lowered, outermost first
 
     # Operands.
 

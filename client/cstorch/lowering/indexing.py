@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from cirh.dialect import types
-from cirh.dialect.attributes import AttrValue
+from cirh.dialect.attributes import AttrValue, attrs
+from cirh.dialect.operations import Const
+from cstorch.errors import CompileError
 from cstorch.lowering.context import Lowering, arguments_of, shape_of
 
 
@@ -20,10 +22,34 @@ def index(lowering: Lowering, node: fx.Node) -> SSAValue:
     if len(places.given) > 1:
         taken = lowering.emit("aten.index.Tensor", [lowering.transpose(value, places.to_front), *places.indices])
         return lowering.transpose(taken, places.from_front)
-    (flat,) = places.indices
-    flat = lowering.reshape(flat, [math.prod(types.shape(flat))])
-    taken = lowering.emit("aten.index_select", [value, flat], {"dim": places.given[0]})
+    (dim,), (places_in_dim,) = places.given, places.indices
+    counted = _from_the_front(lowering, places_in_dim, types.shape(value)[dim])
+    flat = lowering.reshape(counted, [math.prod(types.shape(counted))])
+    taken = lowering.emit("aten.index_select", [value, flat], {"dim": dim})
     return lowering.reshape(taken, shape_of(node))
+
+
+def _from_the_front(lowering: Lowering, index: SSAValue, size: int) -> SSAValue:
+    """The index with what counts from the end counted from the front, as index_select wants it."""
+    shape, dtype = types.info(index)
+    owner = index.owner
+    if isinstance(owner, Const):
+        known = owner.value.tensor()
+        if bool(((known < -size) | (known >= size)).any()):
+            raise CompileError(f"{lowering.source}: an index is out of bounds for a dimension of size {size}")
+        return index if bool((known >= 0).all()) else lowering.builder.dense(known % size, lowering.source)
+    if isinstance(owner, Operation) and owner.name == "aten.arange.start_step" and _counts_up(owner):
+        return index
+    zero, whole = lowering.splat(0, shape, dtype), lowering.splat(size, shape, dtype)
+    is_negative = lowering.emit("cirh.Compare", [index, zero], {"comparison_direction": "LT"})
+    from_the_end = lowering.emit("cirh.Add", [index, whole])
+    return lowering.emit("cirh.Select", [is_negative, from_the_end, index])
+
+
+def _counts_up(arange: Operation) -> bool:
+    given = attrs(arange)
+    numbers = (given.get("start", 0), given.get("step", 1))
+    return all(isinstance(number, int) and number >= 0 for number in numbers)
 
 
 def index_put(lowering: Lowering, node: fx.Node) -> SSAValue:

@@ -1,6 +1,7 @@
 """Lowers a traced step to CIRH: `lower`."""
 
 import operator
+from collections.abc import Sequence
 
 import torch
 from torch import fx
@@ -15,6 +16,7 @@ from cirh.dialect.spec import OpSpec
 from cirh.table.lookup import spec
 from cstorch.errors import CompileError
 from cstorch.lowering.context import Lowering, Result
+from cstorch.lowering.decompose import decomposition_of, parts_of, results_of
 from cstorch.lowering.table import rule_for
 from cstorch.lowering.verbatim import verbatim
 from cstorch.tracing import COUNTER, Trace
@@ -38,18 +40,25 @@ def lower(trace: Trace) -> ModuleOp:
     for item in trace.inputs:
         kind = types.tensor_type(item.shape, item.dtype)
         lowering.values[next(placeholders)] = lowering.builder.argument(kind, input=item.name)
+    results = _lower_graph(lowering, trace.graph)
+    _check_outputs(trace, trace.graph.output_node().args[0][-len(trace.outputs) :] if trace.outputs else ())  # type: ignore[index, arg-type]
+    changed = [index for index, state in enumerate(trace.states) if state.changed]
+    names = [*(None for _ in changed), *(output.name for output in trace.outputs)]
+    aliases = {argument: result for result, argument in enumerate(changed)}
+    return lowering.builder.finish(list(zip(results, names, strict=True)), aliases)
+
+
+def _lower_graph(lowering: Lowering, graph: fx.Graph) -> list[SSAValue]:
+    """The values of the graph's results. Those of its placeholders are there."""
     results: list[SSAValue] = []
-    for node in trace.graph.nodes:
+    for node in graph.nodes:
         if node.op == "get_attr":
             lowering.values[node] = lowering.builder.dense(node.meta["constant"])
         elif node.op == "call_function":
             lowering.values[node] = _lower(lowering, node)
         elif node.op == "output":
             results = [lowering.value(result) for result in node.args[0]]
-    changed = [index for index, state in enumerate(trace.states) if state.changed]
-    names = [*(None for _ in changed), *(output.name for output in trace.outputs)]
-    aliases = {argument: result for result, argument in enumerate(changed)}
-    return lowering.builder.finish(list(zip(results, names, strict=True)), aliases)
+    return results
 
 
 def _lower(lowering: Lowering, node: fx.Node) -> Result:
@@ -67,13 +76,36 @@ def _lower(lowering: Lowering, node: fx.Node) -> Result:
             result = rule(lowering, node)
         else:
             row = _row(func)
-            if row is None:
-                raise _no_lowering(lowering, func)
-            result = verbatim(lowering, node, row)
+            result = verbatim(lowering, node, row) if row is not None else _lower_parts(lowering, node, func)
     except CirhError as error:
         raise CompileError(str(error)) from error
     _check(node, result)
     return result
+
+
+def _lower_parts(lowering: Lowering, node: fx.Node, func: OpOverload) -> Result:
+    """An operation by its parts. CompileError if it has none, or one of them cannot be lowered."""
+    decomposition, source = decomposition_of(func), lowering.source
+    graph = None
+    if decomposition is not None and func not in lowering.taken_apart:
+        graph = parts_of(node, decomposition, source)
+    if graph is None:
+        raise _no_lowering(lowering, func)
+    placeholders = [inner for inner in graph.nodes if inner.op == "placeholder"]
+    lowering.values.update(zip(placeholders, map(lowering.value, node.all_input_nodes), strict=True))
+    lowering.taken_apart.append(func)
+    try:
+        made = _lower_graph(lowering, graph)
+    except CompileError as error:
+        lowering.source = source
+        raise _no_lowering(lowering, func) from error
+    finally:
+        lowering.taken_apart.pop()
+    if isinstance(node.meta["val"], torch.Tensor):
+        return made[0]
+    # What a mask of the operation switched off is nobody's: it is given the place of another result.
+    values = iter(made)
+    return tuple(made[0] if tensor is None else next(values) for tensor in results_of(node))
 
 
 def _row(func: OpOverload) -> OpSpec | None:
@@ -87,6 +119,9 @@ def _row(func: OpOverload) -> OpSpec | None:
 
 def _no_lowering(lowering: Lowering, func: OpOverload) -> CompileError:
     name = f"`{func._schema.name}`"
+    if "linear_cross_entropy" in name:
+        way_out = "Write it as torch.nn.functional.linear and cross_entropy, which the compiler takes as they are."
+        return lowering.unsupported(name, way_out)
     if torch.Tag.nondeterministic_seeded in func.tags:
         return lowering.unsupported(
             name,
@@ -98,6 +133,15 @@ def _no_lowering(lowering: Lowering, func: OpOverload) -> CompileError:
         "Write it with other torch operations, or compute it in the input_fn (from the batch) or in a step closure "
         "(from the step's outputs).",
     )
+
+
+def _check_outputs(trace: Trace, outputs: Sequence[fx.Node]) -> None:
+    """CompileError for an output of a type that does not travel."""
+    for output, node in zip(trace.outputs, outputs, strict=True):
+        try:
+            types.element_to_proto(node.meta["val"].dtype)
+        except CirhError as error:
+            raise CompileError(f"{node.meta.get('source', Source())}: {output.name} is an output; {error}") from error
 
 
 def _check(node: fx.Node, result: Result) -> None:

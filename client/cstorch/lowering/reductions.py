@@ -47,7 +47,7 @@ def position(kind: str) -> Rule:
     return rule
 
 
-def norm(lowering: Lowering, node: fx.Node) -> SSAValue:
+def vector_norm(lowering: Lowering, node: fx.Node) -> SSAValue:
     """x.norm(p, dim): the norm of vectors of that order."""
     arguments = arguments_of(node)
     value = lowering.cast(lowering.value(node.args[0]), dtype_of(node))

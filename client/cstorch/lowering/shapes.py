@@ -68,6 +68,8 @@ def split(lowering: Lowering, node: fx.Node) -> Result:
     value = lowering.value(node.args[0])
     axis = arguments_of(node)["dim"] % len(types.shape(value))
     sizes = [int(part.shape[axis]) for part in node.meta["val"]]
+    if len(sizes) == 1:
+        return (value,)
     return lowering.builder.op("cirh.Split", [value], {"split_sizes": sizes, "axis": axis}, lowering.source)
 
 

@@ -14,6 +14,7 @@ from cstorch.lowering.constants import arange, filled, filled_with
 from cstorch.lowering.context import Rule
 from cstorch.lowering.images import batch_norm_inference, channel_shuffle, pixel_shuffle, pixel_unshuffle
 from cstorch.lowering.indexing import index, index_put
+from cstorch.lowering.norms import in_float32, norm
 from cstorch.lowering.pointwise import (
     binary,
     clamp,
@@ -37,7 +38,7 @@ from cstorch.lowering.random_numbers import (
     permutation,
     uniform,
 )
-from cstorch.lowering.reductions import mask_from_topk, matmul, norm, position, reduce, softmax
+from cstorch.lowering.reductions import mask_from_topk, matmul, position, reduce, softmax, vector_norm
 from cstorch.lowering.shapes import (
     as_strided,
     as_strided_scatter,
@@ -54,6 +55,7 @@ from cstorch.lowering.shapes import (
     stack,
     transpose,
 )
+from cstorch.lowering.verbatim import with_class_numbers
 
 aten = torch.ops.aten
 
@@ -136,7 +138,14 @@ _NAMES: Mapping[str, Rule] = {
     "pixel_shuffle": pixel_shuffle,
     "pixel_unshuffle": pixel_unshuffle,
     "channel_shuffle": channel_shuffle,
-    "_native_batch_norm_legit_no_training": batch_norm_inference,
+    "native_layer_norm": norm,
+    "native_layer_norm_backward": norm,
+    "native_group_norm": norm,
+    "native_group_norm_backward": norm,
+    "_native_batch_norm_legit": norm,
+    "_native_batch_norm_legit_functional": norm,
+    "_native_batch_norm_legit_no_training": in_float32(batch_norm_inference),
+    "native_batch_norm_backward": norm,
     "as_strided": as_strided,
     "as_strided_scatter": as_strided_scatter,
     # Reductions and products.
@@ -145,7 +154,11 @@ _NAMES: Mapping[str, Rule] = {
     "amin": reduce("MIN"),
     "argmax": position("ARGMAX"),
     "argmin": position("ARGMIN"),
-    "norm": norm,
+    "norm": vector_norm,
+    "nll_loss_forward": with_class_numbers,
+    "nll_loss_backward": with_class_numbers,
+    "nll_loss2d_forward": with_class_numbers,
+    "nll_loss2d_backward": with_class_numbers,
     "_softmax": softmax,
     "_safe_softmax": safe_softmax,
     "_scaled_dot_product_flash_attention_for_cpu": attention,
@@ -160,6 +173,8 @@ _NAMES: Mapping[str, Rule] = {
     "empty": filled(0),
     "empty_like": filled(0),
     "empty_strided": filled(0),
+    "empty_permuted": filled(0),
+    "_efficientzerotensor": filled(0),
     "new_empty": filled(0),
     "new_empty_strided": filled(0),
     "ones": filled(1),

@@ -11,6 +11,7 @@ from torch import fx
 from cirh.dialect import types
 from cirh.dialect.attributes import AttrValue
 from cirh.dialect.spec import Count, Kind, OpSpec
+from cirh.table.lookup import spec
 from cstorch.lowering.context import Lowering, Result, arguments_of, shape_of
 
 # Attributes that number dimensions of the first operand, or of a result that has more (select_backward, stack).
@@ -47,6 +48,18 @@ def verbatim(lowering: Lowering, node: fx.Node, row: OpSpec) -> Result:
         attributes["operand_segments"] = segments
     results = lowering.builder.op(row.name, operands, attributes, lowering.source)
     return results if isinstance(node.meta["val"], (tuple, list)) else results[0]
+
+
+def with_class_numbers(lowering: Lowering, node: fx.Node) -> Result:
+    """Losses over class numbers, which may be integers of any type."""
+    target = arguments_of(node)["target"]
+    given = lowering.value(target)
+    if not types.dtype(given).is_floating_point:
+        lowering.values[target] = lowering.cast(given, torch.int64)
+    try:
+        return verbatim(lowering, node, spec(str(node.target).removesuffix(".default")))
+    finally:
+        lowering.values[target] = given
 
 
 def _attribute(name: str, kind: Kind, argument: Any, rank: int) -> AttrValue:

@@ -10,6 +10,8 @@ from cstorch.tracing.device.modes import device_scope
 from cstorch.tracing.device.registration import register
 from cstorch.tracing.provenance import user_line
 from cstorch.tracing.recording.aliases import alias_rule
+from cstorch.tracing.recording.functional import functionalize
+from cstorch.tracing.recording.parts import Argument, Call, Ref
 from cstorch.tracing.recording.step import OpenTrace, trace_step
 from cstorch.tracing.recording.trace import InputInfo, OutputInfo, StateInfo, Trace
 from cstorch.tracing.tensors.cell import Cell
@@ -20,17 +22,21 @@ from cstorch.tracing.tensors.tensor import DEVICE, LazyTensor, cell_of, from_cpu
 __all__ = [
     "COUNTER",
     "DEVICE",
+    "Argument",
+    "Call",
     "Cell",
     "InputInfo",
     "LazyTensor",
     "OpenTrace",
     "OutputInfo",
+    "Ref",
     "StateInfo",
     "Trace",
     "alias_rule",
     "cell_of",
     "device_scope",
     "from_cpu",
+    "functionalize",
     "is_tracing",
     "move_module",
     "name_operations",

@@ -63,6 +63,13 @@ def unsupported(func: OpOverload, reason: str) -> TraceError:
     )
 
 
+def complex_numbers(name: str) -> TraceError:
+    return TraceError(
+        f"At {user_line()} `{name}` makes complex numbers, which the Cerebras backend does not support. Compute with "
+        f"real and imaginary parts as tensors of their own (a rotation by cos and sin), or in the input_fn."
+    )
+
+
 def explicit_alias(func: OpOverload, tensor: Any) -> TraceError:
     return TraceError(
         f"At {user_line()} `{func._schema.name}` makes an explicit alias of a weight, of shape {tuple(tensor.shape)}, "

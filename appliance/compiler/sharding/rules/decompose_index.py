@@ -15,7 +15,7 @@ from cirh.dialect.attributes import attrs
 
 
 def picks_own(rows: int, indices: Sequence[SSAValue]) -> bool:
-    """Whether the first of two indices counts the rows, one for each, and the second is of as many rows."""
+    """Whether the first of two indices counts the rows, one for each, and the second is of as many rows, or of one."""
     if len(indices) != 2:
         return False
     counter, shape = indices[0].owner, types.shape(indices[1])
@@ -25,18 +25,29 @@ def picks_own(rows: int, indices: Sequence[SSAValue]) -> bool:
         return False
     attributes = attrs(counter)
     bounds = (attributes.get("start", 0), attributes.get("end"), attributes.get("step", 1))
-    return bounds == (0, rows, 1) and shape[:1] == (rows,) and _is_column(types.shape(indices[0]), len(shape))
+    column = types.shape(indices[0])
+    if bounds != (0, rows, 1) or column[:1] != (rows,) or any(size != 1 for size in column[1:]):
+        return False
+    return is_of_one_row(indices) or (shape[:1] == (rows,) and len(shape) == len(column))
 
 
-def _is_column(shape: tuple[int, ...], rank: int) -> bool:
-    return len(shape) == rank and all(size == 1 for size in shape[1:])
+def is_of_one_row(indices: Sequence[SSAValue]) -> bool:
+    """Whether all samples pick at the places that the second index says."""
+    column, shape = types.shape(indices[0]), types.shape(indices[1])
+    return len(shape) < len(column) or (len(shape) == len(column) and shape[0] == 1 and column[0] > 1)
 
 
 def index_own(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     """index(x, arange, i) as a gather."""
-    source, _, index = op.operands
-    shape = _Picked(source, index)
-    taken = rewriter.emit("aten.gather", [source, shape.spread(rewriter, index)], {"dim": 1, "sparse_grad": False})
+    source, counter, index = op.operands
+    if is_of_one_row([counter, index]):
+        places = _positive(rewriter, index, types.shape(source)[1])
+        flat = types.tensor_type((math.prod(types.shape(index)),), types.dtype(index))
+        (places,) = rewriter.emit("cirh.Reshape", [places], types=[flat])
+        taken = rewriter.emit("aten.index_select", [source, places], {"dim": 1})
+    else:
+        shape = _Picked(source, index)
+        taken = rewriter.emit("aten.gather", [source, shape.spread(rewriter, index)], {"dim": 1, "sparse_grad": False})
     return list(rewriter.emit("cirh.Reshape", list(taken), types=[op.results[0].type]))  # type: ignore[list-item]
 
 
@@ -58,13 +69,9 @@ class _Picked:
 
     def spread(self, rewriter: Rewriter, index: SSAValue) -> SSAValue:
         """The index in that shape; a negative one counts from the end."""
-        whole, dtype = types.info(index)
-        zero, size = rewriter.splat(0, whole, dtype), rewriter.splat(self._size, whole, dtype)
-        (negative,) = rewriter.emit("cirh.Compare", [index, zero], {"comparison_direction": "LT"})
-        (from_end,) = rewriter.emit("cirh.Add", [index, size])
-        (positive,) = rewriter.emit("cirh.Select", [negative, from_end, index])
+        dtype = types.dtype(index)
         flat = types.tensor_type(self.flat[:2], dtype)
-        (row,) = rewriter.emit("cirh.Reshape", [positive], types=[flat])
+        (row,) = rewriter.emit("cirh.Reshape", [_positive(rewriter, index, self._size)], types=[flat])
         (spread,) = rewriter.emit(
             "cirh.BroadcastInDim",
             [row],
@@ -72,3 +79,13 @@ class _Picked:
             types=[types.tensor_type(self.flat, dtype)],
         )
         return spread
+
+
+def _positive(rewriter: Rewriter, index: SSAValue, length: int) -> SSAValue:
+    """The index with what counts from the end counted from the front."""
+    whole, dtype = types.info(index)
+    zero, size = rewriter.splat(0, whole, dtype), rewriter.splat(length, whole, dtype)
+    (negative,) = rewriter.emit("cirh.Compare", [index, zero], {"comparison_direction": "LT"})
+    (from_end,) = rewriter.emit("cirh.Add", [index, size])
+    (positive,) = rewriter.emit("cirh.Select", [negative, from_end, index])
+    return positive

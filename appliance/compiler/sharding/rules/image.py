@@ -28,7 +28,14 @@ def convolution_backward(query: Query) -> Outcome:
 _ONE_IMAGE = {"aten.im2col": 3, "aten.col2im": 2}
 
 
-@rule("aten.im2col", "aten.col2im", "aten.grid_sampler_2d", "aten.grid_sampler_2d_backward")
+@rule(
+    "aten.im2col",
+    "aten.col2im",
+    "aten.grid_sampler_2d",
+    "aten.grid_sampler_2d_backward",
+    "aten.grid_sampler_3d",
+    "aten.grid_sampler_3d_backward",
+)
 def sample_by_sample(query: Query) -> Outcome:
     """All operands and results have the batch in dimension 0."""
     if not query.sharded:

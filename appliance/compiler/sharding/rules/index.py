@@ -64,7 +64,7 @@ def gather(query: Query) -> Outcome:
     return Outcome(wants=[cut, cut], results=[cut])
 
 
-@rule("aten.scatter.value", "aten.scatter.src", "aten.scatter_add")
+@rule("aten.scatter.value", "aten.scatter.src", "aten.scatter_add", "aten.scatter_reduce.two")
 def scatter(query: Query) -> Outcome:
     axis = query.axis(query.get("dim"))
     if query.sharded:
@@ -76,6 +76,28 @@ def _check_same_size(query: Query, dim: int, axis: int) -> None:
     """An index may have fewer rows than what it picks from: then its rows are not those of the same samples."""
     if dim != axis and len({query.shape(index)[dim] for index in range(len(query.operands))}) > 1:
         raise query.mixes("takes an index for a part of the samples")
+
+
+@rule("aten.bucketize.Tensor")
+def bucketize(query: Query) -> Outcome:
+    """Elements and the boundaries, which all samples have."""
+    elements, boundaries = query.placements
+    if boundaries.is_sharded:
+        raise query.mixes("takes samples for boundaries")
+    return Outcome(wants=[elements, R], results=[elements]) if elements.is_sharded else query.replicated()
+
+
+@rule("aten.searchsorted.Tensor")
+def searchsorted(query: Query) -> Outcome:
+    """A sorted row for each row of elements, or one that all samples have, and maybe how it was sorted."""
+    if not query.sharded:
+        return query.replicated()
+    cut = query.sharded[0]
+    if len(query.shape(0)) == 1:
+        if query.placements[0].is_sharded:
+            raise query.mixes("searches among the samples")
+        return Outcome(wants=[R, cut, *[R] * (len(query.operands) - 2)], results=[cut])
+    return along(query, len(query.shape(0)) - 1)
 
 
 @rule("aten.index.Tensor")

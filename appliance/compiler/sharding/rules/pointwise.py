@@ -60,6 +60,8 @@ def _passes_sum(query: Query) -> bool:
     "aten.where.ScalarSelf",
     "aten.elu_backward",
     "aten.floor_divide",
+    "aten.hardshrink_backward",
+    "aten.softshrink_backward",
     "aten.hardsigmoid_backward",
     "aten.hardswish",
     "aten.hardswish_backward",

@@ -95,7 +95,18 @@ def norm(query: Query) -> Outcome:
     return Outcome(wants=[placement], results=[SUM] * len(query.op.results))
 
 
-@rule("aten.max.dim", "aten.min.dim", "aten.logsumexp", "aten.prod.dim_int", "aten.prod")
+@rule(
+    "aten.max.dim",
+    "aten.min.dim",
+    "aten.logsumexp",
+    "aten.prod.dim_int",
+    "aten.prod",
+    "aten.median",
+    "aten.median.dim",
+    "aten.nanmedian",
+    "aten.nanmedian.dim",
+    "aten.mode",
+)
 def not_over_samples(query: Query) -> Outcome:
     """Reductions that cannot be put together from those of parts."""
     placement = query.placements[0]
@@ -129,6 +140,9 @@ def softmax(query: Query) -> Outcome:
     "aten._log_softmax_backward_data",
     "aten.cumsum",
     "aten.cumprod",
+    "aten.cummax",
+    "aten.cummin",
+    "aten.logcumsumexp",
     "aten.topk",
     "aten.sort",
 )

@@ -33,6 +33,11 @@ def reshaped_dim(placement: Placement, old: Shape, new: Shape, num_csx: int) -> 
     The cut factor begins at a certain linear position of the index space; a new dimension must begin there too, behind
     a whole number of blocks, and be divisible.
     """
+    if 0 in new:
+        # Without elements every cut that leaves the other sizes alone is as good as any other.
+        fits_all = [dim for dim, size in enumerate(new) if size % (placement.outer * num_csx) == 0]
+        same = [dim for dim in fits_all if new[dim] == old[placement.dim]]
+        return placement.at((same or fits_all)[0])
     position = math.prod(old[: placement.dim]) * placement.outer
     begin = 1
     for dim, size in enumerate(new):
@@ -152,6 +157,14 @@ def slice_backward(query: Query) -> Outcome:
 def triangle(query: Query) -> Outcome:
     last = len(query.shape(0)) - 2
     return move(query, lambda dim: None if dim >= last else dim)
+
+
+@rule("aten.diagonal")
+def diagonal(query: Query) -> Outcome:
+    """Two dimensions go; the elements on their diagonal are a new last one."""
+    first, second = (query.axis(query.get(name, default)) for name, default in (("dim1", 0), ("dim2", 1)))
+    gone = {first, second}
+    return move(query, lambda dim: None if dim in gone else dim - sum(other < dim for other in gone))
 
 
 @rule("aten.flip")

@@ -23,6 +23,9 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         func, args = _batch_norm(args)
     if func is aten.native_batch_norm_backward.default:
         args = _batch_norm_backward(args)
+    if func is aten.polygamma_.default:  # whose schema torch's functionalisation does not know
+        tensor, order = args
+        func, args = aten.copy_.default, (tensor, torch.polygamma(order, tensor))
     recorder = context.recorder
     if recorder is None:
         return run_eagerly(func, args, kwargs)

@@ -65,6 +65,17 @@ def device_modes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def captured() -> Iterator[None]:
+    """Says to whoever asks torch that a graph is being captured: such code reads no values to choose a way."""
+    before = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
+    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = before
+
+
+@contextlib.contextmanager
 def device_scope() -> Iterator[torch.device]:
     """`with backend.device:` what is created within is on the device. Initialisation runs at once, on the CPU, with
     torch's default generator: the values are bitwise those of the same code without it."""

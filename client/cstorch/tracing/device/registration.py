@@ -5,6 +5,7 @@ torch's device type `lazy` has no kernels of its own, so these do not replace an
 """
 
 import contextlib
+import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -85,8 +86,30 @@ def _module() -> types.ModuleType:
     return module
 
 
+def _know_autocast() -> None:
+    """`torch.autocast(tensor.device.type, ...)` does nothing for the device: there the compiler inserts the casts."""
+    # torch has no autocast for this type of device, and refuses it by name, even to switch it off.
+    torch.set_autocast_dtype(DEVICE.type, torch.bfloat16)
+    refuses: Callable[..., None] = torch.autocast.__init__
+
+    @functools.wraps(refuses)
+    def init(
+        self: torch.autocast,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        if device_type == DEVICE.type:
+            device_type, dtype, enabled = "cpu", None, torch.is_autocast_enabled("cpu")
+        refuses(self, device_type, dtype, enabled, cache_enabled)
+
+    torch.autocast.__init__ = init  # type: ignore[method-assign]
+
+
 def register() -> None:
     """Once per process, at import."""
+    _know_autocast()
     LazyTensor._dispatch = staticmethod(dispatch)
     _library.impl("empty.memory_format", _empty, "Lazy")  # type: ignore[no-untyped-call]
     _library.impl("empty_strided", _empty_strided, "Lazy")  # type: ignore[no-untyped-call]

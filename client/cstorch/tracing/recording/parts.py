@@ -1,11 +1,11 @@
 """What a recording consists of."""
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from cirh.dialect.locations import Source
 from cstorch.tracing.tensors.cell import Cell
@@ -24,7 +24,7 @@ class Call:
     """`results` numbers the tensors returned, in order; None stands for a result that is an argument written in place
     or is no tensor. `draw`: its place among the random operations of the step."""
 
-    func: OpOverload
+    func: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: tuple[int | None, ...]

@@ -165,6 +165,8 @@ class Recorder:
         if not isinstance(meta, torch.Tensor):
             results.append(None)
             return meta
+        if meta.is_complex():
+            raise messages.complex_numbers(source.op)
         for tensor in tensors:
             if tensor._handle.meta is meta:  # written in place: the meta kernel returned its argument
                 results.append(None)
@@ -205,8 +207,9 @@ class Recorder:
                 value = self._new_value()
                 name = f"constant_{len(self._constants)}"
                 constant = tensor.detach().clone()
-                meta = constant if constant.dim() == 0 else constant.to(META)
-                self.arguments.append(Argument(kind="constant", name=name, value=value, meta=meta, constant=constant))
+                self.arguments.append(
+                    Argument(kind="constant", name=name, value=value, meta=constant.to(META), constant=constant)
+                )
             # The tensor is kept so that its id is not given to another one during this recording.
             known = self._constants[id(tensor)] = (tensor, value)
         return known[1]

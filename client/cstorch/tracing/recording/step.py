@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from cstorch.errors import TraceError
 from cstorch.tracing import messages
 from cstorch.tracing.context import context
-from cstorch.tracing.device.modes import device_modes
+from cstorch.tracing.device.modes import captured, device_modes
 from cstorch.tracing.provenance import Scopes
 from cstorch.tracing.recording.functional import functionalize
 from cstorch.tracing.recording.recorder import Recorder
@@ -77,6 +77,7 @@ class OpenTrace:
         self._modes = contextlib.ExitStack()
         context.recorder = recorder
         self._modes.enter_context(recorder.scopes)
+        self._modes.enter_context(captured())
         self._modes.enter_context(device_modes())
         self._is_open = True
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from cstorch.errors import TraceError
 from cstorch.tracing.provenance import user_line
-from cstorch.tracing.rewrites import losses
+from cstorch.tracing.rewrites import halves, losses, masked_writes
 from cstorch.tracing.tensors.tensor import LazyTensor
 
 
@@ -63,11 +63,24 @@ def _largest(rows: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
     return torch.where(kept.any(1), largest, torch.zeros_like(largest))
 
 
+def _multinomial(
+    input: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """As torch draws: the largest of weights over exponential numbers. Weights are not looked at."""
+    rows = input.unsqueeze(-2).expand(*input.shape[:-1], num_samples, input.shape[-1]) if replacement else input
+    chances = rows / torch.empty_like(rows).exponential_(generator=generator)
+    return chances.argmax(-1) if replacement else chances.topk(num_samples, -1).indices
+
+
 _COMPOSITES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     functional.embedding_bag: _embedding_bag,
     functional.ctc_loss: losses.ctc_loss,
     functional.gaussian_nll_loss: losses.gaussian_nll_loss,
     functional.multi_margin_loss: losses.multi_margin_loss,
+    torch.multinomial: _multinomial,
+    torch.Tensor.multinomial: _multinomial,
+    **masked_writes.FORMS,
+    **halves.FORMS,
 }
 
 

@@ -22,7 +22,7 @@ def as_meta(argument: Any) -> Any:
     if isinstance(argument, LazyTensor):
         return argument._handle.meta
     if isinstance(argument, torch.Tensor):
-        return argument if argument.dim() == 0 else argument.to(META)
+        return argument.to(META)
     if isinstance(argument, (list, tuple)):
         return [as_meta(item) for item in argument]
     if isinstance(argument, torch.device):
