@@ -48,7 +48,7 @@ def parts_of(node: fx.Node, decomposition: Decomposition, source: Source) -> fx.
         for number, operand in enumerate(read)
     ]
     references = {operand: Ref(number) for number, operand in enumerate(read)}
-    args, named = fx.node.map_arg((node.args, node.kwargs), references.__getitem__)
+    args, named = fx.node.map_arg((node.args, node.kwargs), references.__getitem__)  # type: ignore[arg-type]
     kwargs = dict(named)
     if any(argument.name == "device" for argument in node.target._schema.arguments):  # type: ignore[union-attr]
         kwargs["device"] = _META
