@@ -1,6 +1,14 @@
 """What holds for all tests."""
 
+import gc
 import signal
 
 # A shell starts what it runs in the background with SIGINT ignored, and so would be all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What is made while tests are collected stays: looking for garbage there again and again costs a second and more.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
