@@ -28,7 +28,7 @@ from interconnect.links.listener import LinkListener
 from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.rpc.allocator import keep_large_blocks
 from interconnect.rpc.server import make_channel, make_server
-from nodes.steps.schedule import WEIGHTS_CREDIT_LOT, WEIGHTS_WINDOW
+from nodes.steps.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW
 from wsc.v1 import node_pb2
 
 LANES = {"shared memory": node_pb2.LANE_SHARED_MEMORY, "gRPC": node_pb2.LANE_GRPC}
@@ -199,8 +199,8 @@ class _Receiver:
         for group in range(NUM_GROUPS):
             message = self._hub.receive(link, group, step)
             self._target.copy_(message.tensor(torch.uint8, (GROUP_BYTES,), 0))
-            if group % WEIGHTS_CREDIT_LOT == WEIGHTS_CREDIT_LOT - 1:
-                link.grant(WEIGHTS_CREDIT_LOT)
+            if group % WEIGHTS_CREDIT_BATCH == WEIGHTS_CREDIT_BATCH - 1:
+                link.grant(WEIGHTS_CREDIT_BATCH)
         link.ack(step)
 
     def hop(self, lane: str, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Threads that tell of their defects: one that dies unheard leaves others waiting for what it will never do."""
+"""Threads that tell of their defects: one that dies silently leaves others waiting for it."""
 
 import logging
 import threading

@@ -21,7 +21,7 @@ from nodes.steps.groups import SendBuffers
 from nodes.steps.program import Action, Program
 from nodes.steps.schedule import (
     CREDIT_GROUPS,
-    WEIGHTS_CREDIT_LOT,
+    WEIGHTS_CREDIT_BATCH,
     StepSchedule,
     is_for_coordinator_only,
     is_received_by_wafers,
@@ -159,14 +159,14 @@ class WaferProgram:
         return call
 
     def _count_taken(self, shard: int) -> Action:
-        """Says, lot by lot, how many weights groups of a shard have been taken, so that it may send more."""
+        """Grants credit for the weights groups of a shard that have been taken, several at once, so that it may send more."""
         hub, parent, taken = self._program.hub, self._parent, self._taken
         taken.setdefault(shard, 0)
         nothing = self._buffers.nothing
 
         def count(step: int) -> None:
             taken[shard] = number = taken[shard] + 1
-            if number % WEIGHTS_CREDIT_LOT == 0:
+            if number % WEIGHTS_CREDIT_BATCH == 0:
                 hub.send(parent, CREDIT_GROUPS + shard, number, nothing)
 
         return count

@@ -122,15 +122,15 @@ class Node:
         self.listener.close()
 
     def _hello(self) -> management_pb2.RegisterRequest:
-        tenant = self._service.tenant
+        attached_job = self._service.attached_job
         return management_pb2.RegisterRequest(
             role=self._role,
             address=self.address,
             host=host_id(),
             version=__version__,
             process_id=os.getpid(),
-            job=tenant.job,
-            member=tenant.node,
+            job=attached_job.job,
+            member=attached_job.node,
             metrics="" if self._metrics is None else self._metrics.address,
         )
 

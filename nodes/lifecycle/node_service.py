@@ -20,7 +20,7 @@ from wsc.v1 import node_pb2, node_pb2_grpc, observation_pb2
 logger = logging.getLogger(__name__)
 
 # How long a job waits for the one before to be dropped: closing joins threads and, at worst, waits for a link.
-VACANT_SECONDS = 5.0
+PREVIOUS_JOB_SECONDS = 5.0
 CLOSE_SECONDS = 10.0
 MAX_COMMANDS = 16  # read ahead
 
@@ -35,8 +35,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._make_job = make_job
         self._listener = listener
         self._on_hang = on_hang
-        self._vacant = threading.Semaphore(1)
-        self._tenant = node_pb2.AttachJob()
+        self._free = threading.Semaphore(1)
+        self._attached_job = node_pb2.AttachJob()
         self._job: NodeJob | None = None
 
     def report(self) -> observation_pb2.NodeReport | None:
@@ -45,15 +45,15 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         return None if job is None else job.report()
 
     @property
-    def tenant(self) -> node_pb2.AttachJob:
+    def attached_job(self) -> node_pb2.AttachJob:
         """The job that has the node, and as what; empty while there is none."""
-        return self._tenant
+        return self._attached_job
 
     def Attach(
         self, request_iterator: Iterator[node_pb2.AttachRequest], context: grpc.ServicerContext
     ) -> Iterator[node_pb2.AttachResponse]:
-        if not self._vacant.acquire(timeout=VACANT_SECONDS):
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this node works for job {self._tenant.job}")
+        if not self._free.acquire(timeout=PREVIOUS_JOB_SECONDS):
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this node works for job {self._attached_job.job}")
         outbox = Outbox()
 
         def on_defect(error: Exception) -> None:
@@ -70,8 +70,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
 
     def close(self) -> None:
         """Wait until the job is dropped; the server must have been stopped, which ends its stream."""
-        if not self._vacant.acquire(timeout=CLOSE_SECONDS):
-            logger.error("job %s was not dropped within %g s", self._tenant.job, CLOSE_SECONDS)
+        if not self._free.acquire(timeout=CLOSE_SECONDS):
+            logger.error("job %s was not dropped within %g s", self._attached_job.job, CLOSE_SECONDS)
 
     def _serve(self, requests: Iterator[node_pb2.AttachRequest], outbox: Outbox) -> None:
         """One job, from its first message until its stream ends."""
@@ -79,7 +79,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         with contextlib.suppress(grpc.RpcError):  # the coordinator is gone before it has said what for
             first = next(requests, None)
         if first is not None and first.WhichOneof("kind") == "attach":
-            self._tenant = first.attach
+            self._attached_job = first.attach
             job_context = JobContext(
                 job=first.attach.job,
                 node=first.attach.node,
@@ -94,8 +94,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
 
     def _leave(self, outbox: Outbox) -> None:
         """The job has no more to do with this node."""
-        self._tenant = node_pb2.AttachJob()
-        self._vacant.release()
+        self._attached_job = node_pb2.AttachJob()
+        self._free.release()
         outbox.close()
 
     def _work(self, context: JobContext, commands: "_Commands", outbox: Outbox) -> None:

@@ -127,10 +127,10 @@ def part_bytes(group: plan_pb2.Group) -> int:
 
 # Weights groups of one shard that may be on their way to a wafer, sent and not yet taken: the depth of the prefetch.
 WEIGHTS_WINDOW = 8
-# A wafer says what it has taken in lots: a frame for each would cost more than it carries.
-WEIGHTS_CREDIT_LOT = WEIGHTS_WINDOW // 2
-# As many may always be sent beyond those that the wafers have taken, whatever part of a lot they have not told yet.
-WEIGHTS_AHEAD = WEIGHTS_WINDOW - WEIGHTS_CREDIT_LOT + 1
+# A wafer grants credit for several groups at once: a frame for each would cost more than it carries.
+WEIGHTS_CREDIT_BATCH = WEIGHTS_WINDOW // 2
+# As many may always be sent beyond those that the wafers have taken, whatever part of a batch of credit they still owe.
+WEIGHTS_AHEAD = WEIGHTS_WINDOW - WEIGHTS_CREDIT_BATCH + 1
 
 # An empty frame of group CREDIT_GROUPS + k goes up from a wafer: of shard k's weights groups it has taken as many as
 # the frame's step says. SwarmX passes on the least of what its children say, and grants shard k the difference.

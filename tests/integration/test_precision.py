@@ -23,6 +23,7 @@ from memoryx.kernels import StateKernel, make_kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "appliance"))
 import plan_simulator
+import simulated_roles
 
 STEPS = 40
 
@@ -59,7 +60,7 @@ def generated_updates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def make(module: ModuleOp, generated: None, states: SharedMemory) -> StateKernel:
         return make_kernels({1: print_module(module)}, states, tmp_path / "generated")[1]
 
-    monkeypatch.setattr(plan_simulator, "StateKernel", make)
+    monkeypatch.setattr(simulated_roles, "StateKernel", make)
 
 
 @pytest.mark.cluster

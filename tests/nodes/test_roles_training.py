@@ -246,7 +246,7 @@ def test_cancelling_is_silent(make_job: MakeJob, lane: int) -> None:
 
 
 def test_a_node_works_for_one_job_at_a_time(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_service, "VACANT_SECONDS", 0.2)
+    monkeypatch.setattr(node_service, "PREVIOUS_JOB_SECONDS", 0.2)
     job = make_job(node_pb2.LANE_SHARED_MEMORY)
     address = job.nodes.wafers[0].address
     with pytest.raises(AssertionError, match="ended the stream"):

@@ -15,7 +15,7 @@ from interconnect.links.hub import Hub
 from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.links.socket_lane import SocketLink
 from nodes.steps.arena import RELEASED_GROUP, ArenaCounts
-from nodes.steps.schedule import CREDIT_GROUPS, WEIGHTS_CREDIT_LOT, StepSchedule
+from nodes.steps.schedule import CREDIT_GROUPS, WEIGHTS_CREDIT_BATCH, StepSchedule
 from wafer.wafer_program import WaferProgram
 from wsc.v1 import node_pb2, plan_pb2
 
@@ -95,7 +95,7 @@ def test_value_that_several_groups_send_and_outputs_of_some_steps(ends: tuple[So
     thread.join(20)
     assert len(seconds) == 4
     credits = sorted((m.group - CREDIT_GROUPS, m.step) for m in far.inbox)
-    assert credits == [(0, WEIGHTS_CREDIT_LOT), (1, WEIGHTS_CREDIT_LOT)]
+    assert credits == [(0, WEIGHTS_CREDIT_BATCH), (1, WEIGHTS_CREDIT_BATCH)]
     program.close()
     for each in (hub, far_hub):
         each.close()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from appliance.compiler.cost.machine_model import MachineModel
-from nodes.steps.schedule import WEIGHTS_CREDIT_LOT, WEIGHTS_WINDOW
+from nodes.steps.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW
 from wsc.v1 import plan_pb2
 
 WAFER: Final = "wafer"
@@ -166,7 +166,7 @@ def _shard(board: _Board, plan: plan_pb2.MemoryXPlan, seconds: MemoryXSeconds) -
                 if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
                     # The wafer gives credit for several groups at once.
                     needed = sent - WEIGHTS_WINDOW + 1
-                    needed = -(-needed // WEIGHTS_CREDIT_LOT) * WEIGHTS_CREDIT_LOT
+                    needed = -(-needed // WEIGHTS_CREDIT_BATCH) * WEIGHTS_CREDIT_BATCH
                     taken = board.taken[plan.shard]
                     while len(taken) < needed:
                         yield

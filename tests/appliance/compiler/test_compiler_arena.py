@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from compiled_steps import Traced
-from plan_simulator import Deadlock, Hazard, Simulation
+from plan_simulator import Simulation
+from simulated_links import Deadlock, Hazard
 from torch import nn
 
 from appliance.compiler.memoryx import schedule as memoryx_schedule
@@ -167,8 +168,8 @@ def test_weights_that_go_too_far_ahead_would_hold_up_the_gradients(
     """A shard that waits in vain for room to send weights releases nothing, and the wafer waits for just that."""
     traced, batches = plain
     monkeypatch.setattr(memoryx_schedule, "WEIGHTS_AHEAD", ahead)
-    monkeypatch.setattr("plan_simulator.WEIGHTS_WINDOW", 2)
-    monkeypatch.setattr("plan_simulator.WEIGHTS_CREDIT_LOT", 1)
+    monkeypatch.setattr("simulated_roles.WEIGHTS_WINDOW", 2)
+    monkeypatch.setattr("simulated_roles.WEIGHTS_CREDIT_BATCH", 1)
     plan = traced.plan(1, prefetch_layers=5)
     simulation = Simulation(plan, traced.initial)
     with pytest.raises(Deadlock) if stuck else nullcontext():

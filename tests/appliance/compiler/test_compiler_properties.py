@@ -20,8 +20,8 @@ from mutations import (
     one_block,
     uncounted,
 )
-from plan_simulator import Deadlock, Hazard
 from random_programs import traced_program
+from simulated_links import Deadlock, Hazard
 from torch import nn
 
 from appliance.compiler.core.errors import CompileError

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 from compiled_steps import Step, Traced
-from plan_simulator import Deadlock, Hazard, Simulation
+from plan_simulator import Simulation
+from simulated_links import Deadlock, Hazard
 from wide_steps import Wide, rows, trained
 
 from wsc.v1 import plan_pb2

@@ -1,0 +1,342 @@
+"""The roles of a simulated plan, each a generator that yields when it cannot go on."""
+
+import dataclasses
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+
+import torch
+from simulated_links import Frame, Held, Wires, arena_places, check_type, empty
+from xdsl.dialects.builtin import ModuleOp
+
+from cirh.execution.kernel import Kernel
+from cirh.execution.views import clone_views
+from interconnect.links.elements import tensor_bytes, torch_dtype
+from interconnect.links.shared_memory import SharedMemory
+from memoryx.kernels import StateKernel
+from nodes.steps.arena import ArenaCounts, direct_values
+from nodes.steps.schedule import WEIGHTS_CREDIT_LOT, WEIGHTS_WINDOW, is_for_coordinator_only
+from swarmx.releases import first_counts
+from wsc.v1 import plan_pb2
+
+
+class Role:
+    """What wafers and shards have in common: values by number, and one place to send each group from."""
+
+    def __init__(self, name: str, plan: plan_pb2.WaferPlan | plan_pb2.MemoryXPlan, wires: Wires) -> None:
+        self.name, self.plan, self.wires = name, plan, wires
+        self.groups = {group.id: group for group in plan.groups}
+        self.values: dict[int, Held] = {}
+        sent = [i.send.group for i in plan.instructions if i.WhichOneof("kind") == "send"]
+        self.places: dict[int, dict[int, torch.Tensor]] = {
+            group: {member.value: empty(member.type) for member in self.groups[group].members} for group in sent
+        }
+        self.counts = ArenaCounts(plan.arena)
+        produced = direct = {value for i in plan.instructions for value in i.run.outputs}
+        if isinstance(plan, plan_pb2.WaferPlan):
+            self.places |= arena_places(plan.arena, self.groups)
+            direct = direct_values(plan) if self.counts.credited else produced
+        self.place_of: dict[int, torch.Tensor] = {}
+        self.group_of: dict[int, int] = {}
+        for group in dict.fromkeys(sent):
+            for value, tensor in self.places[group].items():
+                if value in (direct if group in self.counts.offsets else produced) and value not in self.place_of:
+                    self.place_of[value] = tensor
+                    self.group_of[value] = group
+
+    def read(self, value: int) -> torch.Tensor:
+        held = self.values[value]
+        if held.frame is not None:
+            held.frame.check(self.name, [held.tensor])
+        return held.tensor
+
+    def accept(self, frame: Frame) -> None:
+        group = self.groups[frame.group]
+        check_type(group, frame.tensors)
+        for member, tensor in zip(group.members, frame.tensors, strict=True):
+            self.values[member.value] = Held(tensor, frame)
+
+    def complete(self, group: int) -> list[torch.Tensor]:
+        """The tensors of a group, each in its place."""
+        for value, place in self.places[group].items():
+            tensor = self.read(value)
+            if tensor is not place:
+                place.copy_(tensor)
+        return list(self.places[group].values())
+
+    def drop(self, run: plan_pb2.Run) -> None:
+        for value in run.drops:
+            del self.values[value]
+
+
+class Wafer(Role):
+    """One wafer."""
+
+    def __init__(
+        self,
+        index: int,
+        plan: plan_pb2.WaferPlan,
+        kernels: Mapping[int, Kernel],
+        wires: Wires,
+        batches: Sequence[list[torch.Tensor]],
+    ):
+        super().__init__(f"wafer{index}", plan, wires)
+        self.batches = batches
+        self.number = torch.tensor([index])
+        self.kernels = kernels
+
+    def run(self) -> Iterator[None]:
+        for step, batch in enumerate(self.batches, 1):
+            self.values.clear()
+            self.values[self.plan.number_value] = Held(self.number)
+            for instruction in self.plan.instructions:
+                match instruction.WhichOneof("kind"):
+                    case "receive":
+                        group = self.groups[instruction.receive.group]
+                        if group.kind == plan_pb2.GROUP_KIND_BATCH:
+                            self.accept(Frame.of(group, step, batch, as_bytes=True))
+                            continue
+                        while (frame := self.wires.take("swarmx", self.name, group.id, step)) is None:
+                            yield
+                        self.accept(frame)
+                        if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
+                            self.wires.taken[group.source_shard, self.name] += 1
+                    case "run":
+                        self.wires.moves += 1
+                        yield  # a turn for the others between any two kernels
+                        run = instruction.run
+                        written = [self.group_of[value] for value in run.outputs if value in self.group_of]
+                        yield from self.wait_for_places(written, step)
+                        places = [self.place_of.get(value) for value in run.outputs]
+                        inputs = [self.read(value) for value in run.inputs]
+                        results = self.kernels[run.kernel](inputs, places)
+                        if self.counts.credited:
+                            shown = [t for v, t in zip(run.inputs, inputs, strict=True) if self.lies_in_arena(v)]
+                            shown += [t for v, t in zip(run.outputs, results, strict=True) if self.lies_in_arena(v)]
+                            clone_views(results, places, shown)
+                        self.values |= {v: Held(tensor) for v, tensor in zip(run.outputs, results, strict=True)}
+                        self.drop(run)
+                    case "send":
+                        group = self.groups[instruction.send.group]
+                        yield from self.wait_for_places([group.id], step)
+                        tensors = self.complete(group.id)
+                        check_type(group, tensors)
+                        as_bytes = is_for_coordinator_only(group)
+                        self.wires.send(self.name, "swarmx", Frame.of(group, step, tensors, as_bytes=as_bytes))
+                    case kind:
+                        raise AssertionError(kind)
+
+    def lies_in_arena(self, value: int) -> bool:
+        return self.group_of.get(value) in self.counts.offsets
+
+    def wait_for_places(self, groups: Sequence[int], step: int) -> Iterator[None]:
+        """Until what lies in the groups' places has been released."""
+        for group in groups:
+            awaited = self.counts.awaited(group)
+            while awaited is not None and self.wires.released["swarmx"] < self.counts.count(awaited, step):
+                yield
+
+
+class Shard(Role):
+    """One MemoryX shard."""
+
+    def __init__(
+        self,
+        plan: plan_pb2.MemoryXPlan,
+        modules: Mapping[int, ModuleOp],
+        wires: Wires,
+        num_wafers: int,
+        states: Mapping[str, torch.Tensor],
+    ):
+        super().__init__(f"shard{plan.shard}", plan, wires)
+        self.num_wafers = num_wafers
+        nbytes = sum(-(-tensor_bytes(slot.type) // 64) * 64 for slot in plan.states)
+        self.memory = SharedMemory.create(max(nbytes, 64))
+        self.states: dict[int, torch.Tensor] = {}
+        self.names = {slot.name: slot.value for slot in plan.states}
+        offset = 0
+        for slot in plan.states:
+            tensor = self.memory.tensor(torch_dtype(slot.type.element_type), tuple(slot.type.shape), offset)
+            self.states[slot.value] = tensor.copy_(states[slot.name])
+            offset += -(-tensor_bytes(slot.type) // 64) * 64
+        self.kernels = {number: StateKernel(module, None, self.memory) for number, module in modules.items()}
+        for group, places in self.places.items():
+            if self.groups[group].kind == plan_pb2.GROUP_KIND_WEIGHTS:
+                places |= {value: self.states[value] for value in places if value in self.states}
+        runs = [i.run for i in plan.instructions if i.WhichOneof("kind") == "run"]
+        committed = {v for run in runs for v, state in zip(run.outputs, run.commits, strict=False) if state}
+        self.place_of = {v: t for v, t in self.place_of.items() if v not in committed and v not in self.states}
+        received = [i.receive.group for i in plan.instructions if i.WhichOneof("kind") == "receive"]
+        self.from_arena = [group for group in received if group in self.counts.offsets]
+        self.borrowed: int | None = None
+        self.calls = [
+            self.kernels[run.kernel].bind(
+                [self.states[state] if state else None for state in run.commits] or [None] * len(run.outputs),
+                [self.place_of.get(value) for value in run.outputs],
+            )
+            for run in runs
+        ]
+
+    def run(self, num_steps: int) -> Iterator[None]:
+        for step in range(1, num_steps + 1):
+            self.values = {value: Held(tensor) for value, tensor in self.states.items()}
+            calls = iter(self.calls)
+            for instruction in self.plan.instructions:
+                match instruction.WhichOneof("kind"):
+                    case "receive":
+                        self.release(step)
+                        group = self.groups[instruction.receive.group]
+                        exchanged = group.kind == plan_pb2.GROUP_KIND_EXCHANGE
+                        source = f"shard{group.source_shard}" if exchanged else "swarmx"
+                        while (frame := self.wires.take(source, self.name, group.id, step)) is None:
+                            yield
+                        if instruction.receive.keep:
+                            frame = dataclasses.replace(frame, tensors=[tensor.clone() for tensor in frame.tensors])
+                        self.accept(frame)
+                        self.borrowed = group.id if group.id in self.from_arena else None
+                    case "run":
+                        self.wires.moves += 1
+                        yield
+                        run = instruction.run
+                        inputs = [self.read(value) for value in run.inputs]
+                        results = list(next(calls)(inputs))
+                        if self.counts.credited:
+                            places = [self.place_of.get(value) for value in run.outputs]
+                            homes = [self.states[s] if s else p for s, p in zip_longest(run.commits, places)]
+                            if self.kernels[run.kernel].may_show_inputs and self.borrowed is not None:
+                                members = {member.value for member in self.groups[self.borrowed].members}
+                                shown = [t for v, t in zip(run.inputs, inputs, strict=True) if v in members]
+                                clone_views(results, homes, shown)
+                        self.values |= {v: Held(tensor) for v, tensor in zip(run.outputs, results, strict=True)}
+                        self.drop(run)
+                    case "commit":
+                        self.states[instruction.commit.state].copy_(self.read(instruction.commit.value))
+                    case "send":
+                        self.release(step)
+                        yield from self.send(self.groups[instruction.send.group], step)
+            self.release(step)
+
+    def release(self, step: int) -> None:
+        """The gradients that were received last are read no more."""
+        if self.borrowed is not None:
+            told = self.counts.told_after(self.borrowed, self.from_arena)
+            self.borrowed = None
+            if told is not None:
+                self.wires.released[self.name] = self.counts.count(told, step)
+                self.wires.moves += 1
+
+    def send(self, group: plan_pb2.Group, step: int) -> Iterator[None]:
+        tensors = self.complete(group.id)
+        check_type(group, tensors)
+        match group.kind:
+            case plan_pb2.GROUP_KIND_WEIGHTS:
+                while self.wires.sent[self.plan.shard] - self.granted() >= WEIGHTS_WINDOW:
+                    yield
+                self.wires.sent[self.plan.shard] += 1
+                self.wires.send(self.name, "swarmx", Frame.of(group, step, tensors, as_bytes=False))
+            case plan_pb2.GROUP_KIND_EXCHANGE:
+                for shard in group.shards:
+                    assert shard != self.plan.shard
+                    self.wires.send(self.name, f"shard{shard}", Frame.of(group, step, tensors, as_bytes=True))
+            case plan_pb2.GROUP_KIND_OUTPUT:
+                self.wires.send(self.name, "coordinator", Frame.of(group, step, tensors, as_bytes=True))
+            case kind:
+                raise AssertionError(kind)
+
+    def granted(self) -> int:
+        taken = [self.wires.taken[self.plan.shard, f"wafer{i}"] for i in range(self.num_wafers)]
+        return min(count // WEIGHTS_CREDIT_LOT * WEIGHTS_CREDIT_LOT for count in taken)
+
+
+class SwarmX:
+    """The one SwarmX node: everything goes on at once; sums lie in one buffer per group, or in the arena."""
+
+    def __init__(self, plan: plan_pb2.SwarmXPlan, num_wafers: int, num_shards: int, wires: Wires) -> None:
+        self.groups = {group.id: group for group in plan.groups}
+        self.wafers = [f"wafer{i}" for i in range(num_wafers)]
+        self.shards = [f"shard{i}" for i in range(num_shards)]
+        self.wires = wires
+        self.counts = ArenaCounts(plan.arena)
+        self.sums = {group: list(tensors.values()) for group, tensors in arena_places(plan.arena, self.groups).items()}
+        self.first = {f"shard{i}": count for i, count in first_counts(self.counts, plan.groups).items()}
+        self.complete: deque[tuple[plan_pb2.Group, list[Frame]]] = deque()
+        self.joined = 0  # groups of the arena
+
+    def run(self) -> Iterator[None]:
+        waiting: dict[tuple[int, int], dict[str, Frame]] = defaultdict(dict)
+        while True:
+            for shard in self.shards:
+                while queue := self.wires.queues[shard, "swarmx"]:
+                    frame = queue.popleft()
+                    for wafer in self.wafers:
+                        self.wires.send("swarmx", wafer, frame)
+            for wafer in self.wafers:
+                while queue := self.wires.queues[wafer, "swarmx"]:
+                    frame = queue.popleft()
+                    parts = waiting[frame.group, frame.step]
+                    assert wafer not in parts, "a wafer sent a group twice in a step"
+                    parts[wafer] = frame
+                    if len(parts) == len(self.wafers):
+                        group, frames = self.groups[frame.group], [parts[name] for name in self.wafers]
+                        if group.id in self.counts.offsets:
+                            self.complete.append((group, frames))
+                        else:
+                            self.join(group, frames)
+                        del waiting[frame.group, frame.step]
+            self.join_complete()
+            yield
+
+    def join_complete(self) -> None:
+        """Joins gradients as far as their places have been released. One wafer's lie in its own arena."""
+        released = min((max(first, self.wires.released[s]) for s, first in self.first.items()), default=0)
+        while self.complete:
+            group, frames = self.complete[0]
+            awaited = self.counts.awaited(group.id)
+            if len(frames) > 1 and awaited is not None and self.counts.count(awaited, frames[0].step) > released:
+                break
+            self.complete.popleft()
+            assert self.counts.number(group.id, frames[0].step) == self.joined
+            self.join(group, frames)
+            self.joined += 1
+        reached = released if len(self.wafers) == 1 else self.joined
+        for count in self.counts.told_between(self.wires.released["swarmx"], reached):
+            self.wires.released["swarmx"] = count
+            self.wires.moves += 1
+
+    def join(self, group: plan_pb2.Group, parts: list[Frame]) -> None:
+        step = parts[0].step
+        for part in parts:
+            part.check("swarmx", part.tensors)
+        if len(parts) == 1:
+            joined = parts[0].tensors
+        elif group.reduction == plan_pb2.REDUCTION_GATHER:
+            joined = [torch.cat([part.tensors[0].reshape(-1) for part in parts])]
+        else:
+            assert len({member.type.element_type for member in group.members}) == 1
+            buffers = self.sums.setdefault(group.id, [torch.empty_like(t) for t in parts[0].tensors])
+            for place, *tensors in zip(buffers, *(part.tensors for part in parts), strict=True):
+                place.copy_(self.reduced(group, tensors))
+            joined = buffers
+        bytes_only = is_for_coordinator_only(group)
+        for shard in group.shards:
+            self.wires.send("swarmx", f"shard{shard}", Frame.of(group, step, joined, as_bytes=bytes_only))
+        if group.to_wafers:
+            for wafer in self.wafers:
+                self.wires.send("swarmx", wafer, Frame.of(group, step, joined, as_bytes=bytes_only))
+        if group.to_coordinator:
+            self.wires.send("swarmx", "coordinator", Frame.of(group, step, joined, as_bytes=True))
+
+    @staticmethod
+    def reduced(group: plan_pb2.Group, tensors: list[torch.Tensor]) -> torch.Tensor:
+        total = tensors[0]
+        for tensor in tensors[1:]:
+            match group.reduction:
+                case plan_pb2.REDUCTION_SUM:
+                    total = total + tensor
+                case plan_pb2.REDUCTION_MAX:
+                    total = torch.maximum(total, tensor)
+                case plan_pb2.REDUCTION_MIN:
+                    total = torch.minimum(total, tensor)
+                case kind:
+                    raise AssertionError(kind)
+        return total
