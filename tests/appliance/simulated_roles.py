@@ -15,7 +15,7 @@ from interconnect.links.elements import tensor_bytes, torch_dtype
 from interconnect.links.shared_memory import SharedMemory
 from memoryx.kernels import StateKernel
 from nodes.steps.arena import ArenaCounts, direct_values
-from nodes.steps.schedule import WEIGHTS_CREDIT_LOT, WEIGHTS_WINDOW, is_for_coordinator_only
+from nodes.steps.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW, is_for_coordinator_only
 from swarmx.releases import first_counts
 from wsc.v1 import plan_pb2
 
@@ -245,7 +245,7 @@ class Shard(Role):
 
     def granted(self) -> int:
         taken = [self.wires.taken[self.plan.shard, f"wafer{i}"] for i in range(self.num_wafers)]
-        return min(count // WEIGHTS_CREDIT_LOT * WEIGHTS_CREDIT_LOT for count in taken)
+        return min(count // WEIGHTS_CREDIT_BATCH * WEIGHTS_CREDIT_BATCH for count in taken)
 
 
 class SwarmX:
