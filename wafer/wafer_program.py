@@ -159,7 +159,7 @@ class WaferProgram:
         return call
 
     def _count_taken(self, shard: int) -> Action:
-        """Grants credit for the weights groups of a shard that were taken, several at once, so that it may send more."""
+        """Grants credit for the weights groups of a shard that were taken, several at once: it may send more then."""
         hub, parent, taken = self._program.hub, self._parent, self._taken
         taken.setdefault(shard, 0)
         nothing = self._buffers.nothing
