@@ -53,7 +53,13 @@ class Job:
         self.plans = Plans(settings.cache, compile_step)
         self._reporter = JobReporter(management.report)
         self._nodes = JobNodes(
-            settings.job, request, management, listener, self._responded, self._node_lost, self.verdict.report_defect
+            settings.job,
+            request,
+            management.acquire,
+            listener,
+            self._responded,
+            self._node_lost,
+            self.verdict.report_defect,
         )
         self.observation = Observation(management.tell, self._nodes.send_all, self._advise)
         self._silence = SilenceWatch(max(1, round(hang_seconds())))

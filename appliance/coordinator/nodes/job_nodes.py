@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from appliance.coordinator.management_link import ManagementLink
 from appliance.coordinator.nodes.attachment import Attachment
 from appliance.coordinator.nodes.topology import COORDINATOR, Member, Topology
 from interconnect.links.listener import LinkListener
@@ -28,7 +27,7 @@ class JobNodes:
         self,
         job: str,
         request: management_pb2.CreateJobRequest,
-        management: ManagementLink,
+        acquire: Callable[[management_pb2.Acquire], management_pb2.Acquired],
         listener: LinkListener,
         on_response: Callable[[Member, node_pb2.AttachResponse], None],
         on_lost: Callable[[Member, str], None],
@@ -41,7 +40,7 @@ class JobNodes:
         """
         self._job = job
         self._request = request
-        self._management = management
+        self._acquire = acquire
         self._listener = listener
         self._on_response = on_response
         self._on_lost = on_lost
@@ -61,7 +60,7 @@ class JobNodes:
     def acquire(self) -> None:
         """Lease the nodes and attach to all; blocks, until close is called at the latest.
 
-        Raises NodesRefused; ManagementLost; TimeoutError naming the nodes that do not answer.
+        Raises NodesRefused; what acquire raises; TimeoutError naming the nodes that do not answer.
         """
         request = self._request
         wanted = management_pb2.Acquire(
@@ -69,7 +68,7 @@ class JobNodes:
             num_workers_per_wafer=request.num_workers_per_csx,
             max_shards=request.max_wgt_servers,
         )
-        acquired = self._management.acquire(wanted)
+        acquired = self._acquire(wanted)
         if not acquired.nodes:
             raise NodesRefused(acquired.refusal or "management has no nodes for this job")
         topology = Topology.build(acquired.nodes, request.num_workers_per_csx)
