@@ -250,7 +250,7 @@ class Block(nn.Module):
         self.fc = nn.Linear(6, 6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        keep = torch.ones(6, 6, device=x.device).tril()
+        keep = torch.ones(6, 6, dtype=x.dtype, device=x.device).tril()
         return x + self.fc(x @ keep).relu() @ keep
 
 
