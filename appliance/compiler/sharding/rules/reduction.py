@@ -61,18 +61,21 @@ def truth(query: Query) -> Outcome:
     return Outcome(wants=[placement], results=[partial if kept is None else kept])
 
 
+def _kept_or_decomposed(query: Query, placement: Placement, dims: set[int]) -> Outcome:
+    """Of a reduction that is no sum: its results are cut, or it is taken apart where it goes over the samples."""
+    kept = kept_dim(query, placement, dims, bool(query.get("keepdim", False)))
+    if kept is None and query.num_csx > 1:
+        raise Decompose
+    return Outcome(wants=[placement], results=[SUM if kept is None else kept] * len(query.op.results))
+
+
 @rule("aten.mean", "aten.mean.dim")
 def mean(query: Query) -> Outcome:
     placement = query.placements[0]
     if not placement.is_sharded:
         passes = placement if placement == SUM else R
         return Outcome(wants=[passes], results=[passes])
-    kept = kept_dim(query, placement, _dims(query, "dim"), bool(query.get("keepdim", False)))
-    if kept is not None:
-        return Outcome(wants=[placement], results=[kept])
-    if query.num_csx > 1:
-        raise Decompose
-    return Outcome(wants=[placement], results=[SUM])
+    return _kept_or_decomposed(query, placement, _dims(query, "dim"))
 
 
 @rule(
@@ -86,13 +89,7 @@ def norm(query: Query) -> Outcome:
     placement = query.placements[0]
     if not placement.is_sharded:
         return query.replicated()
-    dims = _dims(query, "dims" if query.op.name == "cirh.L2Norm" else "dim")
-    kept = kept_dim(query, placement, dims, bool(query.get("keepdim", False)))
-    if kept is not None:
-        return Outcome(wants=[placement], results=[kept] * len(query.op.results))
-    if query.num_csx > 1:
-        raise Decompose
-    return Outcome(wants=[placement], results=[SUM] * len(query.op.results))
+    return _kept_or_decomposed(query, placement, _dims(query, "dims" if query.op.name == "cirh.L2Norm" else "dim"))
 
 
 @rule(
