@@ -6,9 +6,8 @@ from typing import TypeAlias
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from cirh.dialect.operations import Const
+from cirh.dialect.operations import Const, body_ops
 from cirh.execution.kernel import Kernel
-from cirh.modules.graph import body_ops
 from cirh.modules.verify import verify
 from cirh.table.lookup import spec
 from cirh.text.parser import parse_module

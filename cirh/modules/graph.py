@@ -12,19 +12,6 @@ from cirh.dialect.types import tensor_type
 from cirh.modules.builder import ALIAS, INPUT_NAME, OUTPUT_NAME, STATE_NAME, WAFERS, GraphBuilder
 from cirh.text.printer import print_module
 
-__all__ = [
-    "InputArg",
-    "OutputResult",
-    "Signature",
-    "StateArg",
-    "add_wafers",
-    "body_ops",
-    "canonical_text",
-    "extract",
-    "func_of",
-    "signature",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StateArg:

@@ -15,7 +15,7 @@ from module_examples import mlp_step
 
 from cirh.dialect.attributes import attrs
 from cirh.dialect.errors import CirhError
-from cirh.modules.graph import body_ops
+from cirh.dialect.operations import body_ops
 from cirh.modules.verify import verify
 from cirh.text.parser import parse_module
 from cirh.text.printer import print_module

@@ -12,11 +12,11 @@ from xdsl.ir import SSAValue
 
 from cirh.dialect.errors import CirhError
 from cirh.dialect.locations import Source
-from cirh.dialect.operations import Const, func_of, return_of
+from cirh.dialect.operations import Const, body_ops, func_of, return_of
 from cirh.dialect.types import shape, tensor_type
 from cirh.execution.kernel import Kernel
 from cirh.modules.builder import GraphBuilder
-from cirh.modules.graph import body_ops, canonical_text, extract
+from cirh.modules.graph import canonical_text, extract
 from cirh.modules.verify import verify
 from cirh.text.parser import parse_module
 from cirh.text.printer import print_module

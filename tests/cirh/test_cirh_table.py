@@ -5,12 +5,11 @@ import torch
 from cirh_examples import Example, examples
 
 from cirh.dialect.errors import CirhError
-from cirh.dialect.operations import Const, return_of
+from cirh.dialect.operations import Const, body_ops, return_of
 from cirh.dialect.spec import Typed
 from cirh.dialect.types import TensorInfo, element_dtype, info, tensor_type
 from cirh.execution.kernel import Kernel
 from cirh.modules.builder import GraphBuilder
-from cirh.modules.graph import body_ops
 from cirh.table import aten as table_aten
 from cirh.table import lookup as table
 from cirh.table import rows as table_cirh

@@ -12,9 +12,9 @@ from xdsl.dialects.builtin import ModuleOp
 from cirh.dialect.attributes import SplatAttr, attrs
 from cirh.dialect.errors import CirhError
 from cirh.dialect.locations import source_of
-from cirh.dialect.operations import Const, return_of
+from cirh.dialect.operations import Const, body_ops, return_of
 from cirh.dialect.types import shape
-from cirh.modules.graph import body_ops, canonical_text, extract, signature
+from cirh.modules.graph import canonical_text, extract, signature
 from cirh.modules.verify import verify
 from cirh.text.parser import parse_module
 from cirh.text.printer import print_module

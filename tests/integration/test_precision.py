@@ -14,8 +14,9 @@ from xdsl.dialects.builtin import ModuleOp
 
 import cerebras.pytorch as cstorch
 from appliance.compiler.pipeline import Half, Precision, Target, compile_module
+from cirh.dialect.operations import func_of
 from cirh.dialect.types import info
-from cirh.modules.graph import func_of, signature
+from cirh.modules.graph import signature
 from cirh.text.parser import parse_module
 from cirh.text.printer import print_module
 from interconnect.links.shared_memory import SharedMemory

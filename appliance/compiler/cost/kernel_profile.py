@@ -11,8 +11,7 @@ from appliance.compiler.cost.flops import VIEWS, flops
 from appliance.compiler.cost.machine_model import MachineModel
 from cirh.calls.attention import choose
 from cirh.dialect import types
-from cirh.dialect.operations import Const, body_ops, return_of
-from cirh.modules.graph import func_of
+from cirh.dialect.operations import Const, body_ops, func_of, return_of
 from cirh.table.lookup import site_of
 from cirh.text.parser import parse_module
 from wsc.v1 import plan_pb2

@@ -14,7 +14,7 @@ from appliance.compiler.memoryx.reads import Reads
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle
 from appliance.compiler.partition.shards import Sharing
-from cirh.modules.graph import func_of
+from cirh.dialect.operations import func_of
 from interconnect.links.frame import INLINE_BYTES
 
 _WAY_OUT = "make it depend on the step's loss or gradients, or do it in a step that has an output"

@@ -21,7 +21,8 @@ from appliance.compiler.partition.shards import Sharing, order
 from appliance.compiler.wafer.drops import add_drops
 from appliance.compiler.wafer.schedule import WaferSchedule
 from cirh.dialect import types
-from cirh.modules.graph import extract, func_of
+from cirh.dialect.operations import func_of
+from cirh.modules.graph import extract
 from cirh.text.printer import print_module
 from nodes.steps.schedule import WEIGHTS_AHEAD
 from wsc.v1 import plan_pb2

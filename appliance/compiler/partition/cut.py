@@ -13,8 +13,8 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from appliance.compiler.sharding.propagate import Sharding
 from cirh.dialect import types
-from cirh.dialect.operations import Const, return_of
-from cirh.modules.graph import Signature, body_ops, func_of, signature
+from cirh.dialect.operations import Const, body_ops, func_of, return_of
+from cirh.modules.graph import Signature, signature
 
 # Elements up to which a value is small: not worth streaming if it can be computed.
 SMALL_ELEMENTS = 4096

@@ -15,7 +15,7 @@ from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import Target
 from appliance.compiler.partition.cut import Cut, is_constant
 from cirh.dialect import types
-from cirh.modules.graph import func_of
+from cirh.dialect.operations import func_of
 
 
 @dataclass(frozen=True, slots=True)

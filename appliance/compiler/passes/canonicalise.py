@@ -9,8 +9,7 @@ from xdsl.ir import Operation, SSAValue
 from appliance.compiler.core.rewriter import Rewriter
 from cirh.dialect import types
 from cirh.dialect.attributes import attrs
-from cirh.dialect.operations import Const
-from cirh.modules.graph import body_ops
+from cirh.dialect.operations import Const, body_ops
 
 
 def canonicalise(module: ModuleOp) -> bool:

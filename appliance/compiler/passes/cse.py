@@ -13,8 +13,7 @@ from appliance.compiler.core.layer_names import layer_of
 from appliance.compiler.core.rewriter import erase
 from cirh.dialect.attributes import is_annotation
 from cirh.dialect.locations import source_of
-from cirh.dialect.operations import Const, Return
-from cirh.modules.graph import body_ops
+from cirh.dialect.operations import Const, Return, body_ops
 from cirh.table.lookup import spec
 
 Key = tuple[object, ...]

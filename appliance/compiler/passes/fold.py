@@ -15,8 +15,7 @@ from xdsl.ir import Operation
 from appliance.compiler.core.rewriter import Rewriter
 from cirh.dialect import types
 from cirh.dialect.attributes import ConstantAttr, SplatAttr, constant_of_bytes, dense
-from cirh.dialect.operations import Const
-from cirh.modules.graph import body_ops
+from cirh.dialect.operations import Const, body_ops
 from cirh.table.lookup import build, runtime_operands
 
 # Elements of a constant that is not of one value, at most.

@@ -8,8 +8,7 @@ from xdsl.ir import Operation, SSAValue
 from appliance.compiler.passes.dce import eliminate_dead_code
 from cirh.dialect import types
 from cirh.dialect.attributes import SplatAttr, attrs
-from cirh.dialect.operations import Const
-from cirh.modules.graph import body_ops
+from cirh.dialect.operations import Const, body_ops
 
 
 def fuse_each(module: ModuleOp, roots: Collection[str], fuse: Callable[[Operation], bool]) -> bool:

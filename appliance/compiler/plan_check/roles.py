@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from appliance.compiler.plan_check.errors import require
-from cirh.dialect.operations import return_of
+from cirh.dialect.operations import func_of, return_of
 from cirh.dialect.types import TensorInfo, from_proto, info
-from cirh.modules.graph import func_of
 from cirh.modules.verify import verify
 from cirh.text.parser import parse_module
 from wsc.v1 import plan_pb2

@@ -13,8 +13,7 @@ from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.layers import partition
 from appliance.compiler.partition.waits import Waits
 from appliance.compiler.sharding.propagate import Sharding
-from cirh.dialect.operations import Const
-from cirh.modules.graph import body_ops, func_of
+from cirh.dialect.operations import Const, body_ops, func_of
 from cirh.text.parser import parse_module
 from cirh.text.printer import print_module
 from lair.lower import NotLowered, lower

@@ -19,8 +19,8 @@ from appliance.compiler.sharding.rules.rule import Decompose, Outcome, Query
 from appliance.compiler.sharding.rules.shape import reshaped_dim
 from cirh.dialect import types
 from cirh.dialect.attributes import SplatAttr, attribute, attrs
-from cirh.dialect.operations import Const
-from cirh.modules.graph import add_wafers, func_of, signature
+from cirh.dialect.operations import Const, func_of
+from cirh.modules.graph import add_wafers, signature
 from cirh.table.lookup import SEGMENTS, site_of, spec
 
 # How many operations may be made anew for one part.

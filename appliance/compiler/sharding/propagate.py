@@ -20,8 +20,8 @@ from appliance.compiler.sharding.rules.placement import SUM, Placement, R, shard
 from appliance.compiler.sharding.rules.pointwise import pointwise
 from appliance.compiler.sharding.rules.rule import ONE_WAFER, RULES, Decompose, Outcome, Query
 from cirh.dialect import types
-from cirh.dialect.operations import Const, return_of
-from cirh.modules.graph import Signature, body_ops, func_of, signature
+from cirh.dialect.operations import Const, body_ops, func_of, return_of
+from cirh.modules.graph import Signature, signature
 from cirh.table.lookup import spec
 
 

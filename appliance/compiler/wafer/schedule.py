@@ -30,7 +30,7 @@ from appliance.compiler.wafer.streams import (
     release,
     unheard_shards,
 )
-from cirh.modules.graph import func_of
+from cirh.dialect.operations import func_of
 from cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
 

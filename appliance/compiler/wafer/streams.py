@@ -14,7 +14,7 @@ from appliance.compiler.partition.local import Localiser
 from appliance.compiler.partition.shards import Sharing
 from appliance.compiler.partition.waits import Waits
 from cirh.dialect import types
-from cirh.modules.graph import func_of
+from cirh.dialect.operations import func_of
 from interconnect.links.frame import INLINE_BYTES
 from wsc.v1 import plan_pb2
 

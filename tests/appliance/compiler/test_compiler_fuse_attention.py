@@ -19,10 +19,10 @@ from appliance.compiler.passes.fuse_attention import fuse_attention
 from appliance.compiler.passes.known_values import KnownValues
 from cirh.dialect.attributes import attrs
 from cirh.dialect.locations import Source, source_of
+from cirh.dialect.operations import body_ops
 from cirh.dialect.types import tensor_type
 from cirh.execution.kernel import Kernel
 from cirh.modules.builder import GraphBuilder
-from cirh.modules.graph import body_ops
 from cirh.modules.verify import verify
 from cirh.text.parser import parse_module
 from cirh.text.printer import print_module

@@ -20,10 +20,10 @@ from appliance.compiler.passes.fuse_bias import fuse_bias
 from appliance.compiler.passes.fuse_cross_entropy import fuse_cross_entropy
 from appliance.compiler.passes.fuse_layer_norm import fuse_layer_norm
 from cirh.dialect.locations import Source, source_of
+from cirh.dialect.operations import body_ops, func_of
 from cirh.dialect.types import info, shape, tensor_type
 from cirh.execution.kernel import Kernel
 from cirh.modules.builder import GraphBuilder
-from cirh.modules.graph import body_ops, func_of
 from cirh.modules.verify import verify
 from cirh.text.parser import parse_module
 from cirh.text.printer import print_module

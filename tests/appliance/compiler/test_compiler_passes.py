@@ -19,11 +19,11 @@ from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.passes.fold import LARGEST, fold_constants
 from appliance.compiler.pipeline import PASSES, Pass
 from cirh.dialect.attributes import SplatAttr, dense
-from cirh.dialect.operations import Const, return_of
+from cirh.dialect.operations import Const, body_ops, func_of, return_of
 from cirh.dialect.types import info, tensor_type
 from cirh.execution.kernel import Kernel
 from cirh.modules.builder import GraphBuilder
-from cirh.modules.graph import body_ops, func_of, signature
+from cirh.modules.graph import signature
 from cirh.modules.verify import verify
 from cirh.text.parser import parse_module
 from cirh.text.printer import print_module
