@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import gc
+import logging
 import signal
 
 # A shell starts what it runs in the background with SIGINT ignored, and so would be all that the tests start.
@@ -12,3 +13,7 @@ gc.disable()
 
 def pytest_collection_finish() -> None:
     gc.enable()
+    # pytest attaches six handlers in each test to every logger that does not propagate, and torch has fifty of these.
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("torch"):
+            logging.getLogger(name).propagate = True

@@ -126,7 +126,8 @@ def test_a_write_of_the_wrong_size_is_refused(connection: ShardConnection) -> No
     connection.write([outgoing("small")])
 
 
-def test_a_shard_that_goes_away(shard: Shard, connection: ShardConnection) -> None:
+def test_a_shard_that_goes_away(shard: Shard, connection: ShardConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "CONNECT_SECONDS", 0.2)
     connection.write([outgoing("small")])
     shard.server.stop(None).wait(5)
     with pytest.raises(ClusterError):
