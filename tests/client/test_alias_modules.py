@@ -1,9 +1,9 @@
 """cerebras.pytorch is cstorch, in whatever order things are imported."""
 
-import subprocess
-import sys
+from collections.abc import Mapping
 
 import pytest
+from forked_checks import Outcome, run
 
 pytestmark = pytest.mark.cluster
 
@@ -47,7 +47,11 @@ else:
 }
 
 
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
-def test_alias(check: str) -> None:
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="module")
+def outcomes() -> Mapping[str, Outcome]:
+    return run(CHECKS)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_alias(check: str, outcomes: Mapping[str, Outcome]) -> None:
+    assert outcomes[check].status == 0, outcomes[check].stderr

@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from forked_checks import Outcome, run
 
 pytestmark = pytest.mark.cluster
 
@@ -83,24 +85,28 @@ assert Named().logger.name == Named.logger.name == "cerebras.train"
 }
 
 
-def run(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
+def run_beside(code: str, path: Path) -> subprocess.CompletedProcess[str]:
     inherited = os.environ.get("PYTHONPATH")
-    paths = [*map(str, path), *([inherited] if inherited else [])]
+    paths = [str(path), *([inherited] if inherited else [])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
 
 
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
-def test_names(check: str) -> None:
-    done = run(check)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+@pytest.fixture(scope="module")
+def outcomes() -> Mapping[str, Outcome]:
+    return run(CHECKS)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_names(check: str, outcomes: Mapping[str, Outcome]) -> None:
+    assert outcomes[check].status == 0, outcomes[check].stderr
+    assert outcomes[check].stderr == ""
 
 
 def test_another_distribution_that_comes_first_is_named_the_winner(tmp_path: Path) -> None:
     (tmp_path / "cerebras_pytorch").mkdir()
     (tmp_path / "cerebras_pytorch" / "__init__.py").write_text("name = 'foreign'\n")
-    done = run("import cstorch, cerebras_pytorch; print(cerebras_pytorch.name)", tmp_path)
+    done = run_beside("import cstorch, cerebras_pytorch; print(cerebras_pytorch.name)", tmp_path)
     assert done.stdout == "foreign\n"
     assert f"{tmp_path / 'cerebras_pytorch'} is imported" in done.stderr
     assert "the import name cerebras_pytorch" in done.stderr
@@ -110,7 +116,7 @@ def test_a_namespace_beside_ours_loses_what_both_have_and_keeps_the_rest(tmp_pat
     for package in ("pytorch", "cloud"):
         (tmp_path / "cerebras" / package).mkdir(parents=True)
         (tmp_path / "cerebras" / package / "__init__.py").write_text("name = 'foreign'\n")
-    done = run(
+    done = run_beside(
         "import cerebras.pytorch, cerebras.cloud; print(cerebras.pytorch.__name__, cerebras.cloud.name)", tmp_path
     )
     assert done.stdout == "cstorch foreign\n", done.stderr

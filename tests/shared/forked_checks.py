@@ -1,0 +1,58 @@
+"""Pieces of code, each run as the script of a fresh process that has imported torch and nothing of ours.
+
+`run(checks)` starts one process, which forks for each piece: an interpreter and torch for each would take seconds.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SECONDS = 100.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a piece of code ended: its exit status, and what it said on standard error."""
+
+    status: int
+    stderr: str
+
+
+def run(checks: Mapping[str, str]) -> dict[str, Outcome]:
+    """Run each of `checks`, by name, and give how each ended."""
+    done = subprocess.run(
+        [sys.executable, __file__], input=json.dumps(checks), capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: Outcome(status=status, stderr=said) for name, (status, said) in json.loads(done.stdout).items()}
+
+
+def _run_in_fork(code: str) -> tuple[int, str]:
+    with tempfile.TemporaryFile() as said:
+        child = os.fork()
+        if child == 0:
+            os.dup2(said.fileno(), 2)
+            status = 1
+            try:
+                exec(compile(code, "<check>", "exec"), {"__name__": "__main__"})
+                status = 0
+            finally:
+                if status:
+                    sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # there is an exception
+                sys.stderr.flush()
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        return status, said.read().decode()
+
+
+if __name__ == "__main__":
+    import torch  # noqa: F401
+
+    # Python put the folder of this file first: what is imported by these names elsewhere is not what lies here.
+    sys.path.pop(0)
+    print(json.dumps({name: _run_in_fork(code) for name, code in json.load(sys.stdin).items()}))
