@@ -46,7 +46,7 @@ HELLO_SECONDS = 20.0  # until a stream must have begun
 COORDINATOR_SECONDS = 50.0  # until a coordinator must have said hello
 INGRESS_RETURN_SECONDS = 3.0  # until an ingress must be back that handed a call on
 MAX_CAUSE_LENGTH = 1000
-MAX_WAIT_SECONDS = 10.0  # of a ListNodes call
+MAX_WAIT_SECONDS = 10.0  # of a ListNodes or GetJob call
 
 _Request = TypeVar("_Request")
 
@@ -219,6 +219,8 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
 
     async def GetJob(self, request: management_pb2.GetJobRequest, context: Context) -> management_pb2.GetJobResponse:
         job = await self._find(request.job, context)
+        wait_seconds = min(max(0.0, request.wait_for_end_seconds), MAX_WAIT_SECONDS)
+        await job.started_or_over.wait_for(job.over.is_set, wait_seconds)
         info = self.describe([job])[0]
         if info.phase in ENDED:
             when_over(context, job.end_told.set)

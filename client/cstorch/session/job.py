@@ -28,8 +28,8 @@ CREATE_SECONDS = 60.0  # management starts a coordinator process
 COMPILE_SECONDS = 3600.0
 PREPARE_SECONDS = 600.0  # the workers import what the input_fn needs
 CANCEL_SECONDS = 2.0
-CAUSE_SECONDS = 1.8
-CAUSE_POLL_SECONDS = 0.05
+CAUSE_SECONDS = 1.8  # that management may take to hear of the end
+ANSWER_SECONDS = 1.0
 VERDICT_SECONDS = 4.0  # the coordinator takes a second to find the cause among several reports
 
 
@@ -184,16 +184,12 @@ class Job:
 
     def _cause_of_end(self) -> str:
         """What management says of the job's end, if it knows of it in time."""
-        deadline = time.monotonic() + CAUSE_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                job = self._management.GetJob(management_pb2.GetJobRequest(job=self.name), timeout=left).job
-            except grpc.RpcError:
-                break
-            if job.ended:
-                return job.message
-            time.sleep(CAUSE_POLL_SECONDS)
-        return ""
+        request = management_pb2.GetJobRequest(job=self.name, wait_for_end_seconds=CAUSE_SECONDS)
+        try:
+            job = self._management.GetJob(request, timeout=CAUSE_SECONDS + ANSWER_SECONDS).job
+        except grpc.RpcError:
+            return ""
+        return job.message if job.ended else ""
 
     def reason(self, error: Exception, doing: str) -> CstorchError:
         """What is to be raised for anything that failed while the job was used: the one place that decides on it.

@@ -431,15 +431,19 @@ class GetJobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
+    WAIT_FOR_END_SECONDS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
+    wait_for_end_seconds: _builtins.float
+    """at most so long: the answer comes as soon as the job has ended"""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
+        wait_for_end_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "wait_for_end_seconds", b"wait_for_end_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -132,6 +132,18 @@ def test_labels_are_added_replaced_and_removed(cluster: Any, client: Callable[..
     assert label(["d=5"], []) == ["a=4", "c=3", "d=5"]
 
 
+def test_the_end_of_a_job_can_be_waited_for(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**TWO)
+    one = client()
+    asked = cluster.stub.GetJob.future(
+        management_pb2.GetJobRequest(job=one.created.job, wait_for_end_seconds=10), timeout=20
+    )
+    assert not info(cluster, one).ended  # asked after the other call, and answered before it
+    assert not asked.done()
+    one.close()
+    assert asked.result().job.ended
+
+
 def test_a_job_that_nobody_knows_is_not_found(cluster: Any) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         cluster.stub.GetJob(management_pb2.GetJobRequest(job="job-0"))
