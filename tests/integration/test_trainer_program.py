@@ -1,5 +1,6 @@
 """A trainer as public ones are built: on a cluster the same as on the CPU, and resumed there."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ def scalars(folder: Path, name: str) -> dict[int, float]:
 
 
 def test_on_a_cluster_as_on_the_cpu(start_script: StartScript, cluster: RunningCluster, tmp_path: Path) -> None:
-    imports = {"PYTHONPATH": str(PROGRAM.parents[1])}
+    inherited = os.environ.get("PYTHONPATH")
+    imports = {"PYTHONPATH": os.pathsep.join([str(PROGRAM.parents[1]), *([inherited] if inherited else [])])}
     runs = {name: tmp_path / name for name in ("CPU", "CSX", "resumed")}
     started = [
         start_script(PROGRAM, device, runs[device], management=management, **imports)
