@@ -6,7 +6,8 @@ from typing import Any
 from cerebras_appliance.CSConfig import CSConfig
 from cstorch import backends
 from cstorch.backend import Backend, BackendType, CpuBackend, CsxBackend, current_backend, use_backend
-from cstorch.errors import ConfigurationError, UsageError
+from cstorch.backends.mixed_precision import enable_mixed_precision
+from cstorch.errors import UsageError
 
 # What later releases have as flags.
 _FLAGS = {
@@ -49,7 +50,7 @@ class LateCsxBackend(CsxBackend):
         """
         config = cs_config.cluster_config()
         if not self._is_chosen:
-            self.cluster_config = config
+            self.cluster.config = config
             self._is_chosen = True
             self.open_session()
         elif config != self.cluster_config:
@@ -59,14 +60,15 @@ class LateCsxBackend(CsxBackend):
             )
 
 
-def backend(backend_type: str | None = None, *args: Any, **settings: Any) -> Backend:
+def backend(backend_type: str | BackendType | None = None, *args: Any, **settings: Any) -> Backend:
     """Makes the backend of this process, or returns it.
 
     Args:
         backend_type: "CSX" (or its older name "WSE") or "CPU"; None asks for the backend that there is.
         *args, **settings: artifact_dir, compile_dir, compile_only and validate_only for CSX, artifact_dir for the CPU.
             drop_data, log_initialization, retrace_every_iteration and micro_batch_size set the flags of these names in
-            cstorch.backends.csx; max_checkpoints and use_cs_grad_accum have no effect.
+            cstorch.backends.csx; max_checkpoints and use_cs_grad_accum have no effect. mixed_precision of the CPU is
+            what `cstorch.amp.enable_mixed_precision` takes.
 
     Raises:
         UsageError: there is another backend already, or none is there to return.
@@ -76,10 +78,12 @@ def backend(backend_type: str | None = None, *args: Any, **settings: Any) -> Bac
         if args or settings:
             raise UsageError('settings of a backend need its type: backend("CSX", ...)')
         return current_backend()
-    kind = BackendType.from_str("CSX" if backend_type.upper() == "WSE" else backend_type)
-    if kind.is_csx:
-        return use_backend(kind, LateCsxBackend, *args, **settings)
-    settings.pop("max_checkpoints", None)
-    if settings.pop("mixed_precision", False):
-        raise ConfigurationError("the CPU backend computes in float32: leave mixed_precision out")
-    return use_backend(kind, CpuBackend, *args, **settings)
+    if isinstance(backend_type, str):
+        backend_type = BackendType.from_str("CSX" if backend_type.upper() == "WSE" else backend_type)
+    if backend_type.is_csx:
+        return use_backend(backend_type, LateCsxBackend, *args, **settings)
+    for name in ("cluster_config", "max_checkpoints"):
+        settings.pop(name, None)
+    if "mixed_precision" in settings:
+        enable_mixed_precision(bool(settings.pop("mixed_precision")))
+    return use_backend(backend_type, CpuBackend, *args, **settings)

@@ -34,6 +34,7 @@ from cstorch.execution import current_executor
 from cstorch.generations import warn_of_other_providers
 from cstorch.numpy_arrays import from_numpy, to_numpy
 from cstorch.storage import load, save
+from cstorch.tree_specs import accept_fields
 from interconnect.rpc.version import __version__
 
 __all__ = [
@@ -94,5 +95,6 @@ __all__ = [
 
 _generating_docs = False  # scripts ask for it
 
+accept_fields()
 warn_of_other_providers()
 explain_in_modules()

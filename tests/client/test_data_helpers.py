@@ -174,7 +174,7 @@ def test_who_is_who_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     resolver = distributed.service_resolver()
     assert resolver.cluster_resolver.assumes_role(distributed.TaskRole.WORKER)
     spec = resolver.cluster_spec
-    assert (spec.num_csx, spec.num_workers_per_csx, spec.task_rank, len(spec.tasks)) == (2, 3, 4, 6)
+    assert (spec.num_csx, spec.num_workers_per_csx, spec.rank, len(spec.tasks)) == (2, 3, 4, 6)
     assert (spec.task().rank, spec.task().local_rank, spec.task().wse_id) == (4, 1, 1)
     assert resolver.streamer_ordinals() == list(range(6))
     assert [distributed.get_streaming_batch_size(9), distributed.get_streaming_batch_size(9, global_rank=2)] == [4, 5]

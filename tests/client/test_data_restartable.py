@@ -93,14 +93,14 @@ def test_strict_reaches_the_loader() -> None:
 
 def test_when_there_is_no_state() -> None:
     loader = DataLoader(Numbers)
-    with pytest.raises(UsageError, match="ask in a @checkpoint_closure"):
-        loader.state_dict()
     for _ in DataExecutor(loader, num_steps=2, checkpoint_steps=2):
         with pytest.raises(UsageError, match="step 1 is no checkpoint step"):
             loader.state_dict()
         with pytest.raises(UsageError, match="the loop over this input has begun"):
             loader.load_state_dict({})
         break
+    with pytest.raises(UsageError, match="ask in a @checkpoint_closure"):
+        loader.state_dict()
     with pytest.raises(UsageError, match="inside the state_dict of your RestartableDataLoader"):
         get_worker_state()
 

@@ -205,11 +205,6 @@ AROUND_THE_STEP: dict[str, tuple[Callable[[Script], Any], type[Exception], str]]
         StateError,
         "checkpoint_steps of the DataExecutor",
     ),
-    "3.3: a checkpoint outside": (
-        lambda s: cstorch.checkpoint_closure(lambda: None)(),
-        UsageError,
-        "inside `for batch in executor:`",
-    ),
     "3.2: leaving early": (
         lambda s: (leave_early(s), s.loop(s.step)),
         StateError,

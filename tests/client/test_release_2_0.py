@@ -120,13 +120,20 @@ def test_a_cs_config_says_what_is_wrong(settings: dict[str, Any], error: type[Ex
         cstorch.utils.CSConfig(**settings)
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_cpu_backend_takes_mixed_precision(tmp_path: Path, enabled: bool) -> None:
+    try:
+        cstorch.backend("CPU", artifact_dir=tmp_path, mixed_precision=enabled)
+        assert cstorch.amp.mixed_precision() is enabled
+    finally:
+        cstorch.amp.enable_mixed_precision(False)
+
+
 def test_wrong_settings_of_a_backend_and_an_executor_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="drop_data must be True or False"):
         cstorch.backend("CSX", artifact_dir=tmp_path, drop_data=1)
     with pytest.raises(TypeError, match="colour"):
         cstorch.backend("CSX", artifact_dir=tmp_path, colour="red")
-    with pytest.raises(ConfigurationError, match="mixed_precision"):
-        cstorch.backend("CPU", mixed_precision=True)
     with pytest.raises(UsageError, match="no backend yet"):
         cstorch.backend()
     cpu = cstorch.backend("CPU", artifact_dir=tmp_path)

@@ -1,5 +1,6 @@
 """Small names of the client that scripts import: each does what it can, and says when it is called what it cannot."""
 
+import dataclasses
 import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from cerebras.pytorch.utils.num_kv_groups import groups_annotater
 from cerebras_pytorch.saver import CerebrasStateDict, CheckpointReader, PyTorchH5Saver
 from fake_cluster import StartCluster, State
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import cerebras.pytorch as cstorch
 import cerebras_pytorch as older
@@ -290,3 +292,12 @@ def test_parameters_of_the_micro_batch_have_a_type() -> None:
 
     assert DataExecutor is cstorch.utils.data.DataExecutor
     assert inspect.isclass(type(MbsSetting))
+
+
+def test_a_tree_spec_is_changed_as_in_older_versions_of_torch() -> None:
+    leaves, spec = pytree.tree_flatten({"a": (1, 2)})
+    (pair,) = spec.children()
+    listed = dataclasses.replace(pair, type=list, children_specs=[*pair.children()])
+    changed = dataclasses.replace(spec, type=dict, children_specs=[listed])
+    assert pytree.tree_unflatten(leaves, changed) == {"a": [1, 2]}
+    assert pytree.tree_flatten({"a": [1, 2]})[1] == changed

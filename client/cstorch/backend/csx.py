@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cstorch.backend.cluster import Cluster
 from cstorch.backend.interface import Backend
 from cstorch.backend.kinds import BackendType
 from cstorch.distributed.cluster_config import ClusterConfig
@@ -24,7 +25,11 @@ class CsxBackend(Backend):
         compile_only: stop after the compile.
         validate_only: stop after the lowering on the client.
         cluster_config: which cluster, and what of it.
+
+    cluster: the cluster, with these settings and a workflow.
     """
+
+    cluster: Cluster
 
     backend_type = BackendType.CSX
 
@@ -45,17 +50,26 @@ class CsxBackend(Backend):
         self.compile_only = compile_only
         self.validate_only = validate_only
         super().__init__(Path.cwd() / "cerebras_logs" if artifact_dir is None else Path(artifact_dir))
-        self.cluster_config: ClusterConfig = cluster_config or ClusterConfig()
-        self._compile_dir = os.fspath(compile_dir)
+        self.cluster = Cluster(cluster_config or ClusterConfig())
+        self.compile_dir = os.fspath(compile_dir)
         self._session: ClusterSession | None = None
         self.open_session()
+
+    @property
+    def cluster_config(self) -> ClusterConfig:
+        """The settings of the cluster; others count from the next compile on."""
+        return self.cluster.config
+
+    @cluster_config.setter
+    def cluster_config(self, config: ClusterConfig) -> None:
+        self.cluster.config = config
 
     def open_session(self) -> None:
         """Begins the session with the cluster, which comes up while the script builds its model."""
         if not self.validate_only:
             from cstorch.session.cluster_session import ClusterSession  # gRPC is not needed by who runs on the CPU
 
-            self._session = ClusterSession(self.cluster_config, self._compile_dir, self.artifact_dir)
+            self._session = ClusterSession(self.cluster_config, self.compile_dir, self.artifact_dir)
 
     def target(self) -> "Target":
         """What executions run on."""

@@ -31,13 +31,13 @@ _made_with: tuple[Any, ...] = ()
 @overload
 def backend(backend_type: Literal["CSX"], **settings: Any) -> CsxBackend: ...
 @overload
-def backend(backend_type: str | None = None, *args: Any, **settings: Any) -> Backend: ...
-def backend(backend_type: str | None = None, *args: Any, **settings: Any) -> Backend:
+def backend(backend_type: str | BackendType | None = None, *args: Any, **settings: Any) -> Backend: ...
+def backend(backend_type: str | BackendType | None = None, *args: Any, **settings: Any) -> Backend:
     """Makes the backend of this process, or returns it.
 
     Args:
-        backend_type: "CSX" or "CPU"; None asks for the backend that there is.
-        *args, **settings: those of CsxBackend or CpuBackend.
+        backend_type: "CSX" or "CPU", or a BackendType; None asks for the backend that there is.
+        *args, **settings: those of CsxBackend or CpuBackend; a cluster_config for the CPU is left out.
 
     Raises:
         UsageError: there is another backend already, or none is there to return.
@@ -47,8 +47,14 @@ def backend(backend_type: str | None = None, *args: Any, **settings: Any) -> Bac
         if args or settings:
             raise UsageError('settings of a backend need its type: backend("CSX", ...)')
         return current_backend()
-    kind = BackendType.from_str(backend_type)
+    kind = _kind(backend_type)
+    if kind.is_cpu:
+        settings.pop("cluster_config", None)
     return use_backend(kind, _CLASSES[kind], *args, **settings)
+
+
+def _kind(backend_type: str | BackendType) -> BackendType:
+    return backend_type if isinstance(backend_type, BackendType) else BackendType.from_str(backend_type)
 
 
 def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **settings: Any) -> Backend:
@@ -122,18 +128,17 @@ def get_backend_args(backend_type: str | BackendType) -> Mapping[str, inspect.Pa
     Raises:
         ConfigurationError: there is no such type.
     """
-    kind = backend_type if isinstance(backend_type, BackendType) else BackendType.from_str(backend_type)
-    return inspect.signature(_CLASSES[kind].__init__).parameters
+    return inspect.signature(_CLASSES[_kind(backend_type)].__init__).parameters
 
 
-def device(backend_type: str, *args: Any, **settings: Any) -> Device:
+def device(backend_type: str | BackendType, *args: Any, **settings: Any) -> Device:
     """The device of the backend; makes the backend if there is none."""
     return backend(backend_type, *args, **settings).device
 
 
 def current_torch_device() -> torch.device:
-    """The torch device of the current backend."""
-    return current_backend().torch_device
+    """The torch device of the current backend; the CPU where there is none yet."""
+    return current_backend().torch_device if has_backend() else torch.device("cpu")
 
 
 def use_cs() -> bool:

@@ -52,5 +52,8 @@ class Device:
     ) -> None:
         self._entered.pop().__exit__(kind, error, traceback)
 
+    def __str__(self) -> str:
+        return self.backend_type.name
+
     def __repr__(self) -> str:
         return f"Device({self.backend_type.name})"

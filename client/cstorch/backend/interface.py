@@ -1,10 +1,13 @@
 """What every backend has."""
 
+import os
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Self
 
 import torch
 
+from cstorch.backend.cluster import Cluster
 from cstorch.backend.device import Device
 from cstorch.backend.kinds import BackendType
 from cstorch.distributed.cluster_config import ClusterConfig
@@ -17,16 +20,39 @@ class Backend(ABC):
 
     Args:
         artifact_dir: folder for what an execution leaves behind.
+
+    cluster: the cluster of a CSX backend.
+    appliance: None: what it would tell, the operations that a wafer could do at most, is not known here.
     """
 
     backend_type: BackendType
     compile_only = False
     validate_only = False
-    cluster_config: ClusterConfig | None = None
+    cluster: Cluster | None = None
+    appliance: None = None
 
     def __init__(self, artifact_dir: Path) -> None:
         self.artifact_dir = artifact_dir
         self.device = Device(self.backend_type)
+
+    @property
+    def artifact_dir(self) -> Path:
+        """The folder for what executions leave behind; another one counts for the next execution."""
+        return self._artifact_dir
+
+    @artifact_dir.setter
+    def artifact_dir(self, folder: str | os.PathLike[str]) -> None:
+        self._artifact_dir = Path(folder)
+
+    @property
+    def cluster_config(self) -> ClusterConfig | None:
+        """The settings of the cluster; None without one."""
+        return None
+
+    @property
+    def _impl(self) -> Self:
+        """Itself: scripts of the real API know a backend and its implementation."""
+        return self
 
     @property
     def torch_device(self) -> torch.device:

@@ -30,5 +30,9 @@ class BackendType(Enum):
         return self is BackendType.CPU
 
     @property
+    def is_gpu(self) -> bool:
+        return False
+
+    @property
     def is_csx(self) -> bool:
         return self is BackendType.CSX

@@ -4,8 +4,6 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from cstorch.backend import current_backend, has_backend
-from cstorch.errors import UsageError
 from cstorch.execution import Closure, current_execution
 
 Parameters = ParamSpec("Parameters")
@@ -27,6 +25,7 @@ def checkpoint_closure(closure: Callable[Parameters, Result]) -> Callable[Parame
     """Like `step_closure`, for a function that runs on checkpoint steps only, after the step closures.
 
     Inside it the state of exactly that step can be read and saved: `cstorch.save({"model": model.state_dict()}, path)`.
+    Outside an executor it runs at once, as a step closure does.
     """
     return _deferred(closure, at_checkpoint=True)
 
@@ -39,11 +38,6 @@ def _deferred(function: Callable[Parameters, Result], *, at_checkpoint: bool) ->
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
         execution = current_execution()
         if execution is None:
-            if at_checkpoint and has_backend() and current_backend().is_csx:
-                raise UsageError(
-                    f"{getattr(function, '__qualname__', 'a checkpoint closure')} is a checkpoint closure: on CSX call "
-                    "it inside `for batch in executor:`. After the loop, state is read and saved without one"
-                )
             return function(*args, **kwargs)
         closure = Closure(function=function, args=args, kwargs=kwargs, at_checkpoint=at_checkpoint)
         result: Result | None = execution.call_closure(closure)

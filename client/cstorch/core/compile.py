@@ -48,7 +48,8 @@ class CompiledModel:
 
 
 def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledModel:
-    """Moves a model to the backend's device and makes its tensors state. Nothing is compiled before the first step.
+    """Moves a model to the backend's device, which it then has as `device`, and makes its tensors state. Nothing is
+    compiled before the first step.
 
     Args:
         model: any module; its parameters keep their identity.
@@ -70,6 +71,8 @@ def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledM
         if backends.csx.debug.log_initialization:
             size = sum(parameter.numel() for parameter in model.parameters())
             logger.info("The model is on the device: %s, %d parameters", type(model).__name__, size)
+    if not isinstance(getattr(type(model), "device", None), property):  # some models tell it by themselves
+        model.device = target.torch_device  # type: ignore[assignment]
     state.register("model", model)
     return CompiledModel(model)
 

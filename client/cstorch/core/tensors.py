@@ -65,4 +65,4 @@ def make_constant(tensor: torch.Tensor) -> torch.Tensor:
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"make_constant takes a tensor, not {type(tensor).__name__}")
-    return tensor.to(current_torch_device()) if has_backend() else tensor
+    return tensor.to(current_torch_device())

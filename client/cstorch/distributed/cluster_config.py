@@ -21,6 +21,8 @@ LANES: Mapping[str, "node_pb2.Lane.ValueType"] = {
     "grpc": node_pb2.LANE_GRPC,
 }
 
+_LEAST = {"num_csx": 1, "num_workers_per_csx": 1, "run_ahead_steps": 1, "max_wgt_servers": 0, "max_act_per_csx": 0}
+
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _LABEL = re.compile(r"[^\s=]+=\S*")
 
@@ -59,6 +61,8 @@ class ClusterConfig:
 
     The other fields are those of the real system and are accepted; Waferbox has nothing that they would change.
 
+    None for a number or a list means its default.
+
     Raises:
         ConfigurationError: a field has a value that it cannot have.
     """
@@ -89,13 +93,10 @@ class ClusterConfig:
     )
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("num_csx", 1),
-            ("num_workers_per_csx", 1),
-            ("run_ahead_steps", 1),
-            ("max_wgt_servers", 0),
-            ("max_act_per_csx", 0),
-        ):
+        for name in (*_LEAST, "job_labels", "mount_dirs", "python_paths", "notifications"):
+            if getattr(self, name) is None:
+                setattr(self, name, self.get_default(name))
+        for name, least in _LEAST.items():
             _check_count(name, getattr(self, name), least)
         if self.job_time_sec is not None:
             _check_count("job_time_sec", self.job_time_sec, 1)
@@ -111,6 +112,9 @@ class ClusterConfig:
                 raise ConfigurationError(f"there is no folder {folder!r} to mount (mount_dirs)")
         if self.mgmt_address is not None:
             check_address(self.mgmt_address, "mgmt_address")
+
+    def __hash__(self) -> int:
+        return hash((self.mgmt_address, self.num_csx, self.num_workers_per_csx, self.job_priority))
 
     @classmethod
     def get_default(cls, key: str) -> Any:

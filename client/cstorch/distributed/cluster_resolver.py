@@ -23,29 +23,35 @@ class TaskSpec:
     local_rank: the same among the workers of its system.
     wse_id: the number of the system that it feeds; 0 for the script.
     node_name: its host, where that is known.
+    roles: what it is to the job, where that is known.
     """
 
     rank: int
     local_rank: int
     wse_id: int
     node_name: str = ""
+    roles: Sequence[TaskRole] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """The processes of one role: in a worker all workers, on the client the script alone.
 
-    task_rank: the number of this process among the tasks.
+    rank: the number of this process among the tasks.
     """
 
     tasks: Sequence[TaskSpec]
-    task_rank: int
+    rank: int
     num_csx: int
     num_workers_per_csx: int
 
+    def num_tasks(self) -> int:
+        """How many there are."""
+        return len(self.tasks)
+
     def task(self, rank: int | None = None) -> TaskSpec:
         """A process; by default this one."""
-        return self.tasks[self.task_rank if rank is None else rank]
+        return self.tasks[self.rank if rank is None else rank]
 
 
 class ClusterResolver:

@@ -54,7 +54,7 @@ class Metric(nn.Module, ABC):
             with torch.no_grad():
                 existing.copy_(tensor)
         else:
-            self.register_buffer(name, tensor.to(_state_device()), persistent=persistent)
+            self.register_buffer(name, tensor.to(current_torch_device()), persistent=persistent)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Update with one batch; returns the figure so far."""
@@ -96,7 +96,3 @@ def not_on_csx(metric: Metric) -> None:
             f"{type(metric).__name__} is not supported on CSX: return the labels and predictions from the step, "
             "and compute it in a step closure"
         )
-
-
-def _state_device() -> torch.device:
-    return current_torch_device() if has_backend() else torch.device("cpu")

@@ -38,6 +38,12 @@ class _Preinitialized(ABCMeta):
         state.register("optimizer", optimizer)
         return optimizer
 
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        # Python would show that of __call__.
+        constructor = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return constructor.replace(parameters=list(constructor.parameters.values())[1:])
+
 
 class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
     """Updates parameters in a traced step.

@@ -3,6 +3,7 @@
 from cstorch.optim.lr_scheduler.base import LRScheduler
 from cstorch.optim.lr_scheduler.combined import (
     ChainedLR,
+    ChainedScheduler,
     LambdaLR,
     MultiplicativeLR,
     PiecewiseConstantLR,
@@ -48,8 +49,6 @@ from cstorch.optim.scheduler import (
     SequentialScheduler,
     StepScheduler,
 )
-
-ChainedScheduler = ChainedLR  # the name that torch has for it
 
 __all__ = [
     "BaseChainedScheduler",

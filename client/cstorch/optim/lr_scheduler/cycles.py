@@ -1,7 +1,8 @@
 """Learning rates that follow a cosine, or rise and fall. e = last_epoch, T = total_iters."""
 
+import torch
+
 from cstorch.optim.lr_scheduler.base import LRScheduler
-from cstorch.optim.optimizer import Optimizer
 from cstorch.optim.scheduler import (
     CosineAnnealingScheduler,
     CosineAnnealingWarmRestartsScheduler,
@@ -17,7 +18,7 @@ class CosineDecayLR(CosineDecayScheduler, LRScheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_learning_rate: float,
         end_learning_rate: float,
         total_iters: int,
@@ -31,7 +32,7 @@ class CosineAnnealingLR(CosineAnnealingScheduler, LRScheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_learning_rate: float,
         T_max: int,
         eta_min: float = 0.0,
@@ -45,7 +46,7 @@ class CosineAnnealingWarmRestarts(CosineAnnealingWarmRestartsScheduler, LRSchedu
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_learning_rate: float,
         T_0: int,
         T_mult: int = 1,
@@ -60,7 +61,7 @@ class CyclicLR(CyclicScheduler, LRScheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         base_lr: float,
         max_lr: float,
         step_size_up: int = 2000,
@@ -80,7 +81,7 @@ class OneCycleLR(OneCycleScheduler, LRScheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_learning_rate: float,
         max_lr: float,
         total_steps: int = 1000,

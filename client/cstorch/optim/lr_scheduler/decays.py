@@ -1,9 +1,8 @@
 """Learning rates that fall. e = last_epoch, T = total_iters."""
 
-from collections.abc import Sequence
+import torch
 
 from cstorch.optim.lr_scheduler.base import LRScheduler
-from cstorch.optim.optimizer import Optimizer
 from cstorch.optim.scheduler import (
     ConstantScheduler,
     ExponentialScheduler,
@@ -22,7 +21,7 @@ class ConstantLR(ConstantScheduler, LRScheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         learning_rate: float,
         total_iters: int | None = None,
         param_group_tags: Tags = None,
@@ -35,7 +34,7 @@ class PolynomialLR(PolynomialScheduler, LRScheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_learning_rate: float,
         end_learning_rate: float,
         total_iters: int,
@@ -53,7 +52,7 @@ class LinearLR(LinearScheduler, LRScheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_learning_rate: float,
         end_learning_rate: float,
         total_iters: int,
@@ -68,7 +67,7 @@ class ExponentialLR(ExponentialScheduler, LRScheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_learning_rate: float,
         total_iters: int,
         decay_rate: float,
@@ -83,7 +82,7 @@ class StepLR(StepScheduler, LRScheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_learning_rate: float,
         step_size: int,
         gamma: float,
@@ -97,10 +96,10 @@ class MultiStepLR(MultiStepScheduler, LRScheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_learning_rate: float,
         gamma: float,
-        milestones: Sequence[int],
+        milestones: list[int],
         param_group_tags: Tags = None,
     ) -> None:
         super().__init__(optimizer, initial_learning_rate, gamma, milestones, param_group_tags)
@@ -111,7 +110,7 @@ class InverseExponentialTimeDecayLR(InverseExponentialTimeDecayScheduler, LRSche
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_learning_rate: float,
         step_exponent: int,
         total_iters: int,
@@ -129,7 +128,7 @@ class InverseSquareRootDecayLR(InverseSquareRootDecayScheduler, LRScheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_learning_rate: float = 1.0,
         scale: float = 1.0,
         warmup_steps: int = 1,

@@ -1,7 +1,7 @@
 """The base class of every schedule."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from cstorch.core.closures import step_closure
 from cstorch.optim.optimizer import Optimizer
 from cstorch.tracing.context import is_tracing
 
-Tags = str | Sequence[str | None] | None
+Tags = str | list[str | None] | None
 
 
 class Scheduler(ABC):
@@ -24,26 +24,32 @@ class Scheduler(ABC):
     optimizer: a `cstorch.optim.Optimizer`.
     total_iters: the number of steps that the schedule is made for.
     last_epoch: the last epoch that has been; the constructor goes on to the next.
-    param_group_tags: only groups whose "tags" have one of these are written; None: all groups.
+    param_group_tags: only groups whose "tags" have one of these are written, None among them for groups without; None:
+        all groups.
+
+    Raises:
+        TypeError: the optimizer is another.
+        ValueError: a tag is given twice, or no group has one.
     """
 
     has_values_of_groups: ClassVar[bool] = False  # whether groups get different values
 
     def __init__(
-        self, optimizer: Optimizer, total_iters: int | None, last_epoch: int = -1, param_group_tags: Tags = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        total_iters: int | None,
+        last_epoch: int = -1,
+        param_group_tags: Tags = None,
     ) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                f"{type(self).__name__} takes a cstorch.optim.Optimizer, not {type(optimizer).__name__}: "
-                "the learning rate must stay a tensor, which torch's own optimizers read as a number"
-            )
-        self.optimizer = optimizer
+        self.optimizer = own_optimizer(optimizer, self)
         self.total_iters: Any = total_iters  # None where the form has no end
-        self.param_group_tags = {param_group_tags} if isinstance(param_group_tags, str) else param_group_tags
-        device = optimizer.parameters()[0].device
+        self.param_group_tags = _tags(param_group_tags)
+        if not any(self._applies_to(group) for group in self.optimizer.param_groups):
+            raise ValueError(f"no parameter group has one of the tags {self.param_group_tags}, so nothing is scheduled")
+        device = self.optimizer.parameters()[0].device
         self.last_epoch = torch.full((), last_epoch + 1, dtype=torch.int64, device=device)
         self._last_value: list[torch.Tensor] = []  # in a list: tensor attributes of a scheduler are loop-carried state
-        optimizer.schedulers.append(self)
+        self.optimizer.schedulers.append(self)
         state.register("scheduler", self)
         self.update_last_value()
 
@@ -102,7 +108,7 @@ class Scheduler(ABC):
     def _applies_to(self, group: Mapping[str, Any]) -> bool:
         if self.param_group_tags is None:
             return True
-        tags = group.get("tags")
+        tags = group.get("tags") or None
         own = {tags} if tags is None or isinstance(tags, str) else set(tags)
         return not own.isdisjoint(self.param_group_tags)
 
@@ -119,6 +125,25 @@ class Scheduler(ABC):
             else:
                 setattr(self, name, value)
         self.update_last_value()
+
+
+def own_optimizer(optimizer: torch.optim.Optimizer, scheduler: Scheduler) -> Optimizer:
+    """The same. TypeError unless it is one of ours: torch's own read the learning rate as a number."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"{type(scheduler).__name__} takes a cstorch.optim.Optimizer, not {type(optimizer).__name__}: "
+            "the learning rate must stay a tensor, which torch's own optimizers read as a number"
+        )
+    return optimizer
+
+
+def _tags(tags: Tags) -> set[str | None] | None:
+    if tags is None:
+        return None
+    listed: list[str | None] = [tags] if isinstance(tags, str) else list(tags)
+    if len(set(listed)) != len(listed):
+        raise ValueError(f"param_group_tags has a tag twice: {listed}")
+    return set(listed)
 
 
 def check_positive(name: str, value: int) -> None:

@@ -1,11 +1,10 @@
 """Schedules multiplied, and schedules scaled."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from cstorch.optim.optimizer import Optimizer
 from cstorch.optim.scheduler.base import Scheduler, Tags
 from cstorch.optim.scheduler.composite import CompositeScheduler
 
@@ -13,7 +12,7 @@ from cstorch.optim.scheduler.composite import CompositeScheduler
 class ChainedScheduler(CompositeScheduler):
     """The first schedule's value, times `value / initial value` of each other one."""
 
-    def __init__(self, schedulers: Sequence[Scheduler], param_group_tags: Tags = None) -> None:
+    def __init__(self, schedulers: list[Scheduler], param_group_tags: Tags = None) -> None:
         if not schedulers:
             raise ValueError("a chain needs at least one scheduler")
         for scheduler in schedulers[1:]:
@@ -42,7 +41,7 @@ class ScalePerParamScheduler(CompositeScheduler):
 
     has_values_of_groups = True
 
-    def __init__(self, optimizer: Optimizer, scheduler: Scheduler, param_group_tags: Tags = None) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Scheduler, param_group_tags: Tags = None) -> None:
         super().__init__(optimizer, [scheduler], param_group_tags=param_group_tags)
 
     @property

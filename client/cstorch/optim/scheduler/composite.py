@@ -1,17 +1,22 @@
 """The base class of schedules that are made of schedules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from cstorch.optim.optimizer import Optimizer
-from cstorch.optim.scheduler.base import Scheduler, Tags
+import torch
+
+from cstorch.optim.scheduler.base import Scheduler, Tags, own_optimizer
 
 
 class CompositeScheduler(Scheduler):
     """Computes its value from those of other schedules, which only count and compute from then on."""
 
     def __init__(
-        self, optimizer: Optimizer, schedulers: Sequence[Scheduler], last_epoch: int = -1, param_group_tags: Tags = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        schedulers: list[Scheduler],
+        last_epoch: int = -1,
+        param_group_tags: Tags = None,
     ) -> None:
         for scheduler in schedulers:
             if scheduler.optimizer is not optimizer:
@@ -22,7 +27,8 @@ class CompositeScheduler(Scheduler):
                     f"{type(self).__name__}: put it around"
                 )
         self._schedulers = list(schedulers)
-        optimizer.schedulers[:] = [known for known in optimizer.schedulers if known not in self._schedulers]
+        known = own_optimizer(optimizer, self).schedulers
+        known[:] = [schedule for schedule in known if schedule not in self._schedulers]
         super().__init__(optimizer, None, last_epoch, param_group_tags)
 
     def state_dict(self) -> dict[str, Any]:

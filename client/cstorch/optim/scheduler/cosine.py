@@ -4,7 +4,6 @@ import math
 
 import torch
 
-from cstorch.optim.optimizer import Optimizer
 from cstorch.optim.scheduler.base import Scheduler, Tags, check_positive
 
 
@@ -13,7 +12,7 @@ class CosineDecayScheduler(Scheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_val: float,
         end_val: float,
         total_iters: int,
@@ -34,7 +33,7 @@ class CosineAnnealingScheduler(Scheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_val: float,
         T_max: int,
         eta_min: float = 0.0,
@@ -59,7 +58,7 @@ class CosineAnnealingWarmRestartsScheduler(Scheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_val: float,
         T_0: int,
         T_mult: int = 1,

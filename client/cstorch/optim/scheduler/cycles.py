@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import torch
 
-from cstorch.optim.optimizer import Optimizer
 from cstorch.optim.scheduler.base import Scheduler, Tags, check_positive
 
 
@@ -18,7 +17,7 @@ class CyclicScheduler(Scheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         base_val: float,
         max_val: float,
         step_size_up: int = 2000,
@@ -77,7 +76,7 @@ class OneCycleScheduler(Scheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_val: float,
         max_val: float,
         total_steps: int = 1000,

@@ -1,10 +1,7 @@
 """The schedules that are one formula of the epoch. e = last_epoch, T = total_iters."""
 
-from collections.abc import Sequence
-
 import torch
 
-from cstorch.optim.optimizer import Optimizer
 from cstorch.optim.scheduler.base import Scheduler, Tags, check_positive
 
 
@@ -12,7 +9,11 @@ class ConstantScheduler(Scheduler):
     """val, always."""
 
     def __init__(
-        self, optimizer: Optimizer, val: float, total_iters: int | None = None, param_group_tags: Tags = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        val: float,
+        total_iters: int | None = None,
+        param_group_tags: Tags = None,
     ) -> None:
         self.val = val
         super().__init__(optimizer, total_iters, param_group_tags=param_group_tags)
@@ -35,7 +36,7 @@ class PolynomialScheduler(Scheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_val: float,
         end_val: float,
         total_iters: int,
@@ -67,7 +68,7 @@ class LinearScheduler(PolynomialScheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_val: float,
         end_val: float,
         total_iters: int,
@@ -82,7 +83,7 @@ class ExponentialScheduler(Scheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_val: float,
         total_iters: int,
         decay_rate: float,
@@ -106,7 +107,12 @@ class StepScheduler(Scheduler):
     """`initial * gamma^floor(e / step_size)`."""
 
     def __init__(
-        self, optimizer: Optimizer, initial_val: float, step_size: int, gamma: float, param_group_tags: Tags = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        initial_val: float,
+        step_size: int,
+        gamma: float,
+        param_group_tags: Tags = None,
     ) -> None:
         check_positive("step_size", step_size)
         self.initial_val = initial_val
@@ -123,10 +129,10 @@ class MultiStepScheduler(Scheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_val: float,
         gamma: float,
-        milestones: Sequence[int],
+        milestones: list[int],
         param_group_tags: Tags = None,
     ) -> None:
         self.initial_val = initial_val

@@ -2,7 +2,6 @@
 
 import torch
 
-from cstorch.optim.optimizer import Optimizer
 from cstorch.optim.scheduler.base import Scheduler, Tags, check_positive
 
 
@@ -11,7 +10,7 @@ class InverseExponentialTimeDecayScheduler(Scheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_val: float,
         step_exponent: int,
         total_iters: int,
@@ -38,7 +37,7 @@ class InverseSquareRootDecayScheduler(Scheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         initial_val: float = 1.0,
         scale: float = 1.0,
         warmup_steps: int = 1,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cstorch.optim.optimizer import Optimizer
 from cstorch.optim.scheduler.base import Scheduler, Tags
 
 Function = Callable[[torch.Tensor], torch.Tensor | float]
@@ -13,7 +12,7 @@ Function = Callable[[torch.Tensor], torch.Tensor | float]
 class LambdaScheduler(Scheduler):
     """The product of `initial * f(e)`, for each function f that `set_value_lambda` returns."""
 
-    def __init__(self, optimizer: Optimizer, initial_val: float, param_group_tags: Tags = None) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, initial_val: float, param_group_tags: Tags = None) -> None:
         self.initial_val = initial_val
         super().__init__(optimizer, None, param_group_tags=param_group_tags)
 
@@ -32,7 +31,7 @@ class MultiplicativeScheduler(Scheduler):
     """`initial * coefficient^e`; a subclass may compute the coefficient from e: `set_value_lambda`."""
 
     def __init__(
-        self, optimizer: Optimizer, initial_val: float, coefficient: float, param_group_tags: Tags = None
+        self, optimizer: torch.optim.Optimizer, initial_val: float, coefficient: float, param_group_tags: Tags = None
     ) -> None:
         self.initial_val = initial_val
         self.coefficient = coefficient

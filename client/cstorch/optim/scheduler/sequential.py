@@ -1,10 +1,7 @@
 """One schedule after the other."""
 
-from collections.abc import Sequence
-
 import torch
 
-from cstorch.optim.optimizer import Optimizer
 from cstorch.optim.scheduler.base import Scheduler, Tags
 from cstorch.optim.scheduler.composite import CompositeScheduler
 
@@ -14,9 +11,9 @@ class SequentialScheduler(CompositeScheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
-        schedulers: Sequence[Scheduler],
-        milestones: Sequence[int],
+        optimizer: torch.optim.Optimizer,
+        schedulers: list[Scheduler],
+        milestones: list[int],
         last_epoch: int = -1,
         param_group_tags: Tags = None,
     ) -> None:
@@ -49,10 +46,10 @@ class PiecewiseConstantScheduler(SequentialScheduler):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         constant_cls: type[Scheduler],
-        vals: Sequence[float],
-        milestones: Sequence[int],
+        vals: list[float],
+        milestones: list[int],
         param_group_tags: Tags = None,
     ) -> None:
         constants = [constant_cls(optimizer, val) for val in vals]  # type: ignore[arg-type]

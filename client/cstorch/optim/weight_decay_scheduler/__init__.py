@@ -3,9 +3,8 @@
 Each has the arguments of its form; e = last_epoch, T = total_iters.
 """
 
-from collections.abc import Sequence
+import torch
 
-from cstorch.optim.optimizer import Optimizer
 from cstorch.optim.scheduler import (
     ChainedScheduler,
     ConstantScheduler,
@@ -146,19 +145,37 @@ class MultiplicativeWD(MultiplicativeScheduler, WeightDecayScheduler):
 class SequentialWD(SequentialScheduler, WeightDecayScheduler):
     """schedulers[i] up to milestones[i] (exclusive), then the next from its own epoch 0."""
 
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        schedulers: list[WeightDecayScheduler],
+        milestones: list[int],
+        last_epoch: int = -1,
+        param_group_tags: Tags = None,
+    ) -> None:
+        super().__init__(optimizer, [*schedulers], milestones, last_epoch, param_group_tags)
+
 
 class ChainedWD(ChainedScheduler, WeightDecayScheduler):
     """The first schedule's value, times `value / initial value` of each other one."""
 
+    def __init__(self, schedulers: list[WeightDecayScheduler], param_group_tags: Tags = None) -> None:
+        super().__init__([*schedulers], param_group_tags)
+
 
 class ScalePerParamWD(ScalePerParamScheduler, WeightDecayScheduler):
     """The scheduler's value, for each parameter group times its "adjust_learning_rate" (1 where it has none)."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, scheduler: WeightDecayScheduler, param_group_tags: Tags = None
+    ) -> None:
+        super().__init__(optimizer, scheduler, param_group_tags)
 
 
 class PiecewiseConstantWD(PiecewiseConstantScheduler, WeightDecayScheduler):
     """vals[i] up to milestones[i] (exclusive), then the next."""
 
     def __init__(
-        self, optimizer: Optimizer, vals: Sequence[float], milestones: Sequence[int], param_group_tags: Tags = None
+        self, optimizer: torch.optim.Optimizer, vals: list[float], milestones: list[int], param_group_tags: Tags = None
     ) -> None:
         super().__init__(optimizer, ConstantWD, vals, milestones, param_group_tags)

@@ -1,8 +1,9 @@
 """The DataLoader: a recipe for input that every worker of the cluster follows by itself."""
 
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import cloudpickle
 import numpy as np
@@ -14,6 +15,8 @@ from cstorch.errors import InputError, UsageError
 from cstorch.execution import current_execution
 from cstorch.utils.data.restartable import RestartableDataLoader
 
+_ids = itertools.count(1)
+
 
 class DataLoader:
     """Input for a DataExecutor.
@@ -22,6 +25,9 @@ class DataLoader:
         input_fn: makes the loader, an iterable of batches (a `torch.utils.data.DataLoader`, usually). Every worker of
             the cluster calls it; on the client it runs for the first batch only.
         *args, **kwargs: handed to input_fn.
+
+    id: a number that no other DataLoader of this process has, a copy of this one neither.
+    batch_size: samples of a batch, known since the first one of an execution; None before, and where tensors differ.
 
     Raises:
         TypeError: input_fn is not callable.
@@ -33,12 +39,19 @@ class DataLoader:
                 f"input_fn must be a function that returns an iterable of batches, not {type(input_fn).__name__}; "
                 "hand over the function itself: DataLoader(input_fn, *args)"
             )
+        self.id = next(_ids)
+        self.batch_size: int | None = None
         self.input_fn = input_fn
         self.args = args
         self.kwargs = kwargs
-        self._loader: RestartableDataLoader | None = None  # the one that was made last, if it is restartable
-        self._was_made = False
+        self._loader: Iterable[Any] | None = None  # the one that was made last
+        self._was_iterated = False
         self._position: dict[str, Any] | None = None  # where the next execution begins
+
+    def __copy__(self) -> Self:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), id=next(_ids), _loader=None, _was_iterated=False)
+        return other
 
     def __len__(self) -> int:
         """The number of batches of one pass.
@@ -46,20 +59,23 @@ class DataLoader:
         Raises:
             TypeError: the loader does not know its length.
         """
-        return len(self._make_aside())  # type: ignore[arg-type]  # a TypeError says so
+        return len(self.dataloader)  # type: ignore[arg-type]  # a TypeError says so
+
+    @property
+    def dataloader(self) -> Iterable[Any]:
+        """The loader that the input_fn has returned last in this process; made now, if there is none."""
+        return self._make_aside() if self._loader is None else self._loader
 
     @property
     def is_restartable(self) -> bool:
         """Whether the loader of the input_fn has what `RestartableDataLoader` names."""
-        if not self._was_made:
-            self._make_aside()
-        return self._loader is not None
+        return isinstance(self.dataloader, RestartableDataLoader)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the input stands: what `aggregate_state_dict` makes of the states of all workers' loaders.
 
         It is that after the batch of the step at hand, though workers are ahead. To be called on a checkpoint step of
-        the executor that runs with this DataLoader; on CSX in a checkpoint closure.
+        the executor that runs with this DataLoader, on CSX in a checkpoint closure; or before its first loop.
 
         An execution gives its first step to the first worker of each wafer, its second to the next, and so on. A loader
         whose state says how much all have taken together continues exactly with any number of workers; one that keeps
@@ -70,6 +86,8 @@ class DataLoader:
             InputError: a state cannot be read.
         """
         execution = current_execution()
+        if execution is None and not self._was_iterated:
+            return self._first_state()
         if execution is None or execution.executor.dataloader is not self:
             raise UsageError("the input has a state while an executor runs with it: ask in a @checkpoint_closure")
         if not execution.executor.on_checkpoint_step:
@@ -109,15 +127,21 @@ class DataLoader:
         finally:
             WorkerState.clear()
 
+    def _first_state(self) -> dict[str, Any]:
+        if self._position is not None:
+            state: dict[str, Any] = self._position["state"]
+            return state
+        return self._restartable().aggregate_state_dict([self.own_state(worker_step=0, samples_streamed=0)])
+
     def _restartable(self) -> RestartableDataLoader:
-        if not self.is_restartable:
+        loader = self.dataloader
+        if not isinstance(loader, RestartableDataLoader):
             raise UsageError(
                 f"the loader that the input_fn {_name(self.input_fn)} returned cannot be restarted: give it "
                 "state_dict, load_state_dict, aggregate_state_dict and deaggregate_state_dict (see "
                 "cstorch.utils.data.RestartableDataLoader)"
             )
-        assert self._loader is not None
-        return self._loader
+        return loader
 
     def builder(self) -> bytes:
         """The recipe for the workers of an execution, pickled: input_fn, its arguments, the state of the random
@@ -185,6 +209,7 @@ class DataLoader:
 
     def _take_position(self) -> dict[str, Any] | None:
         position, self._position = self._position, None
+        self._was_iterated = True
         return position
 
     def _make_aside(self) -> Iterable[Any]:
@@ -201,8 +226,7 @@ class DataLoader:
             raise InputError(
                 f"the input_fn {_name(self.input_fn)} returned {type(loader).__name__}, not an iterable of batches"
             )
-        self._was_made = True
-        self._loader = loader if isinstance(loader, RestartableDataLoader) else None
+        self._loader = loader
         return loader
 
 

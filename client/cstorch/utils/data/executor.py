@@ -1,13 +1,16 @@
 """The DataExecutor: the loop over the steps of one execution."""
 
+import copy
 import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from cstorch.backend import Backend, current_backend
+from cstorch.batch import infer_batch_size
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import Execution, enter
 from cstorch.utils.data.dataloader import DataLoader
@@ -54,7 +57,7 @@ class DataExecutor:
         self.activation_steps = self._activation_steps(activation_steps)
         self._activities = _activities(profiler_activities)
         self._profiler: Profiler | None = None
-        self._iteration: int | None = None
+        self._iteration = -1
         self._artifact_dir: Path | None = None
 
     def __len__(self) -> int:
@@ -64,14 +67,15 @@ class DataExecutor:
         self._artifact_dir = new_artifact_dir(self.backend.artifact_dir)
         self._profiler = Profiler(self._artifact_dir, self._activities)
         execution = self.make_execution()
-        try:
-            with enter(execution), closing(execution.batches()) as batches:
-                for iteration, batch in zip(range(self.num_steps), batches, strict=True):
-                    self._iteration = iteration
-                    yield batch
-            self._profiler.write()
-        finally:
-            self._iteration = None
+        self._iteration = -1
+        with enter(execution), closing(execution.batches()) as batches:
+            for iteration, batch in zip(range(self.num_steps), batches, strict=True):
+                self._iteration = iteration
+                if iteration == 0:
+                    self.dataloader.batch_size = infer_batch_size(batch)
+                yield batch
+        self._iteration = self.num_steps
+        self._profiler.write()
 
     def make_execution(self) -> Execution:
         """What runs the steps."""
@@ -86,14 +90,12 @@ class DataExecutor:
 
     @property
     def iteration(self) -> int:
-        """The step at hand, from 0."""
-        if self._iteration is None:
-            raise UsageError("the executor is not being iterated: ask for its step inside `for batch in executor:`")
+        """The step at hand, from 0; before the loop -1, and behind its last step the number of steps."""
         return self._iteration
 
     @property
     def user_iteration(self) -> int:
-        """The step at hand, from 1."""
+        """One more than `iteration`: the step at hand, from 1."""
         return self.iteration + 1
 
     @property
@@ -103,8 +105,8 @@ class DataExecutor:
 
     @property
     def on_final_iteration(self) -> bool:
-        """Whether the step at hand is the last."""
-        return self.user_iteration == self.num_steps
+        """Whether the step at hand is the last, or the loop is through."""
+        return self.user_iteration >= self.num_steps
 
     @property
     def on_activation_step(self) -> bool:
@@ -121,7 +123,7 @@ class DataExecutor:
         """The steps, from 1, after which checkpoints can be taken."""
         if self.checkpoint_schedule is None:
             return []
-        return [step + 1 for step in self.checkpoint_schedule.range() if step < self.num_steps]
+        return [step + 1 for step in takewhile(lambda step: step < self.num_steps, self.checkpoint_schedule)]
 
     @property
     def artifact_dir(self) -> Path:
@@ -166,7 +168,7 @@ class DataExecutor:
 
 def _checkpoint_schedule(checkpoint_steps: int | Schedule | None, num_steps: int) -> Schedule | None:
     if checkpoint_steps is None or isinstance(checkpoint_steps, Schedule):
-        return checkpoint_steps
+        return copy.deepcopy(checkpoint_steps)  # what the script changes later does not count
     if not _is_count(checkpoint_steps):
         raise TypeError(f"checkpoint_steps must be an int or a Schedule, not {type(checkpoint_steps).__name__}")
     if checkpoint_steps < 0:

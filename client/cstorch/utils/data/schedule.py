@@ -1,19 +1,30 @@
 """Schedules of steps, such as the steps on which checkpoints are taken."""
 
-from collections.abc import Iterator, Sequence
+import builtins
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 
+@dataclass
 class Schedule:
     """A union of ranges of steps; steps count from 0.
 
-    Args:
-        intervals: the ranges; they may overlap.
+    intervals: the ranges, in order and apart from each other; none is a schedule without steps.
+
+    Raises:
+        TypeError: an interval is no Range.
+        ValueError: two ranges overlap, or stand in another order.
     """
 
-    @dataclass(frozen=True, slots=True)
+    @dataclass
     class Range:
-        """start, start + step, ... below end; with include_last also end - 1."""
+        """start, start + step, ... below end; with include_last also end - 1. It can be changed.
+
+        Raises:
+            ValueError: not 0 <= start < end, or step is less than 1.
+        """
 
         start: int
         end: int
@@ -26,34 +37,51 @@ class Schedule:
             if self.step < 1:
                 raise ValueError(f"a range needs a step of at least 1, got {self.step}")
 
+        def __len__(self) -> int:
+            return len(self.range()) + self._adds_last
+
+        def __iter__(self) -> Iterator[int]:
+            yield from self.range()
+            if self._adds_last:
+                yield self.end - 1
+
+        @property
+        def _adds_last(self) -> bool:
+            return self.include_last and self.end - 1 not in self.range()
+
+        def range(self) -> builtins.range:
+            """start, start + step, ...: without what include_last adds."""
+            return builtins.range(self.start, self.end, self.step)
+
         @property
         def final_step(self) -> int:
             """The last step."""
-            last = self.end - 1
-            return last if self.include_last else last - (last - self.start) % self.step
+            return self.end - 1 if self.include_last else self.range()[-1]
 
         def match(self, index: int) -> bool:
             """Whether the range holds this step."""
-            if not self.start <= index < self.end:
-                return False
-            return (index - self.start) % self.step == 0 or (self.include_last and index == self.end - 1)
+            return index in self.range() or (self.include_last and index == self.end - 1)
 
-        def next_immediate_step(self, target: int) -> int | None:
-            """The first step of the range that is not before `target`."""
-            if target <= self.start:
-                return self.start
-            following = self.start + -(-(target - self.start) // self.step) * self.step
-            if following < self.end:
-                return following
-            return self.end - 1 if self.include_last and target < self.end else None
+        def next_immediate_step(self, target: int) -> int:
+            """The first step of the range that is not before `target`.
 
-    def __init__(self, intervals: Sequence["Schedule.Range"]) -> None:
-        self.intervals = list(intervals)
-        if not self.intervals:
-            raise ValueError("a schedule needs at least one range")
+            Raises:
+                ValueError: there is none.
+            """
+            if target > self.final_step:
+                raise ValueError(f"no step of the range is at {target} or later: its last is {self.final_step}")
+            following = self.start + max(0, -(-(target - self.start) // self.step)) * self.step
+            return min(following, self.final_step)
+
+    intervals: list[Range]
+
+    def __post_init__(self) -> None:
         for interval in self.intervals:
             if not isinstance(interval, Schedule.Range):
                 raise TypeError(f"a schedule is made of Schedule.Range, not {type(interval).__name__}")
+        for before, after in pairwise(self.intervals):
+            if after.start < before.end:
+                raise ValueError(f"the ranges of a schedule must not overlap, and stand in order: {self.intervals}")
 
     @classmethod
     def every(cls, steps: int, num_steps: int) -> "Schedule":
@@ -61,28 +89,41 @@ class Schedule:
         first = min(steps - 1, num_steps - 1)
         return cls([cls.Range(first, num_steps, steps, include_last=True)])
 
-    @property
-    def start(self) -> int:
-        """The first step."""
-        return min(interval.start for interval in self.intervals)
+    def __len__(self) -> int:
+        return sum(map(len, self.intervals))
+
+    def __iter__(self) -> Iterator[int]:
+        for interval in self.intervals:
+            yield from interval
+
+    def range(self) -> list[builtins.range]:
+        """What `range` of each interval is."""
+        return [interval.range() for interval in self.intervals]
 
     @property
-    def final_step(self) -> int:
-        """The last step."""
-        return max(interval.final_step for interval in self.intervals)
+    def start(self) -> int | None:
+        """The first step; None of a schedule without steps."""
+        return self.intervals[0].start if self.intervals else None
+
+    @property
+    def final_step(self) -> int | None:
+        """The last step; None of a schedule without steps."""
+        return self.intervals[-1].final_step if self.intervals else None
 
     def match(self, index: int) -> bool:
         """Whether the step is in the schedule."""
-        return any(interval.match(index) for interval in self.intervals)
+        following = bisect_right(self.intervals, index, key=lambda interval: interval.start)
+        return following > 0 and self.intervals[following - 1].match(index)
 
     def next_immediate_step(self, target: int) -> int | None:
-        """The first step of the schedule that is not before `target`; None when there is none."""
-        following = [step for interval in self.intervals if (step := interval.next_immediate_step(target)) is not None]
-        return min(following, default=None)
+        """The first step of the schedule that is not before `target`; None of a schedule without steps.
 
-    def range(self) -> Iterator[int]:
-        """All steps, in order."""
-        step = self.next_immediate_step(0)
-        while step is not None:
-            yield step
-            step = self.next_immediate_step(step + 1)
+        Raises:
+            ValueError: its last step is before `target`.
+        """
+        for interval in self.intervals:
+            if target <= interval.final_step:
+                return interval.next_immediate_step(target)
+        if self.intervals:
+            raise ValueError(f"no step of the schedule is at {target} or later: its last is {self.final_step}")
+        return None

@@ -15,12 +15,14 @@ class SummaryWriter(tensorboard.SummaryWriter):
     Args:
         *args, **kwargs: as for torch.utils.tensorboard.SummaryWriter; the first is log_dir.
         base_step: what the first step of an execution is called by `summarize_scalar` and `summarize_tensor`.
+
+    cs_events_dir: the folder, in log_dir, that takes the tensors.
     """
 
     def __init__(self, *args: Any, base_step: int = 1, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.base_step = base_step
-        self._tensors = tensor_files.make_folder(Path(self.log_dir))
+        self.cs_events_dir = tensor_files.make_folder(Path(self.log_dir))
 
     def add_tensor(  # type: ignore[override]  # the real API's, not torch's
         self, name: str, tensor: torch.Tensor, step: int
@@ -30,4 +32,4 @@ class SummaryWriter(tensorboard.SummaryWriter):
         Raises:
             ConfigurationError: the name leads out of log_dir, or the step is negative.
         """
-        tensor_files.write(self._tensors, name, tensor, step)
+        tensor_files.write(self.cs_events_dir, name, tensor, step)

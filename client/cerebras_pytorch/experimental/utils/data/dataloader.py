@@ -49,5 +49,5 @@ class DataLoader(_DataLoader):
 def _checkpoints(every: int, steps: int) -> Schedule:
     """Every k-th step and the last. Scripts that count from 0 save when `i % k == 0`, those that count from 1 when
     `(i + 1) % k == 0`: both find a checkpoint."""
-    from_one = Schedule.every(every, steps).intervals
-    return Schedule([Schedule.Range(0, steps, every), *from_one])
+    taken = {0, steps - 1, *range(every - 1, steps, every), *range(every, steps, every)}
+    return Schedule([Schedule.Range(step, step + 1) for step in sorted(taken)])
