@@ -37,7 +37,7 @@ class Traced:
         self.build = build
         model = copy.deepcopy(self.reference)
         move_module(model)
-        with mock.patch.object(metric_module, "_state_device", return_value=DEVICE):
+        with mock.patch.object(metric_module, "current_torch_device", return_value=DEVICE):
             step, states = _built(build, model)
         names = {module: name for name, module in model.named_modules()}
         trace = trace_step(step, batch, states, names, _lazy_outputs)

@@ -98,7 +98,7 @@ def check_traced(
     device_model = copy.deepcopy(model)
     move_module(device_model)
     eager = Training(model, make, schedule)
-    monkeypatch.setattr(metric_module, "_state_device", lambda: DEVICE)
+    monkeypatch.setattr(metric_module, "current_torch_device", lambda: DEVICE)
     traced = Training(device_model, make, schedule)
     batches = [(torch.randn(16, 6), torch.randint(0, 3, (16,))) for _ in range(STEPS)]
     getters = named_getters(traced.registry)
@@ -122,7 +122,7 @@ def test_every_optimizer_traced_equals_eager(case: Case, monkeypatch: pytest.Mon
 
 
 def test_state_is_named_as_in_the_real_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metric_module, "_state_device", lambda: DEVICE)
+    monkeypatch.setattr(metric_module, "current_torch_device", lambda: DEVICE)
     model = nn.Linear(2, 3)
     move_module(model)
     training = Training(model, lambda p: AdamW(p), lambda o: LinearLR(o, 0.1, 0.0, 10))
