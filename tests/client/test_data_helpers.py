@@ -203,7 +203,7 @@ def test_state_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = {"appliance_step": 9, "worker_step": 3, "samples_streamed": 24}
     monkeypatch.setenv("WAFERBOX_WORKER_STATE", json.dumps({**told, **counts}))
     state = distributed.get_worker_state()
-    assert (state.global_worker, state.total_workers, state.samples_streamed) == (4, 6, 24)
+    assert (state.global_worker_id, state.total_num_workers, state.samples_streamed) == (4, 6, 24)
 
 
 def test_limit_of_the_worker_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,7 @@ def test_what_a_loader_tells(tmp_path: Path) -> None:
     assert loader.batch_size is None
     assert isinstance(loader.dataloader, Batches)
     assert loader.dataloader is loader.dataloader is not other.dataloader
+    assert [batch.shape for batch in copy.copy(loader)] == [(4, 2), (4, 2)]
     list(DataExecutor(loader, num_steps=3))
     assert loader.batch_size == 4
     assert loader.dataloader.given == 3  # type: ignore[attr-defined]  # the one that was iterated
@@ -257,3 +258,11 @@ def test_where_a_writer_keeps_tensors(tmp_path: Path) -> None:
 def test_an_optimizer_without_a_rate(settings: dict[str, Any], rate: float) -> None:
     optimizer = cstorch.optim.configure_optimizer("sgd", [torch.ones(1)], **settings)
     assert optimizer.param_groups[0]["lr"] == rate
+
+
+def test_rates_by_their_names_of_a_learning_rate() -> None:
+    optimizer = cstorch.optim.SGD([torch.ones(1)], lr=1.0)
+    schedule = cstorch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, 10)
+    assert (schedule.initial_learning_rate, schedule.end_learning_rate) == (1.0, 0.5)
+    schedule.load_state_dict({"initial_learning_rate": 3.0, "end_learning_rate": 1.0, "last_epoch": 5})
+    assert schedule.get_last_lr() == [2.0]

@@ -33,12 +33,12 @@ class DataLoaderCheckpoint:
     user_state_dict: dict[str, Any] | None = None
 
     @property
-    def total_workers(self) -> int:
+    def total_num_workers(self) -> int:
         """Workers of all wafers."""
         return self.num_csx * self.num_workers_per_csx
 
     @property
-    def global_worker(self) -> int:
+    def global_worker_id(self) -> int:
         """The number of the worker among them."""
         return self.wse_id * self.num_workers_per_csx + self.local_worker_id
 

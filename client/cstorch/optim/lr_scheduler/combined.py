@@ -2,7 +2,7 @@
 
 import torch
 
-from cstorch.optim.lr_scheduler.base import LRScheduler
+from cstorch.optim.lr_scheduler.base import LRScheduler, renamed
 from cstorch.optim.lr_scheduler.decays import ConstantLR
 from cstorch.optim.scheduler import ChainedScheduler as BaseChainedScheduler
 from cstorch.optim.scheduler import (
@@ -63,6 +63,8 @@ class ScalePerParamLR(ScalePerParamScheduler, LRScheduler):
 class LambdaLR(LambdaScheduler, LRScheduler):
     """The product of `initial * f(e)`, for each function f that `set_value_lambda`, to be overridden, returns."""
 
+    initial_learning_rate = renamed("initial_val")
+
     def __init__(
         self, optimizer: torch.optim.Optimizer, initial_learning_rate: float, param_group_tags: Tags = None
     ) -> None:
@@ -71,6 +73,8 @@ class LambdaLR(LambdaScheduler, LRScheduler):
 
 class MultiplicativeLR(MultiplicativeScheduler, LRScheduler):
     """`initial * coefficient^e`; a subclass may compute the coefficient from e: `set_value_lambda`."""
+
+    initial_learning_rate = renamed("initial_val")
 
     def __init__(
         self,

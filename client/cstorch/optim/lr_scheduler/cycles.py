@@ -2,7 +2,7 @@
 
 import torch
 
-from cstorch.optim.lr_scheduler.base import LRScheduler
+from cstorch.optim.lr_scheduler.base import LRScheduler, renamed
 from cstorch.optim.scheduler import (
     CosineAnnealingScheduler,
     CosineAnnealingWarmRestartsScheduler,
@@ -15,6 +15,9 @@ from cstorch.optim.scheduler.base import Tags
 
 class CosineDecayLR(CosineDecayScheduler, LRScheduler):
     """`end + (initial - end) * (1 + cos(pi * min(e, T) / T)) / 2`."""
+
+    initial_learning_rate = renamed("initial_val")
+    end_learning_rate = renamed("end_val")
 
     def __init__(
         self,
@@ -30,6 +33,8 @@ class CosineDecayLR(CosineDecayScheduler, LRScheduler):
 class CosineAnnealingLR(CosineAnnealingScheduler, LRScheduler):
     """`eta_min + (initial - eta_min) * (1 + cos(pi * e / T_max)) / 2`: down until T_max, and up again after it."""
 
+    initial_learning_rate = renamed("initial_val")
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -43,6 +48,8 @@ class CosineAnnealingLR(CosineAnnealingScheduler, LRScheduler):
 
 class CosineAnnealingWarmRestarts(CosineAnnealingWarmRestartsScheduler, LRScheduler):
     """`eta_min + (initial - eta_min) * (1 + cos(pi * (e mod T_0) / T_0)) / 2`; T_mult must be 1."""
+
+    initial_learning_rate = renamed("initial_val")
 
     def __init__(
         self,
@@ -58,6 +65,9 @@ class CosineAnnealingWarmRestarts(CosineAnnealingWarmRestartsScheduler, LRSchedu
 
 class CyclicLR(CyclicScheduler, LRScheduler):
     """From base_lr to max_lr and back, again and again, scaled by the mode: see CyclicScheduler."""
+
+    base_lr = renamed("base_val")
+    max_lr = renamed("max_val")
 
     def __init__(
         self,
@@ -78,6 +88,9 @@ class CyclicLR(CyclicScheduler, LRScheduler):
 
 class OneCycleLR(OneCycleScheduler, LRScheduler):
     """Up to max_lr once, and down to `initial / final_div_factor`: see OneCycleScheduler."""
+
+    initial_learning_rate = renamed("initial_val")
+    max_lr = renamed("max_val")
 
     def __init__(
         self,

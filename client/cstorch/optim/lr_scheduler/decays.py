@@ -2,7 +2,7 @@
 
 import torch
 
-from cstorch.optim.lr_scheduler.base import LRScheduler
+from cstorch.optim.lr_scheduler.base import LRScheduler, renamed
 from cstorch.optim.scheduler import (
     ConstantScheduler,
     ExponentialScheduler,
@@ -19,6 +19,8 @@ from cstorch.optim.scheduler.base import Tags
 class ConstantLR(ConstantScheduler, LRScheduler):
     """learning_rate, always."""
 
+    learning_rate = renamed("val")
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -31,6 +33,9 @@ class ConstantLR(ConstantScheduler, LRScheduler):
 
 class PolynomialLR(PolynomialScheduler, LRScheduler):
     """`(initial - end) * (1 - e / T)^power + end`, and end from T on; with cycle starting again at multiples of T."""
+
+    initial_learning_rate = renamed("initial_val")
+    end_learning_rate = renamed("end_val")
 
     def __init__(
         self,
@@ -50,6 +55,9 @@ class PolynomialLR(PolynomialScheduler, LRScheduler):
 class LinearLR(LinearScheduler, LRScheduler):
     """From initial to end in T equal steps, then end."""
 
+    initial_learning_rate = renamed("initial_val")
+    end_learning_rate = renamed("end_val")
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -64,6 +72,8 @@ class LinearLR(LinearScheduler, LRScheduler):
 
 class ExponentialLR(ExponentialScheduler, LRScheduler):
     """`initial * decay_rate^(e / T)`; with staircase the exponent is rounded down."""
+
+    initial_learning_rate = renamed("initial_val")
 
     def __init__(
         self,
@@ -80,6 +90,8 @@ class ExponentialLR(ExponentialScheduler, LRScheduler):
 class StepLR(StepScheduler, LRScheduler):
     """`initial * gamma^floor(e / step_size)`."""
 
+    initial_learning_rate = renamed("initial_val")
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -94,6 +106,8 @@ class StepLR(StepScheduler, LRScheduler):
 class MultiStepLR(MultiStepScheduler, LRScheduler):
     """`initial * gamma^n`, n the number of milestones that are at most e."""
 
+    initial_learning_rate = renamed("initial_val")
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -107,6 +121,8 @@ class MultiStepLR(MultiStepScheduler, LRScheduler):
 
 class InverseExponentialTimeDecayLR(InverseExponentialTimeDecayScheduler, LRScheduler):
     """`initial / (1 + decay_rate * e^step_exponent / T)`; with staircase `e^step_exponent / T` is rounded down."""
+
+    initial_learning_rate = renamed("initial_val")
 
     def __init__(
         self,
@@ -125,6 +141,8 @@ class InverseExponentialTimeDecayLR(InverseExponentialTimeDecayScheduler, LRSche
 
 class InverseSquareRootDecayLR(InverseSquareRootDecayScheduler, LRScheduler):
     """`initial * scale / sqrt(max(warmup_steps, e))`."""
+
+    initial_learning_rate = renamed("initial_val")
 
     def __init__(
         self,

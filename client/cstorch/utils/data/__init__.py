@@ -1,6 +1,7 @@
 """Input: the DataLoader, the executor that loops over its batches, samplers, and schedules of steps."""
 
 from cstorch.batch import infer_batch_size
+from cstorch.numpy_arrays import from_numpy, to_numpy
 from cstorch.utils.data import sampler
 from cstorch.utils.data.dataloader import DataLoader
 from cstorch.utils.data.executor import DataExecutor
@@ -19,7 +20,9 @@ __all__ = [
     "Schedule",
     "SyntheticDataset",
     "compute_num_steps",
+    "from_numpy",
     "infer_batch_size",
     "sampler",
+    "to_numpy",
     "visit_torch_tensors",
 ]

@@ -61,6 +61,10 @@ class DataLoader:
         """
         return len(self.dataloader)  # type: ignore[arg-type]  # a TypeError says so
 
+    def __iter__(self) -> Iterator[Any]:
+        """One pass over the loader, in this process and without any cluster."""
+        return iter(self.dataloader)
+
     @property
     def dataloader(self) -> Iterable[Any]:
         """The loader that the input_fn has returned last in this process; made now, if there is none."""
