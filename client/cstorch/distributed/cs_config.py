@@ -54,6 +54,10 @@ class CSConfig:
         if self.transfer_processes < 1:
             raise ConfigurationError(f"transfer_processes must be at least 1, got {self.transfer_processes}")
         self.cluster_config()
+        self.set_precision()
+
+    def set_precision(self) -> None:
+        """Sets the flag to precision_opt_level as it is now."""
         if self.precision_opt_level is not None:
             backends.csx.precision.optimization_level = self.precision_opt_level
 
