@@ -142,6 +142,13 @@ def test_unknown_backends_and_metrics_off_the_system_are_refused() -> None:
         cstorch.metrics.AccuracyMetric("accuracy", compute_on_system=False)
 
 
+def test_figures_are_iterated_as_1_8_and_as_1_9_do() -> None:
+    accuracy = cstorch.metrics.AccuracyMetric("accuracy")
+    accuracy(labels=torch.tensor([1, 2]), predictions=torch.tensor([1, 0]))
+    figures = cstorch.metrics.compute_all_metrics()
+    assert list(figures) == list(figures.items()) == [("accuracy", 0.5)]
+
+
 def halve(state: State, step: int) -> dict[str, torch.Tensor]:
     state["state.model.weight"].mul_(0.5)
     return {"output_values_0": torch.tensor(float(step)), "output_mean": torch.tensor(float(step))}

@@ -101,6 +101,8 @@ def test_cs_config_has_the_defaults_of_its_time() -> None:
     config = cstorch.utils.CSConfig()
     assert (config.num_csx, config.max_wgt_servers, config.max_act_per_csx) == (1, 24, 60)
     assert (config.num_workers_per_csx, config.transfer_processes) == (0, 5)
+    assert config.cluster_config().max_wgt_servers == 0  # as the job's share: an embedded cluster makes no 24 of them
+    assert cstorch.utils.CSConfig(max_wgt_servers=3).cluster_config().max_wgt_servers == 3
     cstorch.utils.CSConfig(precision_opt_level=2)
     assert newest.backends.csx.precision.optimization_level == 2
     newest.backends.reset()
