@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__d
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+def root(version: Annotated[bool, typer.Option("--version", metavar="", help="Show the version.")] = False) -> None:
     if version:
         say(f"waferbox {__version__}")
         raise typer.Exit

@@ -3,24 +3,21 @@
 import os
 from typing import Any
 
-from cerebras_appliance.CSConfig import CSConfig
 from cstorch import backends
 from cstorch.backend import Backend, BackendType, CpuBackend, CsxBackend, current_backend, use_backend
-from cstorch.backends.mixed_precision import enable_mixed_precision
 from cstorch.errors import UsageError
 
 # What later releases have as flags.
 _FLAGS = {
     "drop_data": backends.csx.debug,
     "log_initialization": backends.csx.debug,
-    "retrace_every_iteration": backends.csx.debug,
     "micro_batch_size": backends.csx.performance,
 }
 _WITHOUT_EFFECT = frozenset({"max_checkpoints", "use_cs_grad_accum"})
 
 
 class LateCsxBackend(CsxBackend):
-    """A CsxBackend whose cluster is chosen by the first `use_cluster`, and the same from then on."""
+    """A CsxBackend whose cluster is named by the first executor, and which takes the flags of later releases."""
 
     def __init__(
         self,
@@ -28,6 +25,7 @@ class LateCsxBackend(CsxBackend):
         compile_dir: str | os.PathLike[str] | None = None,
         compile_only: bool = False,
         validate_only: bool = False,
+        retrace_every_iteration: bool = False,
         **others: Any,
     ) -> None:
         for name, value in others.items():
@@ -35,29 +33,13 @@ class LateCsxBackend(CsxBackend):
                 setattr(_FLAGS[name], name, value)
             elif name not in _WITHOUT_EFFECT:
                 raise TypeError(f"the CSX backend has no setting {name!r}")
-        self._is_chosen = False
-        super().__init__(artifact_dir, compile_dir or "cached_compile", compile_only, validate_only)
-
-    def open_session(self) -> None:
-        if self._is_chosen:
-            super().open_session()
-
-    def use_cluster(self, cs_config: CSConfig) -> None:
-        """Chooses the cluster.
-
-        Raises:
-            UsageError: another one, or other settings of it, were chosen already.
-        """
-        config = cs_config.cluster_config()
-        if not self._is_chosen:
-            self.cluster.config = config
-            self._is_chosen = True
-            self.open_session()
-        elif config != self.cluster_config:
-            raise UsageError(
-                "the settings of the cluster are global: num_csx, num_workers_per_csx and all else in cs_config must "
-                "be what the first executor was given. Use another process for other settings"
-            )
+        super().__init__(
+            artifact_dir,
+            compile_dir,
+            compile_only,
+            validate_only,
+            retrace_every_iteration=retrace_every_iteration,
+        )
 
 
 def backend(backend_type: str | BackendType | None = None, *args: Any, **settings: Any) -> Backend:
@@ -84,6 +66,4 @@ def backend(backend_type: str | BackendType | None = None, *args: Any, **setting
         return use_backend(backend_type, LateCsxBackend, *args, **settings)
     for name in ("cluster_config", "max_checkpoints"):
         settings.pop(name, None)
-    if "mixed_precision" in settings:
-        enable_mixed_precision(bool(settings.pop("mixed_precision")))
     return use_backend(backend_type, CpuBackend, *args, **settings)

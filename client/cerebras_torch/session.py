@@ -9,10 +9,10 @@ import torch
 
 from cerebras_torch.run import current_run
 from cerebras_torch.setup import check_initialized
-from cerebras_torch.setup import optimizer as check_optimizer
 from cstorch.core.closures import step_closure
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import current_execution
+from cstorch.optim import Optimizer
 from cstorch.utils.data import DataExecutor
 
 
@@ -26,7 +26,7 @@ class Session:
         mode: "train" or "eval".
 
     Raises:
-        UsageError: nothing is initialized yet, or the optimizer is not one of cerebras_torch.optim.
+        UsageError: nothing is initialized yet, or the optimizer is not what `cbtorch.optimizer` returns.
         ConfigurationError: the mode has another name.
     """
 
@@ -35,8 +35,11 @@ class Session:
         if mode not in ("train", "eval"):
             raise ConfigurationError(f'mode must be "train" or "eval", got {mode!r}')
         for given in objects:
-            if isinstance(given, torch.optim.Optimizer):
-                check_optimizer(given)
+            if isinstance(given, torch.optim.Optimizer) and not isinstance(given, Optimizer):
+                raise UsageError(
+                    f"torch.optim.{type(given).__name__} makes its state within the step, which is recorded before it "
+                    "runs: give the Session, and call in its loop, what cbtorch.optimizer(...) makes of it"
+                )
         self.mode = mode
         self._loops: list[Generator[Any]] = []
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from cerebras_torch import run
+from cerebras_torch.wrapped_optimizer import wrap
 from cstorch import amp, backends
 from cstorch.backend import backend, has_backend, use_cs
 from cstorch.core.compile import CompiledModel
@@ -112,28 +113,25 @@ def compile(fabric_config_file: str | os.PathLike[str] | None = None, validate_o
 
 
 def optimizer(optimizer: torch.optim.Optimizer) -> Optimizer:
-    """Returns the optimizer, if its step can be recorded, with the two methods that it had in this release:
+    """Returns an optimizer whose step can be recorded: the given one, or for one of torch.optim that of the same name
+    here, with its parameter groups and settings. It has the two methods that it had in this release:
 
     set_main_lr_scheduler(scheduler) checks that the schedule is one of this optimizer, and
     convert_state_dict_for_checkpoint(state_dict) returns what it is given: torch's layout is that of checkpoints.
 
     Raises:
-        UsageError: it is not one of cerebras_torch.optim.
+        UsageError: it is one of neither, has a setting that changes numbers and is not known here, or has stepped.
     """
-    if not isinstance(optimizer, Optimizer):
-        raise UsageError(
-            f"torch.optim.{type(optimizer).__name__} makes its state within the step, which is recorded before it "
-            f"runs: use cerebras_torch.optim.{type(optimizer).__name__}"
-        )
+    wrapped = optimizer if isinstance(optimizer, Optimizer) else wrap(optimizer)
 
     def set_main_lr_scheduler(scheduler: LRScheduler | None) -> None:
-        if scheduler is not None and scheduler not in optimizer.schedulers:
+        if scheduler is not None and scheduler not in wrapped.schedulers:
             raise UsageError("set_main_lr_scheduler takes a schedule of cerebras_torch.optim made for this optimizer")
 
-    methods = vars(optimizer)
+    methods = vars(wrapped)
     methods["set_main_lr_scheduler"] = set_main_lr_scheduler
     methods["convert_state_dict_for_checkpoint"] = lambda state_dict: state_dict
-    return optimizer
+    return wrapped
 
 
 def check_initialized() -> None:

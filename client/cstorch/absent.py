@@ -7,40 +7,60 @@ from typing import Any
 from cstorch.errors import AbsentError
 
 _DECORATE = "decorate functions with cstorch.step_closure and cstorch.checkpoint_closure"
-_LISTENERS = "hooks are for what modules return (register_traced_tensor_hook), and not for single operations"
-_MESH = "tensors are placed by the compiler; leave placements out, and set num_csx in the ClusterConfig"
+_PROFILE = "use executor.profiler for rates, and the compile report for where the time goes"
 _INSIDE = (
     "it belongs to the real client's inside; scripts find CSConfig, environment, errors, log, storage and utils here"
 )
 
 # By name; a module stands for all that is missing in it.
 _REASONS: Mapping[str, str] = {
-    "cstorch.amp": "the compiler inserts casts, by operation and not by function: set "
-    "cstorch.backends.csx.precision.optimization_level, or cast tensors to a half yourself, which is left as it is",
+    **dict.fromkeys(
+        (
+            "cstorch.amp.disable_casts",
+            "cstorch.amp.float_function",
+            "cstorch.amp.half_function",
+            "cstorch.amp.init",
+            "cstorch.amp.promote_function",
+            "cstorch.amp.register_float_function",
+            "cstorch.amp.register_half_function",
+            "cstorch.amp.register_promote_function",
+        ),
+        "the compiler inserts casts, by operation and not by function: set "
+        "cstorch.backends.csx.precision.optimization_level, or cast tensors to a half yourself, which is left as it is",
+    ),
     "cstorch.amp.setup_optimizer": "a GradScaler needs no preparation of the optimizer; leave it out",
     "cstorch.backend": "it belongs to the real client's inside; use what cstorch.backend(...) returns",
     "cstorch.backends": "Waferbox has nothing that the flag would change; leave it out",
     "cstorch.checks": "its checks are always on; leave it out",
-    "cstorch.core.closures": _DECORATE,
     "cstorch.configure": "it is of release 1.8: import cerebras_pytorch.experimental, or make a cstorch.backend",
     "cstorch.core": "it belongs to the real client's inside, and no number depends on it; leave it out",
+    "cstorch.core.closures": _DECORATE,
     "cstorch.decomp": "register with cstorch.register_decomposition",
-    "cstorch.distributed": "ask get_streaming_rank, num_streamers and their relatives in the input_fn",
-    "cstorch.experimental": _LISTENERS,
-    "cstorch.mesh": _MESH,
-    "cstorch.metrics": "it is not written yet; subclass cstorch.metrics.Metric",
-    "cstorch.nn": "use torch.nn and torch.nn.functional, which are traced as they are",
-    "cstorch.nn.SelectiveGrad": "multiply gradients by masks between backward and optimizer.step",
-    "cstorch.optim": "it is not written yet; subclass cstorch.optim.Optimizer, or LRScheduler in optim.lr_scheduler",
-    "cstorch.profiler": "use executor.profiler for rates, and the compile report for where the time goes",
+    **dict.fromkeys(
+        (
+            "cstorch.experimental.listener.register_function_mode_forward_hook",
+            "cstorch.experimental.listener.register_function_mode_forward_pre_hook",
+            "cstorch.experimental.listener.register_trace_fn_post_hook",
+            "cstorch.experimental.listener.register_trace_fn_pre_hook",
+        ),
+        "hooks are for what modules return (register_traced_tensor_hook), and not for single operations",
+    ),
+    "cstorch.mesh": "tensors are placed by the compiler; leave placements out, and set num_csx in the ClusterConfig",
+    "cstorch.profiler.ProfilerRegistry": _PROFILE,
+    "cstorch.profiler.tensorboard_trace_handler": _PROFILE,
     "cstorch.saver": "use cstorch.save and cstorch.load",
-    "cstorch.sparse": "give what cstorch.sparse.configure returns to model.apply and then to optimizer.apply",
     "cstorch.storage": "use cstorch.save and cstorch.load",
-    "cstorch.utils": "it is not written yet; use torch's or Python's own means",
+    "cstorch.utils.make_constant": "use cstorch.make_constant",
+    **dict.fromkeys(
+        ("cstorch.utils.data.from_numpy", "cstorch.utils.data.is_bf16", "cstorch.utils.data.to_numpy"),
+        "use torch.from_numpy and tensor.numpy(), for bfloat16 tensor.float().numpy()",
+    ),
+    **dict.fromkeys(
+        ("cstorch.utils.nest.deserialize_visit_fns", "cstorch.utils.nest.serialize_visit_fns"),
+        "visit functions stay in the process that registers them: register them where they are used",
+    ),
     "cstorch.utils.step_closures": _DECORATE,
-    "cstorch.utils.data": "it is not written yet; use torch's or Python's own means: for arrays torch.from_numpy and "
-    "tensor.numpy(), for bfloat16 tensor.float().numpy()",
-    "cstorch.utils.nest": "visit functions stay in the process that registers them: register them where they are used",
+    "cstorch.utils.utils.signature_matches_type_hint": "use inspect.signature(function).bind(...)",
     "cerebras_appliance": _INSIDE,
 }
 

@@ -32,6 +32,9 @@ class StepProfiler(Protocol):
     def step(self, batch_size: int) -> None:
         """Counts a step."""
 
+    def tell_time(self, seconds: float) -> None:
+        """The step that was counted last has ended so many seconds after the first began."""
+
 
 class Executor(Protocol):
     """The DataExecutor that an execution runs; it describes its properties."""

@@ -24,6 +24,7 @@ class profile:
     """
 
     appliance_response: Any = None
+    op_profiler_json: str | None = None  # the trace, in release 2.2
 
     def __init__(
         self,

@@ -67,6 +67,7 @@ class FakeCluster:
     cancelled: list[str] = field(default_factory=list)
     sessions_ended: threading.Event = field(default_factory=threading.Event)
     steps_run: int = 0
+    step_seconds: float = 0.01
     run_ahead_steps: int = 4
     fail_at: tuple[int, node_pb2.Failure] | None = None
     refuse_job: tuple[grpc.StatusCode, str] | None = None
@@ -228,7 +229,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
             cluster.steps_run = step
             if step % begin.activation_steps == 0 or step == begin.num_steps:
                 tensors = [outputs[name].numpy().tobytes() for name, _, _ in module["outputs"]]
-                one = coordinator_pb2.StepOutputs(step=step, tensors=tensors)
+                one = coordinator_pb2.StepOutputs(step=step, tensors=tensors, seconds=cluster.step_seconds * step)
                 yield response(outputs=coordinator_pb2.OutputBatch(steps=[one]))
                 sent.append(step)
             if step in begin.checkpoint_steps:

@@ -114,7 +114,7 @@ def test_iteration_counters(tmp_path: Path) -> None:
     assert seen == [(0, 1, True, False), (1, 2, False, False), (2, 3, False, True)]
     assert executor.artifact_dir == tmp_path / "executors" / "000001"
     assert (tmp_path / "executors" / "latest").resolve() == executor.artifact_dir.resolve()
-    assert executor.profiler.total_samples == 10
+    assert executor.profiler.total_samples() == 10
     with pytest.raises(UsageError, match="no current executor"):
         cstorch.current_executor()
 

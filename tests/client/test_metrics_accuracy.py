@@ -60,7 +60,7 @@ def test_custom_metric_and_registry() -> None:
     first(torch.ones(3))
     second(torch.ones(2))
     assert (float(first), float(second)) == (3, 2)
-    metrics = get_all_metrics()
-    assert metrics["total"] == [first, second]
-    assert metrics["other"] is other
+    metrics = list(get_all_metrics())
+    assert [name for name, _ in metrics] == ["total.0", "total.1", "other"]
+    assert [metric for _, metric in metrics] == [first, second, other]
     assert list(first.state_dict()) == ["total"]

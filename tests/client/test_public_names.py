@@ -12,21 +12,12 @@ sys.path.insert(0, str(DOCS))
 from name_uses import found, misuses  # noqa: E402  from docs
 
 NAMES: dict[str, dict[str, list[str]]] = tomllib.loads((DOCS / "public_names.toml").read_text())
-# What is on its way.
-OPEN = {
-    "cerebras.pytorch.nn.SelectiveGrad",
-    "cerebras.pytorch.nn.functional.sparse_act_matmul",
-    "cerebras.pytorch.nn.functional.sparse_matmul",
-    "cerebras.pytorch.utils.data.DataExecutor",
-}
 
 
 @pytest.mark.parametrize("release", NAMES)
 def test_names_of_a_release(release: str) -> None:
     wrong = []
     for name, uses in NAMES[release].items():
-        if name in OPEN:
-            continue
         try:
             wrong += [f"{name} does not fit {use}" for use in misuses(found(name), uses)]
         except (AttributeError, ImportError) as error:

@@ -152,10 +152,8 @@ def test_what_comes_in_the_wrong_order_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="mode"):
         cbtorch.Session(loop.loader, mode="predict")  # type: ignore[arg-type]
     torch_sgd = torch.optim.SGD(loop.model.parameters(), lr=0.1)
-    with pytest.raises(UsageError, match=r"cerebras_torch\.optim\.SGD"):
+    with pytest.raises(UsageError, match=r"what cbtorch\.optimizer\(\.\.\.\) makes of it"):
         cbtorch.Session(loop.model, torch_sgd, None)
-    with pytest.raises(UsageError, match=r"cerebras_torch\.optim\.SGD"):
-        cbtorch.optimizer(torch_sgd)
     assert cbtorch.optimizer(loop.optimizer) is loop.optimizer
     with pytest.raises(TypeError, match="DataLoader with a length"):
         cbtorch.dataloader(3)  # type: ignore[arg-type]
@@ -184,3 +182,50 @@ def test_cb_model_answers_for_a_lone_process(tmp_path: Path) -> None:
     assert cb_model.is_master_ordinal()
     assert cb_model.to_cpu({"a": [torch.ones(1), 2]}) == {"a": [torch.ones(1), 2]}
     cb_model.mark_step()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+        ("Adam", {"lr": 0.1, "weight_decay": 0.1, "amsgrad": True}),
+        ("AdamW", {"lr": 0.1, "foreach": False}),
+        ("RMSprop", {"momentum": 0.5}),
+        ("Adagrad", {}),
+    ],
+)
+def test_an_optimizer_of_torch_is_wrapped_with_its_groups_and_settings(name: str, settings: dict[str, Any]) -> None:
+    def parameters() -> list[nn.Parameter]:
+        return [nn.Parameter(torch.tensor([1.0, -2.0])), nn.Parameter(torch.tensor([3.0]))]
+
+    def step(optimizer: torch.optim.Optimizer, both: list[nn.Parameter]) -> None:
+        optimizer.zero_grad()
+        (both[0].pow(2).sum() + both[1].pow(3).sum()).backward()
+        optimizer.step()
+
+    made = []
+    for both in (parameters(), parameters()):
+        groups = [{"params": both[:1]}, {"params": both[1:], "lr": 0.01}]
+        made.append((getattr(torch.optim, name)(groups, **settings), both))
+    (plain, expected), (given, got) = made
+    wrapped = cbtorch.optimizer(given)
+    assert type(wrapped) is getattr(cbtorch.optim, name)
+    assert [group["lr"] for group in wrapped.param_groups] == [group["lr"] for group in given.param_groups]
+    for _ in range(3):
+        step(plain, expected)
+        step(wrapped, got)
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_an_optimizer_that_has_no_like_is_not_wrapped() -> None:
+    parameters = [nn.Parameter(torch.ones(2))]
+    with pytest.raises(UsageError, match="no setting 'maximize', which is True"):
+        cbtorch.optimizer(torch.optim.RMSprop(parameters, maximize=True))
+    with pytest.raises(UsageError, match=r"LBFGS .* subclass of cerebras_torch\.optim\.Optimizer"):
+        cbtorch.optimizer(torch.optim.LBFGS(parameters))
+    stepped = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    parameters[0].sum().backward()
+    stepped.step()
+    with pytest.raises(UsageError, match="before its first step"):
+        cbtorch.optimizer(stepped)

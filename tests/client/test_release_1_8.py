@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import cerebras_pytorch.experimental as cstorch
 import cstorch as newest
 from cerebras_pytorch.experimental import configuration
+from cstorch.backend import close_backend
 from cstorch.errors import ConfigurationError, StateError, UsageError
 
 
@@ -141,6 +142,13 @@ def test_unknown_backends_and_metrics_off_the_system_are_refused() -> None:
         cstorch.metrics.AccuracyMetric("accuracy", compute_on_system=False)
 
 
+def test_figures_are_iterated_as_1_8_and_as_1_9_do() -> None:
+    accuracy = cstorch.metrics.AccuracyMetric("accuracy")
+    accuracy(labels=torch.tensor([1, 2]), predictions=torch.tensor([1, 0]))
+    figures = cstorch.metrics.compute_all_metrics()
+    assert list(figures) == list(figures.items()) == [("accuracy", 0.5)]
+
+
 def halve(state: State, step: int) -> dict[str, torch.Tensor]:
     state["state.model.weight"].mul_(0.5)
     return {"output_values_0": torch.tensor(float(step)), "output_mean": torch.tensor(float(step))}
@@ -182,6 +190,30 @@ def test_checkpoints_are_taken_on_checkpoint_steps_only(cluster: FakeCluster, tm
         else:
             save_too_early(i)
     assert saved == {i: 0.5 ** (i + 1) for i in (0, 2, 3, 5, 6, 7)}
+
+
+def test_tensors_say_that_they_are_on_xla(cluster: FakeCluster, tmp_path: Path) -> None:
+    cstorch.configure(model_dir=tmp_path, mgmt_address=cluster.address)
+    model = nn.Linear(2, 1)
+    compiled = cstorch.compile(model, backend="wse_ws")
+    assert all(parameter.device.type == "xla" for parameter in model.parameters())
+    device = model.weight.device
+    assert torch.tensor(2.0).to(device).device == device
+    assert torch.arange(3, device=device).device == device
+    assert torch.zeros(2, device="xla").cpu().tolist() == [0, 0]
+    assert model.weight.cpu().device.type == "cpu"
+
+    @cstorch.compile_step
+    def step(batch: list[torch.Tensor]) -> torch.Tensor:
+        norm = torch.tensor(0.0).to(device)
+        norm += model.weight.norm()
+        return compiled(batch[0]).mean() + norm + torch.ones(1, device=model.weight.device).sum()
+
+    for batch in loader(num_steps=1):
+        step(batch)
+    newest.backend("CSX")
+    close_backend()
+    assert model.weight.device.type == "lazy"
 
 
 def test_scalar_summaries_are_kept_until_the_script_writes_them(tmp_path: Path) -> None:

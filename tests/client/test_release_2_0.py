@@ -101,6 +101,8 @@ def test_cs_config_has_the_defaults_of_its_time() -> None:
     config = cstorch.utils.CSConfig()
     assert (config.num_csx, config.max_wgt_servers, config.max_act_per_csx) == (1, 24, 60)
     assert (config.num_workers_per_csx, config.transfer_processes) == (0, 5)
+    assert config.cluster_config().max_wgt_servers == 0  # as the job's share: an embedded cluster makes no 24 of them
+    assert cstorch.utils.CSConfig(max_wgt_servers=3).cluster_config().max_wgt_servers == 3
     cstorch.utils.CSConfig(precision_opt_level=2)
     assert newest.backends.csx.precision.optimization_level == 2
     newest.backends.reset()
@@ -136,7 +138,7 @@ def test_wrong_settings_of_a_backend_and_an_executor_are_refused(tmp_path: Path)
         cstorch.backend("CSX", artifact_dir=tmp_path, colour="red")
     with pytest.raises(UsageError, match="no backend yet"):
         cstorch.backend()
-    cpu = cstorch.backend("CPU", artifact_dir=tmp_path)
+    cpu = cstorch.backend("CPU", artifact_dir=tmp_path, mixed_precision=True)
     assert cstorch.backend() is cstorch.backend("cpu") is cpu
     with pytest.raises(UsageError, match="CPU backend already"):
         cstorch.backend("CSX")

@@ -1,5 +1,6 @@
 """The embedded cluster's process, with a stand-in for the cluster."""
 
+import logging
 import os
 import threading
 import time
@@ -72,12 +73,17 @@ def test_one_that_says_something_else(monkeypatch: pytest.MonkeyPatch, tmp_path:
     cluster.stop()
 
 
-def test_one_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_one_that_does_not_end_is_killed_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(embedded, "STOP_SECONDS", 0.5)
     cluster = start(monkeypatch, tmp_path, "stubborn")
     cluster.management()
-    cluster.stop()
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        cluster.stop()
     assert not is_running(cluster.process_id)
+    assert caplog.messages == []
 
 
 def test_who_waits_for_the_address_hears_of_the_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -43,7 +43,24 @@ def test_closures_see_the_values_of_their_step_in_order(cluster: FakeCluster, tm
     assert cluster.begun[0].num_steps == 5
     assert (executor.artifact_dir / "cirh.mlir").exists()
     assert cluster.prepared[0].loader == cluster.begun[0].loader
-    assert executor.profiler.total_samples == 20
+    assert executor.profiler.total_samples() == 20
+
+
+def test_rates_are_by_the_clock_of_the_cluster(cluster: FakeCluster, tmp_path: Path) -> None:
+    cluster.step_seconds = 2.0
+    setup = Setup(cluster, tmp_path)
+    rates = []
+
+    @cstorch.step_closure
+    def report() -> None:
+        rates.append((executor.profiler.rate(), executor.profiler.global_rate()))
+
+    executor = setup.executor(4)
+    for batch in executor:
+        setup.step(batch)
+        report()
+    assert rates == [(2.0, 2.0)] * 4
+    assert executor.profiler.total_time() == 8.0
 
 
 def test_closures_called_in_the_step_run_every_step_with_frozen_python_values(

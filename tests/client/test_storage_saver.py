@@ -18,7 +18,11 @@ def test_a_saver_is_save_and_load_with_names(tmp_path: Path) -> None:
     assert own.load_tensor(tmp_path / "a.mdl", "step") == 3
     with pytest.raises(KeyError):
         own.load_tensor(tmp_path / "a.mdl", "model")
-    assert PyTorchH5Saver.extract_version(tmp_path / "a.mdl") == 0.5
+    version = PyTorchH5Saver.extract_version(tmp_path / "a.mdl")
+    assert version is not None
+    assert version == version.ckpt_version == 0.5
+    torch.save({}, tmp_path / "pickled.pt")
+    assert PyTorchH5Saver.extract_version(tmp_path / "pickled.pt") is None
     torch.save({}, tmp_path / "b.pt")
     (tmp_path / "c.mdl").write_bytes((tmp_path / "a.mdl").read_bytes()[:1000])
     valid = [PyTorchH5Saver.is_valid_checkpoint(path) for path in (None, "x", tmp_path / "b.pt", tmp_path / "c.mdl")]

@@ -35,6 +35,20 @@ def test_rates(clock: Clock) -> None:
     assert rates.elapsed_seconds() == 4
 
 
+def test_rates_are_those_of_the_told_times_and_not_of_when_it_is_asked(clock: Clock) -> None:
+    rates = RateTracker(smooth_factor=0)
+    for step in range(1, 5):  # a burst
+        rates.add(10)
+        rates.tell_time(2.0 * step)
+        clock.now += 0.001
+        assert rates.rate() == 5
+    assert rates.global_rate() == 5
+    assert rates.elapsed_seconds() == 8
+    rates.reset()
+    clock.now += 3
+    assert rates.elapsed_seconds() == 3
+
+
 def test_reset_time(clock: Clock) -> None:
     rates = RateTracker()
     rates.add(10)

@@ -51,11 +51,13 @@ def up(
     compile_root: Annotated[
         Path | None, typer.Option(help="Let scripts name folders for artifacts below this one, outside of the cache.")
     ] = None,
-    page: Annotated[bool, typer.Option("--page", help="Serve a page to look at, on this machine.")] = False,
+    page: Annotated[bool, typer.Option("--page", metavar="", help="Serve a page to look at, on this machine.")] = False,
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="Serve figures for Prometheus, which finds them by the page.")
+        bool, typer.Option("--metrics", metavar="", help="Serve figures for Prometheus, which finds them by the page.")
     ] = False,
-    background: Annotated[bool, typer.Option("--background", help="Return when the cluster is there.")] = False,
+    background: Annotated[
+        bool, typer.Option("--background", metavar="", help="Return when the cluster is there.")
+    ] = False,
 ) -> None:
     """Start a cluster, which stays until Ctrl-C or `waferbox down`."""
     settings = _settings(wafers, memoryx, workers, swarmx, threads, checked_address(listen, any_port=True), cache_root)

@@ -16,7 +16,8 @@ def opt(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A module in CIRH; - is standard input.")] = "-",
     passes: Annotated[str, typer.Option("--pass", metavar="A,B", help="What to run, in this order; see --list.")] = "",
     print_after_all: Annotated[
-        bool, typer.Option("--print-after-all", help="Print the module after each of them, to standard error.")
+        bool,
+        typer.Option("--print-after-all", metavar="", help="Print the module after each of them, to standard error."),
     ] = False,
     num_csx: Annotated[int, typer.Option(min=1, help="Wafers over which the work is divided.")] = 1,
     half: Annotated[
@@ -24,7 +25,9 @@ def opt(
     ] = "",
     optimization_level: Annotated[int, typer.Option(min=0, max=2, help="How much is computed in half precision.")] = 1,
     out: Annotated[str, typer.Option("-o", metavar="OUT", help="Where the result goes; - is standard output.")] = "-",
-    list_passes: Annotated[bool, typer.Option("--list", help="List the passes in the order of a compile.")] = False,
+    list_passes: Annotated[
+        bool, typer.Option("--list", metavar="", help="List the passes in the order of a compile.")
+    ] = False,
 ) -> None:
     """Run passes of the compiler on text. Exits with 1 if the text or a pass is refused."""
     from appliance.compiler.opt import OptError, descriptions
@@ -44,7 +47,7 @@ def compile_report(
     artifact: Annotated[
         Path, typer.Argument(metavar="ARTIFACT", help="A .plan file, or a folder of them: the newest.", exists=True)
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print it as JSON.")] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="OUT", help="Write it as a page of HTML.", dir_okay=False)
     ] = None,

@@ -27,7 +27,7 @@ def logs(
     role: Annotated[
         str | None, typer.Option(metavar="ROLE", help="Only of one process (wafer-0), or of a role (wafer).")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", metavar="", help="Go on until the job has ended.")] = False,
     management: ManagementOption = None,
 ) -> None:
     """Show what the processes of a job said, oldest first, as far as the management service keeps it."""

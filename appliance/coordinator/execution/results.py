@@ -100,12 +100,14 @@ class Results:
         self._changed = threading.Condition()
         self._waiting: deque[coordinator_pb2.StepOutputs] = deque()
         self._oldest = 0.0  # when the first of them came
+        self._began = 0.0
         self._first_step = next(iter(schedule.output_steps()), 0)
         self._consumed = 0  # step
         self._stopped = False
         self._thread = GuardedThread(self._run, name="results", on_defect=on_failure)
 
     def start(self) -> None:
+        self._began = time.monotonic()
         self._thread.start()
 
     def take(self) -> coordinator_pb2.OutputBatch | None:
@@ -176,9 +178,10 @@ class Results:
         frames = {group: self._hub.receive(link, group, step).view for group, link in self._groups}
         tensors = [reader.read(frames[group]) for group, reader in self._outputs]
         with self._changed:
+            now = time.monotonic()
             if not self._waiting:
-                self._oldest = time.monotonic()
-            self._waiting.append(coordinator_pb2.StepOutputs(step=step, tensors=tensors))
+                self._oldest = now
+            self._waiting.append(coordinator_pb2.StepOutputs(step=step, tensors=tensors, seconds=now - self._began))
             is_batch = self._is_batch()
         if is_batch:
             self._on_outputs()

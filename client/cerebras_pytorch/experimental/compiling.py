@@ -1,20 +1,35 @@
 """compile and compile_step as release 1.8 has them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from cerebras_pytorch.experimental.configuration import current_configuration
 from cerebras_pytorch.late_backend import LateCsxBackend, backend
-from cstorch.backend import Backend, has_backend
+from cstorch.backend import Backend, BackendType, has_backend, use_backend
 from cstorch.core.compile import CompiledModel
 from cstorch.core.compile import compile as _compile
 from cstorch.core.trace import trace
 from cstorch.errors import ConfigurationError, UsageError
+from cstorch.tracing import XlaName
 
 compile_step = trace
 
 _BACKENDS = {"WSE_WS": "CSX", "CPU": "CPU"}
+
+
+class XlaBackend(LateCsxBackend):
+    """Its tensors are of device type `xla`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._name = XlaName()
+        self._name.__enter__()
+
+    def close(self) -> None:
+        self._name.__exit__(None, None, None)
+        super().close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +69,13 @@ def _make_backend(name: str) -> None:
     if _BACKENDS[name] == "CPU":
         backend("CPU", artifact_dir=configuration.model_dir)
         return
-    made = backend(
-        "CSX",
+    made = use_backend(
+        BackendType.CSX,
+        XlaBackend,
         artifact_dir=configuration.model_dir,
         compile_dir=configuration.compile_dir,
         compile_only=configuration.compile_only,
         validate_only=configuration.validate_only,
     )
-    assert isinstance(made, LateCsxBackend)
-    made.use_cluster(configuration.cs_config)
+    assert isinstance(made, XlaBackend)
+    made.use_cluster(configuration.cs_config.cluster_config())

@@ -9,6 +9,5 @@ __getattr__ = inherit("cerebras_pytorch.metrics", "cstorch.metrics")
 
 
 def compute_all_metrics() -> dict[str, float]:
-    """The figure of every metric by its name; of several with one name that of the newest."""
-    newest = {name: found[-1] if isinstance(found, list) else found for name, found in get_all_metrics().items()}
-    return {name: float(metric) for name, metric in newest.items()}
+    """The figure of every metric by its name, as `get_all_metrics` has it."""
+    return {name: float(metric) for name, metric in get_all_metrics()}

@@ -10,6 +10,7 @@ from torch import nn
 
 from cstorch.backend.interface import Backend
 from cstorch.backend.kinds import BackendType
+from cstorch.backends.mixed_precision import enable_mixed_precision
 from cstorch.batch import infer_batch_size
 from cstorch.execution import Closure, Execution, Executor
 
@@ -46,12 +47,17 @@ class CpuExecution(Execution):
 
 class CpuBackend(Backend):
     """Runs steps eagerly on the CPU, without any cluster. Dropout and the like draw from torch's own generator: other
-    numbers than the cluster's, which come from a counter."""
+    numbers than the cluster's, which come from a counter.
+
+    mixed_precision: of releases up to 2.2; what `cstorch.amp.enable_mixed_precision` takes.
+    """
 
     backend_type = BackendType.CPU
 
-    def __init__(self, artifact_dir: str | os.PathLike[str] = "./") -> None:
+    def __init__(self, artifact_dir: str | os.PathLike[str] = "./", mixed_precision: bool | None = None) -> None:
         super().__init__(Path(artifact_dir))
+        if mixed_precision is not None:
+            enable_mixed_precision(mixed_precision)
 
     def make_execution(self, executor: Executor) -> Execution:
         return CpuExecution(executor)

@@ -4,11 +4,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cstorch import backends
 from cstorch.backend.cluster import Cluster
 from cstorch.backend.interface import Backend
 from cstorch.backend.kinds import BackendType
 from cstorch.distributed.cluster_config import ClusterConfig
-from cstorch.errors import ConfigurationError
+from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import Execution, Executor
 
 if TYPE_CHECKING:
@@ -21,10 +22,12 @@ class CsxBackend(Backend):
 
     Args:
         artifact_dir: folder for what an execution leaves behind; by default ./cerebras_logs.
-        compile_dir: where the cluster keeps compiled artifacts, below its cache root unless absolute.
+        compile_dir: where the cluster keeps compiled artifacts, below its cache root unless absolute; by default
+            cached_compile.
         compile_only: stop after the compile.
         validate_only: stop after the lowering on the client.
-        cluster_config: which cluster, and what of it.
+        cluster_config: which cluster, and what of it; by default what the first executor's cs_config names.
+        retrace_every_iteration: of releases up to 2.2, whose executors name the cluster; sets the flag of this name.
 
     cluster: the cluster, with these settings and a workflow.
     """
@@ -36,10 +39,11 @@ class CsxBackend(Backend):
     def __init__(
         self,
         artifact_dir: str | os.PathLike[str] | None = None,
-        compile_dir: str | os.PathLike[str] = "cached_compile",
+        compile_dir: str | os.PathLike[str] | None = None,
         compile_only: bool = False,
         validate_only: bool = False,
         cluster_config: ClusterConfig | None = None,
+        retrace_every_iteration: bool | None = None,
     ) -> None:
         if compile_only and validate_only:
             raise ConfigurationError("compile_only and validate_only exclude each other: choose one")
@@ -49,11 +53,16 @@ class CsxBackend(Backend):
             )
         self.compile_only = compile_only
         self.validate_only = validate_only
+        self.retrace_every_iteration = bool(retrace_every_iteration)
         super().__init__(Path.cwd() / "cerebras_logs" if artifact_dir is None else Path(artifact_dir))
         self.cluster = Cluster(cluster_config or ClusterConfig())
-        self.compile_dir = os.fspath(compile_dir)
+        self._is_chosen = cluster_config is not None
+        self.compile_dir = os.fspath(compile_dir or "cached_compile")
         self._session: ClusterSession | None = None
-        self.open_session()
+        if retrace_every_iteration is None:
+            self.open_session()
+        else:
+            backends.csx.debug.retrace_every_iteration = self.retrace_every_iteration
 
     @property
     def cluster_config(self) -> ClusterConfig:
@@ -71,10 +80,30 @@ class CsxBackend(Backend):
 
             self._session = ClusterSession(self.cluster_config, self.compile_dir, self.artifact_dir)
 
+    def use_cluster(self, config: ClusterConfig) -> None:
+        """Takes the cluster that an executor names.
+
+        Raises:
+            UsageError: another one, or other settings of it, were chosen already.
+        """
+        if config != self.cluster_config:
+            if self._is_chosen:
+                raise UsageError(
+                    "the settings of the cluster are global: num_csx, num_workers_per_csx and all else in cs_config "
+                    "must be what the first executor was given, or what the backend was. Use another process for "
+                    "other settings"
+                )
+            self._close_session()
+            self.cluster_config = config
+        self._is_chosen = True
+        if self._session is None:
+            self.open_session()
+
     def target(self) -> "Target":
         """What executions run on."""
         from cstorch.session.execution.target import Target
 
+        self.use_cluster(self.cluster_config)
         assert self.validate_only or self._session is not None
         return Target(config=self.cluster_config, session=self._session, compile_only=self.compile_only)
 
@@ -84,6 +113,9 @@ class CsxBackend(Backend):
         return FunctionExecution(executor, self.target())
 
     def close(self) -> None:
+        self._close_session()
+
+    def _close_session(self) -> None:
         if self._session is not None:
             session, self._session = self._session, None
             session.close()

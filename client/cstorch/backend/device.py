@@ -31,6 +31,15 @@ class DeviceConfig:
     def lazy_initialization(self, enabled: bool) -> None:
         backends.csx.debug.lazy_initialization = alias_rule.refuses_explicit = enabled
 
+    @property
+    def drop_data(self) -> bool:
+        """As `cstorch.backends.csx.debug.drop_data`."""
+        return backends.csx.debug.drop_data
+
+    @drop_data.setter
+    def drop_data(self, enabled: bool) -> None:
+        backends.csx.debug.drop_data = enabled
+
 
 class Device:
     """The device of a backend; `with backend.device:` makes what is created within on the device."""

@@ -7,11 +7,14 @@ from cstorch import backends
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError
 
+_MAX_WGT_SERVERS = 24  # more than any job here has use for
+
 
 @dataclass(kw_only=True)
 class CSConfig:
     """What ClusterConfig says since release 2.2, with the defaults and meanings of earlier ones. None: the default.
 
+    max_wgt_servers: the default leaves it to the cluster, which takes the job's share.
     num_workers_per_csx: 0 leaves it to the cluster, which takes 1.
     transfer_processes, debug_args, fabric_type_blacklist: are accepted; Waferbox has nothing that they would change.
     execution_strategy: weight streaming, as a value of ExecutionStrategy or by name; None means it as well.
@@ -28,7 +31,7 @@ class CSConfig:
     mgmt_namespace: str | None = None
     credentials_path: str | None = None
     num_csx: int = 1
-    max_wgt_servers: int = 24
+    max_wgt_servers: int = _MAX_WGT_SERVERS
     max_act_per_csx: int = 60
     num_workers_per_csx: int = 0
     transfer_processes: int = 5
@@ -54,6 +57,10 @@ class CSConfig:
         if self.transfer_processes < 1:
             raise ConfigurationError(f"transfer_processes must be at least 1, got {self.transfer_processes}")
         self.cluster_config()
+        self.set_precision()
+
+    def set_precision(self) -> None:
+        """Sets the flag to precision_opt_level as it is now."""
         if self.precision_opt_level is not None:
             backends.csx.precision.optimization_level = self.precision_opt_level
 
@@ -64,7 +71,7 @@ class CSConfig:
             mgmt_namespace=self.mgmt_namespace,
             credentials_path=self.credentials_path,
             num_csx=self.num_csx,
-            max_wgt_servers=self.max_wgt_servers,
+            max_wgt_servers=0 if self.max_wgt_servers == _MAX_WGT_SERVERS else self.max_wgt_servers,
             max_act_per_csx=self.max_act_per_csx,
             num_workers_per_csx=self.num_workers_per_csx or 1,
             job_time_sec=self.job_time_sec,

@@ -1,6 +1,7 @@
 """The base class of every metric."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -81,12 +82,15 @@ class Metric(nn.Module, ABC):
         return float(self._last_value)
 
 
-def get_all_metrics() -> dict[str, Metric | list[Metric]]:
-    """Every live metric by name; a list, in the order in which they were made, where several have one name."""
+def get_all_metrics() -> Iterator[tuple[str, Metric]]:
+    """Name and metric of all live metrics; where several have one name, NAME.0, NAME.1, ... in the order in which they
+    were made."""
     by_name: dict[str, list[Metric]] = {}
     for metric in state.registered("metric"):
         by_name.setdefault(metric.name, []).append(metric)
-    return {name: metrics[0] if len(metrics) == 1 else metrics for name, metrics in by_name.items()}
+    for name, metrics in by_name.items():
+        for number, metric in enumerate(metrics):
+            yield (name if len(metrics) == 1 else f"{name}.{number}"), metric
 
 
 def not_on_csx(metric: Metric) -> None:

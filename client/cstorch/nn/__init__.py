@@ -27,6 +27,7 @@ from cstorch.nn.losses import (
 )
 from cstorch.nn.scope import Scope
 from cstorch.nn.strip_padding import StripPadding
+from cstorch.sparse.selective_grad import SelectiveGrad
 
 __all__ = [
     "BCELoss",
@@ -50,6 +51,7 @@ __all__ = [
     "Parameter",
     "PoissonNLLLoss",
     "Scope",
+    "SelectiveGrad",
     "SmoothL1Loss",
     "StripPadding",
     "TripletMarginLoss",

@@ -14,6 +14,15 @@ from cstorch.storage.structure import check_structure
 Path = str | os.PathLike[str]
 
 
+class FormatVersion(float):
+    """The format of a checkpoint, as a number."""
+
+    @property
+    def ckpt_version(self) -> float:
+        """The number, as release 2.1 asks for it."""
+        return float(self)
+
+
 class PyTorchH5Saver:
     """Saves and loads checkpoints. The name of a tensor is its path in the tree, joined with dots.
 
@@ -43,11 +52,13 @@ class PyTorchH5Saver:
         return list(_leaves(ckpt_file))
 
     @staticmethod
-    def extract_version(ckpt_file: Path) -> float:
-        """The format of an H5 checkpoint; files of the first format do not say, and have 0.1."""
+    def extract_version(ckpt_file: Path) -> FormatVersion | None:
+        """The format of an H5 checkpoint; files of the first format do not say, and have 0.1. None of another file."""
+        if not h5py.is_hdf5(ckpt_file):
+            return None
         check_structure(pathlib.Path(ckpt_file))
         with h5py.File(ckpt_file, "r") as file:
-            return float(file.attrs.get(layout.VERSION, 0.1))
+            return FormatVersion(file.attrs.get(layout.VERSION, 0.1))
 
     @staticmethod
     def is_valid_checkpoint(file_path: Path | None) -> bool:

@@ -97,7 +97,8 @@ class EmbeddedCluster:
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            logger.warning("the embedded cluster has not ended within %g s: killing it", STOP_SECONDS)
+            # No news for who reads the log of a script: nobody uses the cluster any more.
+            logger.debug("the embedded cluster has not ended within %g s: killing it", STOP_SECONDS)
             os.killpg(process.pid, signal.SIGKILL)  # the group that start_new_session made
             try:
                 process.wait(STOP_SECONDS)

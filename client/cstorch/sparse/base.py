@@ -91,7 +91,7 @@ class SparsityAlgorithm:
     def __call__(self, obj: Any) -> None:
         """What `model.apply` and `optimizer.apply` call."""
         # Module.apply calls this for each submodule first, but names are those in the module that it was asked of.
-        if not isinstance(obj, nn.Module) or _outermost_applied(self, obj) is obj:
+        if not isinstance(obj, nn.Module) or outermost_applied(self, obj) is obj:
             self.apply(obj)
 
     def apply(self, obj: Any) -> None:
@@ -226,12 +226,12 @@ def _init_function(method: str | InitMethod) -> InitMethod:
     return lambda weight, sparsity, shaper, device: function(weight, sparsity, shaper or WHOLE)
 
 
-def _outermost_applied(algorithm: SparsityAlgorithm, module: nn.Module) -> nn.Module:
-    """The module whose `apply` was called with the algorithm; the module itself if it was called by hand."""
+def outermost_applied(function: Callable[[nn.Module], None], module: nn.Module) -> nn.Module:
+    """The module whose `apply` was called with the function; the module itself if it was called by hand."""
     outermost, frame = module, sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
-        if frame.f_code is nn.Module.apply.__code__ and frame.f_locals["fn"] is algorithm:
+        if frame.f_code is nn.Module.apply.__code__ and frame.f_locals["fn"] is function:
             outermost = frame.f_locals["self"]
     return outermost
 

@@ -8,6 +8,7 @@ shapes are worked out on meta tensors; afterwards the recording becomes a graph 
 from cstorch.tracing.context import is_tracing, name_operations
 from cstorch.tracing.device.modes import device_scope
 from cstorch.tracing.device.registration import register
+from cstorch.tracing.device.xla_name import XlaName
 from cstorch.tracing.provenance import user_line
 from cstorch.tracing.recording.aliases import alias_rule
 from cstorch.tracing.recording.functional import functionalize
@@ -32,6 +33,7 @@ __all__ = [
     "Ref",
     "StateInfo",
     "Trace",
+    "XlaName",
     "alias_rule",
     "cell_of",
     "device_scope",

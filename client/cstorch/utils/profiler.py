@@ -116,6 +116,10 @@ class Profiler:
         for activity in self._activities.values():
             activity.update(batch_size)
 
+    def tell_time(self, seconds: float) -> None:
+        """The step that was counted last has ended so many seconds after the first began, by the cluster's clock."""
+        self.rate_tracker.tracker.tell_time(seconds)
+
     def write(self) -> None:
         """Leaves the results of all activities in outdir."""
         results = {name: activity.compute() for name, activity in self._activities.items()}
@@ -123,12 +127,10 @@ class Profiler:
 
     # As releases before 2.1 ask for it.
 
-    @property
     def total_samples(self) -> int:
         """Samples since the first step began."""
         return self.rate_tracker.total_samples
 
-    @property
     def total_time(self) -> float:
         """Seconds since the first step began."""
         return self.rate_tracker.total_time

@@ -4,7 +4,7 @@ import time
 
 
 class RateTracker:
-    """Counts samples and says at what rate they come.
+    """Counts samples and says at what rate they come, by its own clock or by that of who makes them.
 
     smooth_factor: weight of the rate before in what `rate` returns, from 0 (none) to 1 (exclusive); None: 0.4.
     """
@@ -23,7 +23,8 @@ class RateTracker:
     def reset_time(self, offset: float = 0) -> None:
         """Start the clock now, or `offset` seconds ago; `total_count` and `global_rate` keep what was counted."""
         self._start = time.monotonic() - offset
-        self._last_query = self._start
+        self._told: float | None = None
+        self._last_query = 0.0
         self._count_since_query = 0
         self._last_rate: float | None = None
 
@@ -32,6 +33,13 @@ class RateTracker:
         self._total_count += count
         self._count_since_query += count
 
+    def tell_time(self, seconds: float) -> None:
+        """The samples counted so far are done so many seconds after the first step began; from now on such times count.
+
+        What is asked when several have come at once is not when they were made.
+        """
+        self._told = seconds
+
     @property
     def total_count(self) -> int:
         """Samples since the last reset."""
@@ -39,7 +47,7 @@ class RateTracker:
 
     def rate(self) -> float:
         """Samples per second since the last call of this method, smoothed with what that returned."""
-        now = time.monotonic()
+        now = self.elapsed_seconds()
         elapsed = now - self._last_query
         rate = self._count_since_query / elapsed if elapsed > 0 else 0.0
         if self._last_rate is not None:
@@ -56,4 +64,4 @@ class RateTracker:
 
     def elapsed_seconds(self) -> float:
         """Seconds since the clock started."""
-        return time.monotonic() - self._start
+        return time.monotonic() - self._start if self._told is None else self._told

@@ -472,8 +472,11 @@ class StepOutputs(_message.Message):
 
     STEP_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """1-based"""
+    seconds: _builtins.float
+    """from the begin of the execution until they came from the nodes"""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """in the order of the plan's outputs"""
@@ -483,10 +486,11 @@ class StepOutputs(_message.Message):
         *,
         step: _builtins.int = ...,
         tensors: _abc.Iterable[_builtins.bytes] | None = ...,
+        seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds", "step", b"step", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,8 @@
 """cstorch.metrics, whose constructors are told where to compute."""
 
-from cerebras_pytorch.metrics import compute_all_metrics
+from collections.abc import Iterator
+
+from cerebras_pytorch import metrics
 from cstorch.errors import ConfigurationError
 from cstorch.generations import inherit
 from cstorch.metrics import AccuracyMetric as _AccuracyMetric
@@ -9,6 +11,19 @@ from cstorch.metrics import PerplexityMetric as _PerplexityMetric
 __all__ = ["AccuracyMetric", "PerplexityMetric", "compute_all_metrics"]
 
 __getattr__ = inherit("cerebras_pytorch.experimental.metrics", "cstorch.metrics")
+
+
+class Figures(list[tuple[str, float]]):
+    """Names and figures: release 1.8 iterates them, 1.9 their `items()`."""
+
+    def items(self) -> Iterator[tuple[str, float]]:
+        """The same pairs."""
+        return iter(self)
+
+
+def compute_all_metrics() -> Figures:
+    """Name and figure of every metric."""
+    return Figures(metrics.compute_all_metrics().items())
 
 
 class AccuracyMetric(_AccuracyMetric):

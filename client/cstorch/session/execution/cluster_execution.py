@@ -84,6 +84,8 @@ class ClusterExecution(Execution):
         if not executor.on_activation_step and not executor.on_checkpoint_step:
             return
         values = run.receive_outputs() if executor.on_activation_step else {}
+        if values:
+            executor.profiler.tell_time(run.seconds)
         calls = [call for call in self._step.calls if not call.at_checkpoint]
         if executor.on_checkpoint_step:
             calls += [call for call in self._step.calls if call.at_checkpoint]

@@ -50,6 +50,7 @@ class Run:
         self._state = target.session.state
         self._cells = cells
         self._compiled = compiled
+        self.seconds = 0.0  # from the begin of the first step to the newest outputs, by the cluster's clock
         if target.config.changes_need_checkpoint:
             self._state.check_changes(cells, backends.csx.debug.lazy_initialization)
         self._state.prepare(cells)
@@ -84,7 +85,9 @@ class Run:
         """The outputs of the next activation step, as CPU tensors by name."""
         if not self._compiled.outputs:
             return {}
-        values = unpack(self._compiled.outputs, self._stream.receive_outputs())
+        received = self._stream.receive_outputs()
+        self.seconds = received.seconds
+        values = unpack(self._compiled.outputs, received)
         call_tensor_hooks(values)
         return values
 

@@ -9,8 +9,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from cstorch.backend import Backend, current_backend
+from cstorch import backends
+from cstorch.backend import Backend, CsxBackend, current_backend
 from cstorch.batch import infer_batch_size
+from cstorch.distributed.cs_config import CSConfig
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import Execution, enter
 from cstorch.utils.data.dataloader import DataLoader
@@ -31,10 +33,16 @@ class DataExecutor:
         activation_steps: k for step closures on steps k, 2k, ... and the last; by default on every step.
         profiler_activities: classes of what else `executor.profiler` measures.
 
+    As releases up to 2.2 have them:
+        cs_config: the cluster and what is used of it; the same for all executors of a process.
+        writer: takes what is summarized: `add_scalar(name, value, step)` and `add_tensor(name, tensor, step)`.
+        listeners: accepted; they hear of nothing here.
+        micro_batch_size: sets `cstorch.backends.csx.performance.micro_batch_size`, unless it is None.
+
     Raises:
         TypeError: an argument has the wrong type.
         ConfigurationError: a number is out of range, or num_steps is needed and not given.
-        UsageError: there is no backend yet.
+        UsageError: there is no backend yet, or cs_config differs from that of an earlier executor.
     """
 
     def __init__(
@@ -44,21 +52,34 @@ class DataExecutor:
         checkpoint_steps: int | Schedule | None = None,
         activation_steps: int | None = None,
         profiler_activities: Sequence[type[Activity]] | None = None,
+        *,
+        cs_config: CSConfig | None = None,
+        writer: Any = None,
+        listeners: Any = None,
+        micro_batch_size: Any = None,
     ) -> None:
         if not isinstance(dataloader, DataLoader):
             raise TypeError(
                 f"dataloader must be a cstorch.utils.data.DataLoader, not {type(dataloader).__name__}: wrap the "
                 "function that makes your loader, cstorch.utils.data.DataLoader(input_fn, ...)"
             )
+        if cs_config is not None and not isinstance(cs_config, CSConfig):
+            raise TypeError(f"cs_config must be a cstorch.utils.CSConfig, not {type(cs_config).__name__}")
         self.dataloader = dataloader
+        self.writer = writer
         self.backend: Backend = current_backend()
         self.num_steps = self._steps_to_run(num_steps)
         self.checkpoint_schedule = _checkpoint_schedule(checkpoint_steps, self.num_steps)
         self.activation_steps = self._activation_steps(activation_steps)
         self._activities = _activities(profiler_activities)
-        self._profiler: Profiler | None = None
+        self._profiler = Profiler(self.backend.artifact_dir, self._activities)
         self._iteration = -1
         self._artifact_dir: Path | None = None
+        if micro_batch_size is not None:
+            backends.csx.performance.micro_batch_size = None if micro_batch_size == "disable" else micro_batch_size
+        if cs_config is not None and isinstance(self.backend, CsxBackend):
+            cs_config.set_precision()
+            self.backend.use_cluster(cs_config.cluster_config())
 
     def __len__(self) -> int:
         return self.num_steps
@@ -84,8 +105,6 @@ class DataExecutor:
     @property
     def profiler(self) -> Profiler:
         """What is measured about the execution, or about the one before; it begins with the loop."""
-        if self._profiler is None:
-            raise UsageError("the executor has no profiler before it is iterated")
         return self._profiler
 
     @property

@@ -1,0 +1,92 @@
+"""cerebras.pytorch as release 2.2 has it, whose executors name the cluster."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_cluster import FakeCluster, StartCluster, State
+from torch import nn
+
+import cerebras.pytorch as cstorch
+from cstorch.errors import UsageError
+
+
+def input_fn() -> list[torch.Tensor]:
+    return [torch.ones(4, 2), torch.full((4, 2), 3.0)]
+
+
+def count(state: State, step: int) -> dict[str, torch.Tensor]:
+    return {"output_scalar": torch.tensor(float(step)), "output_values_0": torch.tensor(-float(step))}
+
+
+@pytest.fixture
+def cluster(start_cluster: StartCluster) -> FakeCluster:
+    return start_cluster(count)
+
+
+def executor(**settings: Any) -> Any:
+    return cstorch.utils.data.DataExecutor(cstorch.utils.data.DataLoader(input_fn), num_steps=2, **settings)
+
+
+class Writer:
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.scalars.append((name, value, step))
+
+
+@pytest.mark.parametrize("retrace", [True, False])
+def test_a_script_of_2_2_runs_on_the_cluster_that_its_executor_names(
+    cluster: FakeCluster, tmp_path: Path, retrace: bool
+) -> None:
+    backend = cstorch.backend("CSX", artifact_dir=tmp_path, compile_dir=None, retrace_every_iteration=retrace)
+    assert cstorch.backends.csx.debug.retrace_every_iteration is retrace
+    backend.device.config.drop_data = True
+    assert cstorch.backends.csx.debug.drop_data
+    model = cstorch.compile(nn.Linear(2, 1), backend)
+    writer = Writer()
+
+    @cstorch.trace
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        loss = model(batch).mean()
+        cstorch.summarize_scalar("loss", loss)
+        return loss * 2
+
+    config = cstorch.utils.CSConfig(mgmt_address=cluster.address, num_csx=2)
+    with cstorch.profiler.profile(schedule=cstorch.profiler.schedule(start_step=-1, end_step=-1)) as profile:
+        for batch in executor(cs_config=config, writer=writer, listeners=[], micro_batch_size=2):
+            step(batch)
+    assert profile.op_profiler_json is None
+    assert writer.scalars == [("loss", 1.0, 1), ("loss", 2.0, 2)]
+    assert [request.num_csx for request in cluster.created] == [2]
+    assert cstorch.backends.csx.performance.micro_batch_size == 2
+    with pytest.raises(UsageError, match="global: num_csx"):
+        executor(cs_config=cstorch.utils.CSConfig(mgmt_address=cluster.address))
+
+
+def test_a_backend_that_was_given_a_cluster_keeps_it(tmp_path: Path) -> None:
+    config = cstorch.utils.CSConfig(num_csx=2)
+    cstorch.backend("CSX", artifact_dir=tmp_path, validate_only=True, cluster_config=config.cluster_config())
+    with pytest.warns(UserWarning, match="validate_only"):
+        executor(cs_config=config)
+    with pytest.warns(UserWarning, match="validate_only"), pytest.raises(UsageError, match="or what the backend was"):
+        executor(cs_config=cstorch.utils.CSConfig(num_csx=4))
+
+
+def test_the_precision_may_be_set_after_the_cs_config_is_made(tmp_path: Path) -> None:
+    cstorch.backend("CSX", artifact_dir=tmp_path, validate_only=True)
+    config = cstorch.utils.CSConfig()
+    config.precision_opt_level = 2
+    with pytest.warns(UserWarning, match="validate_only"):
+        executor(cs_config=config, micro_batch_size="disable")
+    assert cstorch.backends.csx.precision.optimization_level == 2
+    assert cstorch.backends.csx.performance.micro_batch_size is None
+
+
+def test_on_the_cpu_the_settings_are_taken(tmp_path: Path) -> None:
+    cstorch.backend("CPU", artifact_dir=tmp_path, mixed_precision=True)
+    with pytest.raises(TypeError, match="CSConfig"):
+        executor(cs_config={"num_csx": 1})
+    assert len(list(executor(cs_config=cstorch.utils.CSConfig(num_csx=2), micro_batch_size="auto"))) == 2
