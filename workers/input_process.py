@@ -21,7 +21,7 @@ from workers import run_child
 from workers.child.channel import MESSAGE_BYTES
 from workers.child.loader_state import STATE_BYTES
 from workers.output import OutputReader
-from wsc.v1 import node_pb2
+from wsc.v1 import node_pb2, plan_pb2
 
 END_DEADLINE_SECONDS = 3.0
 
@@ -45,6 +45,7 @@ class InputProcess:
 
         on_defect(error): the thread that takes what the process prints has ended by it.
         """
+        half_type = _half_name(request)
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # On another host, or in a container, the script's interpreter need not be there.
@@ -81,6 +82,8 @@ class InputProcess:
                     "num_workers": max(1, request.num_workers),
                     "wafer": request.wafer,
                     "num_csx": max(1, request.num_csx),
+                    "half_type": half_type,
+                    "mixed_precision": request.mixed_precision,
                 },
                 [builder.fileno()],
             )
@@ -170,6 +173,16 @@ class InputProcess:
         name = signal.Signals(-status).name
         hint = "; was it out of memory?" if -status == signal.SIGKILL else ""
         return f"the process of the input_fn was killed by {name}{hint}"
+
+
+def _half_name(request: node_pb2.PrepareInput) -> str:
+    """The name of the half; nothing if the request names none. JobFailure for one that does not exist."""
+    if not request.half_type:
+        return ""
+    try:
+        return plan_pb2.HalfType.Name(request.half_type).removeprefix("HALF_TYPE_").lower()
+    except ValueError as error:
+        raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"there is no half {request.half_type}") from error
 
 
 def _read_state(descriptors: Sequence[int]) -> bytes:

@@ -20,10 +20,17 @@ def axis_of(site: Site, value: int, rank: int) -> int:
 
 
 def prepare_reshape(site: Site) -> Call:
+    _check_same_type(site)
     shape = site.result.shape
     if math.prod(shape) != math.prod(site.operands[0].shape):
         raise CirhError(f"{site.name}: {list(site.operands[0].shape)} cannot become {list(shape)}")
     return Call(lambda x: x.reshape(shape))
+
+
+def _check_same_type(site: Site) -> None:
+    """Of an operation whose result type is given: elements keep theirs."""
+    if site.result.dtype is not site.operands[0].dtype:
+        raise CirhError(f"{site.name}: {site.operands[0].dtype} cannot become {site.result.dtype}")
 
 
 def broadcast_view(operand: TensorInfo, result: TensorInfo, dimensions: tuple[int, ...]) -> tuple[int, ...]:
@@ -41,6 +48,7 @@ def broadcast_view(operand: TensorInfo, result: TensorInfo, dimensions: tuple[in
 
 
 def prepare_broadcast(site: Site) -> Call:
+    _check_same_type(site)
     operand, result = site.operands[0], site.result
     view = broadcast_view(operand, result, tuple(site.get("broadcast_dimensions")))
     shape = result.shape

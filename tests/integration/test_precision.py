@@ -3,13 +3,14 @@
 import copy
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mixed_precision
 import pytest
 import torch
 from cluster_rig import RunningCluster
+from torch.utils.data import DataLoader
 from xdsl.dialects.builtin import ModuleOp
 
 import cerebras.pytorch as cstorch
@@ -39,7 +40,13 @@ def settings_of_its_own() -> Iterator[None]:
 
 
 def simulated(
-    text: str, model: torch.nn.Module, precision: Precision, num_csx: int, num_steps: int, **others: float
+    text: str,
+    model: torch.nn.Module,
+    precision: Precision,
+    num_csx: int,
+    num_steps: int,
+    source: Callable[[], DataLoader] = mixed_precision.input_fn,
+    **others: float,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The losses and last states, by the simulation: all states but the weights and `others` begin with zeros."""
     module = parse_module(text)
@@ -48,7 +55,7 @@ def simulated(
     states |= {f"state.model.{name}": p.detach() for name, p in model.named_parameters()}
     states |= {name: torch.tensor(value) for name, value in others.items()}
     plan = compile_module(text, Target(num_csx=num_csx, num_shards=2, precision=precision))
-    batches = itertools.islice(itertools.cycle(mixed_precision.input_fn()), num_steps)
+    batches = itertools.islice(itertools.cycle(source()), num_steps)
     simulation = plan_simulator.Simulation(plan, states)
     losses = [float(*step.values()) for step in simulation.run([list(batch) for batch in batches])]
     return losses, simulation.states
@@ -80,6 +87,23 @@ def test_training_goes_as_in_the_simulation(
     assert losses == pytest.approx(expected, rel=1e-5)
     assert losses[-1] < 0.25 * losses[0]
     assert all(p.dtype is torch.float32 for p in model.parameters())
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("generated_updates")
+def test_an_input_fn_that_asks_for_the_precision_gives_halves(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On the workers as in the script, where the step is compiled for what it gives."""
+    monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
+    torch.manual_seed(0)
+    model = mixed_precision.Network()
+    initial, source, num_steps = copy.deepcopy(model), mixed_precision.input_of_the_scripts_type, 12
+    losses, _ = mixed_precision.train(tmp_path, model, "bfloat16", 1, 2, num_steps, source=source)
+    (text,) = (path.read_text() for path in tmp_path.rglob("cirh.mlir"))
+    assert "tensor<128x64xbf16>" in text
+    expected, _ = simulated(text, initial, Precision(half=Half.BFLOAT16), 2, num_steps, source)
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.cluster

@@ -112,6 +112,16 @@ def describing(path: str) -> Counting:
     return Counting(4, 3)
 
 
+def describing_precision(path: str) -> Counting:
+    """Writes down what an input_fn can know of how the step is compiled."""
+    from cstorch import amp
+
+    with open(path, "w") as file:
+        print(amp.mixed_precision(), amp.get_half_dtype_str(), amp.get_half_dtype(), file=file)
+        print(amp.get_floating_point_dtype(), amp.get_floating_point_dtype_str(), file=file)
+    return Counting(4, 3)
+
+
 def printing(rows: int) -> Counting:
     """Says something in every way that there is, and far too much."""
     print("made by", "print")

@@ -24,7 +24,7 @@ from nodes.launch.spawn import SOCKET_VARIABLE
 from nodes.lifecycle.node_job import JobFailure
 from workers.child import loader_state
 from workers.input_process import InputProcess, _read_state
-from wsc.v1 import node_pb2
+from wsc.v1 import node_pb2, plan_pb2
 
 pytestmark = pytest.mark.cluster
 
@@ -209,6 +209,30 @@ def test_what_the_input_fn_sees(prepare: Prepare, tmp_path: Path) -> None:
         "5 4",
         expected_random,
     ]
+
+
+@pytest.mark.parametrize(
+    ("half_type", "mixed_precision", "answers"),
+    [
+        (plan_pb2.HALF_TYPE_BFLOAT16, True, ["True bfloat16 torch.bfloat16", "torch.bfloat16 bfloat16"]),
+        (plan_pb2.HALF_TYPE_CBFLOAT16, True, ["True cbfloat16 torch.float16", "torch.float16 cbfloat16"]),
+        (plan_pb2.HALF_TYPE_BFLOAT16, False, ["False bfloat16 torch.bfloat16", "torch.float32 float32"]),
+        (plan_pb2.HALF_TYPE_UNSPECIFIED, False, ["False float16 torch.float16", "torch.float32 float32"]),
+    ],
+)
+def test_the_input_fn_knows_the_precision_of_the_script(
+    prepare: Prepare, tmp_path: Path, half_type: Any, mixed_precision: bool, answers: list[str]
+) -> None:
+    path = tmp_path / "answers"
+    settings = {"half_type": half_type, "mixed_precision": mixed_precision}
+    with running(prepare(input_functions.describing_precision, str(path), **settings)) as harness:
+        harness.batch()
+    assert path.read_text().splitlines() == answers
+
+
+def test_a_half_that_does_not_exist_is_refused(prepare: Prepare) -> None:
+    with pytest.raises(JobFailure, match="there is no half 77"):
+        InputProcess(prepare(input_functions.counting, ROWS, half_type=77), pytest.fail)
 
 
 def test_another_interpreter(prepare: Prepare, tmp_path: Path) -> None:

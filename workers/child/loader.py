@@ -22,6 +22,10 @@ def build(prepare: dict[str, Any], builder: bytes) -> tuple[Any, str]:
     os.environ["WAFERBOX_STREAMER_COUNT"] = str(prepare["num_csx"] * prepare["num_workers"])
     os.environ["WAFERBOX_STREAMER_WAFER"] = str(prepare["wafer"])
     os.environ["WAFERBOX_STREAMER_NUM_CSX"] = str(prepare["num_csx"])
+    if prepare["half_type"]:
+        os.environ["WAFERBOX_HALF_TYPE"] = prepare["half_type"]
+    if prepare["mixed_precision"]:
+        os.environ["WAFERBOX_MIXED_PRECISION"] = "1"
     try:
         import cloudpickle
         import torch  # noqa: F401 - found in sys.modules by what follows

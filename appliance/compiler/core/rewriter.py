@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from xdsl.dialects.builtin import LocationAttr
 from xdsl.ir import Operation, SSAValue
 
 from cirh.dialect.attributes import AttrValue, ConstantAttr, attribute, splat
@@ -18,10 +19,11 @@ def erase(op: Operation) -> None:
 
 
 class Rewriter:
-    """Builds operations in front of `op`, which they come from: they have its source location."""
+    """Builds operations in front of `op`, which they come from: they have its source location, if none is given."""
 
-    def __init__(self, op: Operation) -> None:
+    def __init__(self, op: Operation, location: LocationAttr | None = None) -> None:
         self._op = op
+        self._location = op.location if location is None else location
         self.made: list[Operation] = []
 
     def emit(
@@ -38,7 +40,7 @@ class Rewriter:
             operands=operands,
             result_types=result_types(make_site(name, operands, plain, types)),
             attributes={key: attribute(value) for key, value in plain.items()},
-            location=self._op.location,
+            location=self._location,
         )
         self._insert(created)
         return tuple(created.results)
@@ -49,7 +51,7 @@ class Rewriter:
 
     def constant(self, constant: ConstantAttr) -> SSAValue:
         """A constant."""
-        created = Const.create(result_types=[constant.type], attributes={"value": constant}, location=self._op.location)
+        created = Const.create(result_types=[constant.type], attributes={"value": constant}, location=self._location)
         self._insert(created)
         return created.results[0]
 

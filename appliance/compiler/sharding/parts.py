@@ -81,16 +81,17 @@ class Parts:
         block = shape[want.dim] // (want.outer * self._num_csx)
         split = (*shape[: want.dim], want.outer, self._num_csx, block, *shape[want.dim + 1 :])
         (blocks,) = rewriter.emit("cirh.Reshape", [value], types=[types.tensor_type(split, dtype)])
-        (picked,) = rewriter.emit("aten.index_select", [blocks, self._wafers()], {"dim": want.dim + 1})
+        (picked,) = rewriter.emit("aten.index_select", [blocks, self.wafers()], {"dim": want.dim + 1})
         (op.operands[index],) = rewriter.emit("cirh.Reshape", [picked], types=[types.tensor_type(shape, dtype)])
 
     def _drawn(self, op: Operation, want: Placement) -> SSAValue:
         """The same random numbers, of which each wafer draws its own."""
         *segments, _ = site_of(op).segments
         more = {"part": attribute([want.dim, want.outer, self._num_csx]), SEGMENTS: attribute([*segments, 1])}
-        return self._copy(op, [*op.operands, self._wafers()], more).results[0]
+        return self._copy(op, [*op.operands, self.wafers()], more).results[0]
 
-    def _wafers(self) -> SSAValue:
+    def wafers(self) -> SSAValue:
+        """The argument that holds the numbers of all wafers, of which each has its own."""
         known = signature(self._module).wafers
         return add_wafers(self._module, self._num_csx) if known is None else func_of(self._module).block.args[known]
 

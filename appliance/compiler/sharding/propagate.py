@@ -1,8 +1,8 @@
 """Sharding propagation: where every value of a step is when the batch is cut over the wafers.
 
 The program means the global batch. Inputs are cut in dimension 0, state is replicated; rules carry that through. A
-value that becomes partial is reduced where something needs it whole, at its source rather than further down. Everything
-else (who does what work, what travels) follows from the result.
+value that becomes partial is reduced where something needs it whole, at its source rather than further down; one that
+is cut is gathered. Everything else (who does what work, what travels) follows from the result.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from appliance.compiler.core.errors import CompileError, refuse
 from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.sharding.decompose import decompose
+from appliance.compiler.sharding.gather import Gathers
 from appliance.compiler.sharding.parts import Parts
 from appliance.compiler.sharding.rules.placement import SUM, Placement, R, sharded
 from appliance.compiler.sharding.rules.pointwise import pointwise
@@ -50,8 +51,9 @@ def propagate(module: ModuleOp, num_csx: int) -> Sharding:
     reduced: set[SSAValue] = set()
     _check_wafers(module, num_csx)
     parts = Parts(module, num_csx, by_rule)
+    gathers = Gathers(module, num_csx, parts.wafers)
     while True:
-        attempt = _Attempt(module, num_csx, reduced, parts)
+        attempt = _Attempt(module, num_csx, reduced, parts, gathers)
         if attempt.run() and not attempt.hoist():
             if not attempt.uncut:
                 return Sharding(num_csx, rows, attempt.placements, attempt.outcomes, frozenset(reduced))
@@ -97,18 +99,19 @@ def _check_wafers(module: ModuleOp, num_csx: int) -> None:
 class _Attempt:
     """One pass over the operations, with what is known to be reduced from the passes before."""
 
-    def __init__(self, module: ModuleOp, num_csx: int, reduced: set[SSAValue], parts: Parts) -> None:
+    def __init__(self, module: ModuleOp, num_csx: int, reduced: set[SSAValue], parts: Parts, gathers: Gathers) -> None:
         self._module = module
         self._num_csx = num_csx
         self._reduced = reduced
         self._parts = parts
+        self._gathers = gathers
         self._needed: set[SSAValue] = set()  # of the reduced values, those that something reads whole
         self.uncut: list[tuple[Operation, int, Placement]] = []  # operands of which a part is wanted, and are whole
         self.placements: dict[SSAValue, Placement] = {}
         self.outcomes: dict[Operation, Outcome] = {}
 
     def run(self) -> bool:
-        """Whether nothing new had to be reduced, decomposed, or made for a part of the batch."""
+        """Whether nothing new had to be reduced, gathered, decomposed, or made for a part of the batch."""
         before = set(self._reduced)
         named = signature(self._module)
         inputs = {argument.argument for argument in named.inputs} | {named.wafers}
@@ -168,7 +171,8 @@ class _Attempt:
         return R if value in self._reduced else self.placements[value]
 
     def _is_replicated(self, value: SSAValue) -> bool:
-        return value not in self._reduced and self.placements[value] == R
+        # What is gathered since this attempt began has no placement yet.
+        return value not in self._reduced and self.placements.get(value) == R
 
     def _is_partial(self, value: SSAValue) -> bool:
         return self.placements[value].is_partial or (self._num_csx == 1 and self.placements[value].is_sharded)
@@ -204,6 +208,9 @@ class _Attempt:
         if not want.is_partial and (have.is_partial or value in self._reduced):
             self._reduced.add(value)
             self._needed.add(value)
+        elif have.is_sharded and want == R and self._num_csx > 1:
+            op.operands[index] = self._gathers.whole(value, have, op)
+            return False
         elif have != want and not (have == R and want.is_sharded):
             raise refuse(op, f"needs an operand that is {want}, but it is {have}", ONE_WAFER)
         return True

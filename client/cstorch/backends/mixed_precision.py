@@ -1,5 +1,9 @@
-"""Whether steps are compiled for mixed precision, and in which half."""
+"""Whether steps are compiled for mixed precision, and in which half.
 
+A worker tells its child process, which runs the input_fn, what the script has chosen, by environment variables.
+"""
+
+import os
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -16,11 +20,13 @@ _DTYPES: Final = {"float16": torch.float16, "bfloat16": torch.bfloat16, "cbfloat
 
 @dataclass(slots=True)
 class _Settings:
-    half: str = "float16"
-    enabled: bool = False
+    half: str
+    enabled: bool
 
 
-_settings = _Settings()
+_settings = _Settings(
+    half=os.environ.get("WAFERBOX_HALF_TYPE", "float16"), enabled="WAFERBOX_MIXED_PRECISION" in os.environ
+)
 
 
 def set_half_dtype(value: HalfName | torch.dtype) -> torch.dtype:

@@ -104,6 +104,13 @@ def attended(model: Any, x: torch.Tensor, **settings: Any) -> torch.Tensor:
     return F.scaled_dot_product_attention(*model.qkv(model.norm(x)), **settings).pow(2).mean()
 
 
+def masked(model: Any, x: torch.Tensor, heads: int, features: int) -> torch.Tensor:
+    """Heads of keys and values that queries share, and values of fewer features."""
+    query, key, value = model.qkv(model.norm(x))
+    value = value[:, :heads, :, :features]
+    return F.scaled_dot_product_attention(query, key[:, :heads], value, attn_mask=causal(x)).pow(2).mean()
+
+
 ATTENTION: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "all": lambda m, b: attended(m, b[0]),
     "causal": lambda m, b: attended(m, b[0], is_causal=True),
@@ -120,6 +127,8 @@ ATTENTION: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "hidden-rows-with-bias": lambda m, b: attended(
         m, b[0], attn_mask=alibi(m, b[0])[None].masked_fill((b[3] < 0.5)[:, None, :, None], -torch.inf)
     ),
+    "shared-heads-and-truth-mask": lambda m, b: masked(m, b[0], 1, 4),
+    "narrow-values-and-truth-mask": lambda m, b: masked(m, b[0], 2, 3),
     "one-head": lambda m, b: F.scaled_dot_product_attention(*m.heads(b[0]).chunk(3, -1), is_causal=True).mean(),
 }
 

@@ -1,5 +1,6 @@
 """Trains a network on scikit-learn's digits in mixed precision, on a cluster."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -28,6 +29,13 @@ def input_fn() -> DataLoader:
     return DataLoader(TensorDataset(images, torch.tensor(digits.target)), batch_size=BATCH, drop_last=True)
 
 
+def input_of_the_scripts_type() -> DataLoader:
+    """The same, as an input_fn makes it that asks how the step is compiled."""
+    dataset = input_fn().dataset
+    images = dataset.tensors[0].to(cstorch.amp.get_floating_point_dtype())
+    return DataLoader(TensorDataset(images, dataset.tensors[1]), batch_size=BATCH, drop_last=True)
+
+
 def train(
     artifact_dir: Path,
     model: Network,
@@ -36,6 +44,7 @@ def train(
     num_csx: int,
     num_steps: int,
     init_scale: float | None = None,
+    source: Callable[[], DataLoader] = input_fn,
 ) -> tuple[list[float], dict[str, float]]:
     """The losses of all steps, and, with an init_scale, the state of the dynamic loss scale after them."""
     cstorch.amp.set_half_dtype(half)
@@ -59,7 +68,7 @@ def train(
     def keep(loss: torch.Tensor) -> None:
         losses.append(loss.item())
 
-    loader = cstorch.utils.data.DataLoader(input_fn)
+    loader = cstorch.utils.data.DataLoader(source)
     for batch in cstorch.utils.data.DataExecutor(loader, num_steps=num_steps):
         keep(step(batch))
     return losses, {} if scaler is None else {name: float(value) for name, value in scaler.state_dict().items()}

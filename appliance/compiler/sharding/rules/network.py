@@ -11,19 +11,22 @@ def product(query: Query, left: Placement, right: Placement, contracted: tuple[i
 
     rows: the dimension of the left operand that becomes the result's last but one.
     """
+    summed = left.is_sharded and left.dim == contracted[0], right.is_sharded and right.dim == contracted[1]
+    over_samples = any(summed)
+    if left.is_sharded and right.is_sharded and not all(summed):
+        # All samples with all samples: of the result every wafer has the rows, or columns, of its own.
+        left, right = (R, right) if summed[0] else (left, R)
+        over_samples = False
     if not left.is_sharded and not right.is_sharded:
         if (left == SUM and right == R) or (left == R and right == SUM):
             return Outcome(wants=[left, right], results=[SUM])
         return Outcome(wants=[R, R], results=[R])
-    over_samples = (left.is_sharded and left.dim == contracted[0]) or (right.is_sharded and right.dim == contracted[1])
     if over_samples:
         cut = left if left.is_sharded else right
         wants = [cut.at(contracted[0]), cut.at(contracted[1])]
         if any(have.is_sharded and have != want for have, want in zip((left, right), wants, strict=True)):
             raise query.mixes(f"multiplies operands that are cut differently ({left} and {right})")
         return Outcome(wants=wants, results=[SUM])
-    if left.is_sharded and right.is_sharded:
-        raise query.mixes("multiplies all samples with all samples")
     rank = len(query.result_shape())
     if left.is_sharded:
         return Outcome(wants=[left, R], results=[left.at(rank - 2 if left.dim == rows else left.dim)])
@@ -111,11 +114,11 @@ def nll_loss(query: Query) -> Outcome:
     if not query.sharded:
         return query.replicated()
     reduction = query.get("reduction")
-    if reduction == MEAN and query.num_csx > 1:
-        raise Decompose
     cut = query.sharded[0]
     if cut.dim != 0 or len(query.shape(0)) == 1:
-        raise query.mixes("takes scores whose classes are cut")
+        return query.replicated()
+    if reduction == MEAN and query.num_csx > 1:
+        raise Decompose
     wants = [cut, cut, *[R] * (len(query.placements) - 2)]
     return Outcome(wants=wants, results=[cut if reduction == NONE else SUM, SUM])
 
@@ -127,7 +130,7 @@ def nll_loss_backward(query: Query) -> Outcome:
     if cut is None:
         return query.replicated()
     if cut.dim != 0 or len(query.shape(1)) == 1:
-        raise query.mixes("takes scores whose classes are cut")
+        return query.replicated()
     # Only a mean divides by the total weight: otherwise the wafers need not wait for it.
     total = R if query.get("reduction", MEAN) == MEAN else query.placements[-1]
     weights = [R] * (len(query.placements) - 4)
@@ -140,7 +143,7 @@ def cross_entropy(query: Query) -> Outcome:
         return query.replicated()
     cut = query.sharded[0]
     if cut.dim != 0:
-        raise query.mixes("takes scores whose classes are cut")
+        return query.replicated()
     return Outcome(wants=[cut, cut], results=[cut, cut])
 
 

@@ -95,7 +95,6 @@ def norm(query: Query) -> Outcome:
 @rule(
     "aten.max.dim",
     "aten.min.dim",
-    "aten.logsumexp",
     "aten.prod.dim_int",
     "aten.prod",
     "aten.median",
@@ -127,7 +126,7 @@ def along(query: Query, axis: int) -> Outcome:
 
 @rule("cirh.Softmax")
 def softmax(query: Query) -> Outcome:
-    return along(query, query.axis(query.get("axis", -1)))
+    return _whole_or_along(query, query.axis(query.get("axis", -1)))
 
 
 @rule(
@@ -135,6 +134,27 @@ def softmax(query: Query) -> Outcome:
     "aten._softmax_backward_data",
     "aten._log_softmax",
     "aten._log_softmax_backward_data",
+)
+def softmax_of_torch(query: Query) -> Outcome:
+    return _whole_or_along(query, query.axis(query.get("dim", -1)))
+
+
+def _whole_or_along(query: Query, axis: int) -> Outcome:
+    """As `along`. Scores of all samples with all samples may be compared both ways: those of all are gathered."""
+    over_samples = query.sharded and query.sharded[0].dim == axis
+    return query.replicated() if over_samples else along(query, axis)
+
+
+@rule("aten.logsumexp")
+def logsumexp(query: Query) -> Outcome:
+    placement = query.placements[0]
+    if not placement.is_sharded:
+        return query.replicated()
+    kept = kept_dim(query, placement, _dims(query, "dim"), bool(query.get("keepdim", False)))
+    return query.replicated() if kept is None else Outcome(wants=[placement], results=[kept])
+
+
+@rule(
     "aten.cumsum",
     "aten.cumprod",
     "aten.cummax",
@@ -143,7 +163,8 @@ def softmax(query: Query) -> Outcome:
     "aten.topk",
     "aten.sort",
 )
-def log_softmax(query: Query) -> Outcome:
+def running(query: Query) -> Outcome:
+    """Running sums and their kin, and sorting."""
     return along(query, query.axis(query.get("dim", -1)))
 
 

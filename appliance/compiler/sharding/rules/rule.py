@@ -24,7 +24,7 @@ class Outcome:
     """What an operation needs and makes.
 
     wants: the placement that each operand must have. Where it has another: a partial operand is reduced first, a
-    replicated one is cut locally, a sharded one is an error.
+    replicated one is cut locally, a sharded one is gathered where it is wanted whole, and an error otherwise.
     results: the placement of each result.
     attributes: those that have another value on one wafer.
     """
@@ -70,7 +70,7 @@ class Query:
         return [placement for placement in self.placements if placement.is_sharded]
 
     def replicated(self) -> Outcome:
-        """All operands are needed whole: partial ones are reduced first."""
+        """All operands are needed whole: partial ones are reduced first, sharded ones gathered."""
         return Outcome(wants=[R] * len(self.placements), results=[R] * len(self.op.results))
 
     def mixes(self, why: str) -> CompileError:

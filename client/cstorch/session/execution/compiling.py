@@ -10,12 +10,6 @@ from wsc.v1 import coordinator_pb2, plan_pb2
 
 logger = logging.getLogger("cstorch.execution")
 
-_HALF_TYPES = {
-    "float16": plan_pb2.HALF_TYPE_FLOAT16,
-    "bfloat16": plan_pb2.HALF_TYPE_BFLOAT16,
-    "cbfloat16": plan_pb2.HALF_TYPE_CBFLOAT16,
-}
-
 
 def compile_step(target: Target, text: str, *, trains: bool) -> tuple[Job, coordinator_pb2.CompileResponse]:
     """Has a step compiled, or found in the cache.
@@ -56,6 +50,11 @@ def compile_step(target: Target, text: str, *, trains: bool) -> tuple[Job, coord
     return job, compiled
 
 
+def half_type() -> "plan_pb2.HalfType.ValueType":
+    """The half of mixed precision, as messages name it."""
+    return plan_pb2.HalfType.Value(f"HALF_TYPE_{get_half_dtype_str().upper()}")
+
+
 def _compile_options() -> plan_pb2.CompileOptions:
     library = backends.csx.performance.kernel_library
     options = plan_pb2.CompileOptions(
@@ -63,6 +62,6 @@ def _compile_options() -> plan_pb2.CompileOptions:
         wafer_memory_bytes=(backends.csx.debug.wafer_memory_gi or 0) << 30,
     )
     if mixed_precision():
-        options.precision.half = _HALF_TYPES[get_half_dtype_str()]
+        options.precision.half = half_type()
         options.precision.optimization_level = backends.csx.precision.optimization_level
     return options

@@ -6,7 +6,9 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from cstorch.backends.mixed_precision import mixed_precision
 from cstorch.distributed.cluster_config import ClusterConfig
+from cstorch.session.execution.compiling import half_type
 from wsc.v1 import node_pb2
 
 
@@ -26,6 +28,8 @@ def prepared_input(builder: bytes, config: ClusterConfig, artifact_dir: Path) ->
         last_python_paths=after,
         working_directory=str(Path.cwd()),
         mount_dirs=_absolute(config.mount_dirs),
+        half_type=half_type(),
+        mixed_precision=mixed_precision(),
     )
 
 

@@ -23,13 +23,14 @@ def attention(
     """torch.nn.functional.scaled_dot_product_attention for tensors on the device."""
     if enable_gqa:
         key, value = _repeated(key, query.shape[1]), _repeated(value, query.shape[1])
+    if attn_mask is not None:
+        attn_mask = _additive(attn_mask, query)
+    query, key, value = _of_one_batch(query, key, value)
     if dropout_p > 0 or not _is_regular(query, key, value, attn_mask, is_causal):
         result: torch.Tensor = aten._scaled_dot_product_attention_math.default(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale
         )[0]
         return result
-    if attn_mask is not None:
-        attn_mask = _additive(attn_mask, query)
     output: torch.Tensor = aten._scaled_dot_product_flash_attention_for_cpu.default(
         query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale
     )[0]
@@ -45,6 +46,14 @@ def _is_regular(
     if query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3] or 0 in (*query.shape, *key.shape):
         return False
     return mask is None or (not is_causal and not mask.requires_grad and mask.dim() in (2, 4))
+
+
+def _of_one_batch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors with as many samples and heads each: those of one are shared."""
+    if len({tensor.shape[:-2] for tensor in tensors}) == 1:
+        return tensors
+    shape = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in tensors))  # type: ignore[no-untyped-call]
+    return tuple(tensor.expand(*shape, *tensor.shape[-2:]) for tensor in tensors)
 
 
 def _additive(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
