@@ -1,4 +1,4 @@
-# The processes of a cluster. `node` is all but MemoryX; `memoryx` has a C++ compiler besides, for its update kernels.
+# The processes of a cluster. `memoryx`, for MemoryX and wafers, has a C++ compiler, `node` all but that.
 FROM python:3.11-slim AS build
 # An index of CPU wheels of torch spares several GB of CUDA libraries: --build-arg TORCH_INDEX=URL
 ARG TORCH_INDEX=""

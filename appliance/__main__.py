@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import queue
-import resource
 import signal
 import sys
 import threading
@@ -24,6 +23,7 @@ from appliance.page.source import ServiceSource
 from interconnect.rpc.address import bind, split_address
 from interconnect.rpc.async_server import AsyncServer
 from nodes.folders import cache_root
+from nodes.launch.descriptors import raise_descriptor_limit
 from nodes.telemetry.terminal_log import set_up_logging
 from wsc.v1 import management_pb2_grpc, observation_pb2_grpc
 
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         defects.append(error)
         over.put(cluster_ends_too)
 
-    _raise_descriptor_limit()
+    raise_descriptor_limit()  # each node and each coordinator has a connection
     settings = ManagementSettings(
         cache_root=options.cache_root.absolute(),
         compile_root=None if options.compile_root is None else options.compile_root.absolute(),
@@ -140,12 +140,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if defects:
         logger.error("the management service has ended by a defect: %r", defects[0])
     return 1 if defects else 0
-
-
-def _raise_descriptor_limit() -> None:
-    """Each node and each coordinator has a connection."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from appliance.compiler.cache import read_plan
@@ -71,7 +72,70 @@ class Clipped(Deep):
     """The same with a norm over all gradients, for which MemoryX keeps them."""
 
 
-MODELS: Final[Mapping[str, type[nn.Module]]] = {"embeddings": Embeddings, "deep": Deep, "clipped": Clipped}
+class Images(nn.Module):
+    """A convolutional network with wide, shallow layers: hundreds of megabytes of activations, hardly any weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.layers = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1) for _ in range(5))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(16) for _ in range(5))
+        self.last = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = torch.relu(norm(layer(x)))
+        return self.last(x.mean((2, 3)))
+
+
+class LongSequence(nn.Module):
+    """A transformer with attention written out, over sequences that are long for its width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = nn.ModuleList(nn.Linear(128, 3 * 128) for _ in range(2))
+        self.outputs = nn.ModuleList(nn.Linear(128, 128) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(128) for _ in range(4))
+        self.up = nn.ModuleList(nn.Linear(128, 512) for _ in range(2))
+        self.down = nn.ModuleList(nn.Linear(512, 128) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in range(2):
+            parts = self.inputs[layer](self.norms[2 * layer](x)).split(128, dim=2)
+            q, k, v = (part.view(*x.shape[:2], 4, 32).transpose(1, 2) for part in parts)
+            weights = torch.softmax(q @ k.transpose(2, 3) / 32**0.5, dim=-1)
+            x = x + self.outputs[layer]((weights @ v).transpose(1, 2).reshape(x.shape))
+            x = x + self.down[layer](F.gelu(self.up[layer](self.norms[2 * layer + 1](x))))
+        return x
+
+
+class Small(nn.Module):
+    """Takes next to nothing, and has torch import what it imports at the first operation of its kind: 70 MB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(1, 1, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.layer(x.view(-1, 1, 8, 8)), dim=-1)
+
+
+MODELS: Final[Mapping[str, type[nn.Module]]] = {
+    "embeddings": Embeddings,
+    "deep": Deep,
+    "clipped": Clipped,
+    "images": Images,
+    "sequence": LongSequence,
+}
+# Of the batch of all wafers.
+SHAPES: Final[Mapping[str, Sequence[int]]] = {
+    "embeddings": (64, 64),
+    "deep": (64, 64),
+    "clipped": (64, 64),
+    "images": (64, 3, 128, 128),
+    "sequence": (8, 1024, 128),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +166,8 @@ def own_bytes(process: int) -> int:
     return total
 
 
-def measure(model: str, wafers: int) -> dict[str, Figures]:
-    """By process: "wafer-0", "swarmx-0" and so on."""
+def measure(model: str, wafers: int, lane: str = "auto") -> dict[str, Figures]:
+    """By process: "wafer-0", "swarmx-0" and so on. lane: as of a ClusterConfig."""
     roles = ["memoryx", "swarmx", *["workers"] * wafers, *["wafer"] * wafers]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -111,27 +175,29 @@ def measure(model: str, wafers: int) -> dict[str, Figures]:
         places = [(role, HERE) for role in roles]
         with cluster_by_hand(HERE, places, variables, folder / "roles.log") as management:
             processes = _processes(management)
+            command = [sys.executable, "-m", "benchmarks.memory", "--wafers", str(wafers), "--lane", lane]
+            variables["WAFERBOX_MANAGEMENT"] = management
+            _watch([*command, "--folder", f"{name}/small", "script", "small"], variables, processes)
             idle = {name: own_bytes(process) for name, process in processes.items()}
-            most = dict(idle)
-            command = [sys.executable, "-m", "benchmarks.memory", "script", model, "--wafers", str(wafers)]
-            script = subprocess.Popen(
-                [*command, "--folder", name],
-                env={**variables, "WAFERBOX_MANAGEMENT": management},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            while script.poll() is None:
-                for process_name, process in processes.items():
-                    most[process_name] = max(most[process_name], own_bytes(process))
-                time.sleep(SAMPLE_SECONDS)
-            _, errors = script.communicate()
-            if script.returncode:
-                raise RuntimeError(errors)
-        (path,) = folder.rglob("*.plan")
+            most = _watch([*command, "--folder", f"{name}/model", "script", model], variables, processes)
+        path = max(folder.rglob("*.plan"), key=lambda path: path.stat().st_mtime)
         plan = read_plan(path)
     assert plan is not None, "it was compiled just now"
     return {name: Figures(planned=_planned(plan, name), measured=most[name] - idle[name]) for name in sorted(processes)}
+
+
+def _watch(command: Sequence[str], variables: Mapping[str, str], processes: Mapping[str, int]) -> dict[str, int]:
+    """Runs a script; the most that each process has meanwhile."""
+    most = dict.fromkeys(processes, 0)
+    script = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while script.poll() is None:
+        for name, process in processes.items():
+            most[name] = max(most[name], own_bytes(process))
+        time.sleep(SAMPLE_SECONDS)
+    _, errors = script.communicate()
+    if script.returncode:
+        raise RuntimeError(errors)
+    return most
 
 
 def _planned(plan: plan_pb2.Plan, name: str) -> int:
@@ -163,20 +229,20 @@ def bench() -> None:
                 )
 
 
-def input_fn() -> Any:
+def input_fn(shape: Sequence[int]) -> Any:
     generator = torch.Generator().manual_seed(0)
-    batch = torch.randn(64, 64, generator=generator)
+    batch = torch.randn(*shape, generator=generator)
     return DataLoader([batch] * STEPS, batch_size=None)  # type: ignore[arg-type]
 
 
-def train(model_name: str, wafers: int, folder: Path) -> None:
+def train(model_name: str, wafers: int, lane: str, folder: Path) -> None:
     import cerebras.pytorch as cstorch
 
-    cluster = cstorch.distributed.ClusterConfig(num_csx=wafers)
+    cluster = cstorch.distributed.ClusterConfig(num_csx=wafers, lane=lane)
     backend = cstorch.backend("CSX", artifact_dir=folder, cluster_config=cluster)
     torch.manual_seed(0)
     with backend.device:
-        model = MODELS[model_name]()
+        model = Small() if model_name == "small" else MODELS[model_name]()
     compiled = cstorch.compile(model, backend)
     optimizer = cstorch.optim.AdamW(model.parameters(), lr=1e-3)
 
@@ -194,7 +260,7 @@ def train(model_name: str, wafers: int, folder: Path) -> None:
     def show(loss: torch.Tensor) -> None:
         print(loss.item(), flush=True)
 
-    loader = cstorch.utils.data.DataLoader(input_fn)
+    loader = cstorch.utils.data.DataLoader(input_fn, SHAPES.get(model_name, (64, 64)))
     for batch in cstorch.utils.data.DataExecutor(loader, num_steps=STEPS):
         show(step(batch))
 
@@ -202,12 +268,13 @@ def train(model_name: str, wafers: int, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=["script"])
-    parser.add_argument("model", nargs="?", choices=[*MODELS])
+    parser.add_argument("model", nargs="?", choices=[*MODELS, "small"])
     parser.add_argument("--wafers", type=int, default=1)
+    parser.add_argument("--lane", default="auto")
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     if options.what == "script":
-        train(options.model, options.wafers, options.folder)
+        train(options.model, options.wafers, options.lane, options.folder)
     else:
         bench()
 

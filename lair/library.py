@@ -1,4 +1,4 @@
-"""Compiled LAIR kernels: built by the machine's C++ compiler, kept in a folder that only this user can write."""
+"""Libraries of C++, above all LAIR kernels: built by the machine's compiler, in a folder that only this user writes."""
 
 import ctypes
 import hashlib
@@ -51,14 +51,7 @@ def build(kernels: Sequence[LoopKernel], folder: Path) -> list[Function]:
     """
     if not kernels:
         return []
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise NotBuilt("there is no C++ compiler (install g++, or name one in CXX)")
-    library = _library(compiler, source_of(kernels), folder)
-    try:
-        loaded = ctypes.CDLL(str(library))
-    except OSError as error:
-        raise NotBuilt(f"{library} cannot be loaded: {error}") from error
+    loaded = load(source_of(kernels), folder)
     functions = []
     for number in range(len(kernels)):
         function = getattr(loaded, f"kernel_{number}")
@@ -68,16 +61,28 @@ def build(kernels: Sequence[LoopKernel], folder: Path) -> list[Function]:
     return functions
 
 
-def _library(compiler: str, source: str, folder: Path) -> Path:
+def load(source: str, folder: Path, options: Sequence[str] = ()) -> ctypes.CDLL:
+    """The library that a source makes. options: more of the compiler's. Raises as `build`."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise NotBuilt("there is no C++ compiler (install g++, or name one in CXX)")
+    library = _library([compiler, *_OPTIONS, *options], source, folder)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise NotBuilt(f"{library} cannot be loaded: {error}") from error
+
+
+def _library(command: Sequence[str], source: str, folder: Path) -> Path:
     """Found in the folder, or compiled into it."""
-    key = hashlib.sha256("\0".join([source, compiler, *_OPTIONS, _processor()]).encode()).hexdigest()[:_SUM_CHARACTERS]
+    key = hashlib.sha256("\0".join([source, *command, _processor()]).encode()).hexdigest()[:_SUM_CHARACTERS]
     needed = _ROOM_BYTES + _ROOM_BYTES_OF_CHARACTER * len(source)
     try:
         _make_private(folder)
         library = _find(folder, key)
         if library is None:
             _check_room(folder, needed)
-            library = _compile(compiler, source, folder, key)
+            library = _compile(command, source, folder, key)
     except OSError as error:
         raise NotWritable(error.strerror or str(error), needed) from error
     return library
@@ -119,11 +124,11 @@ def _name(key: str, content: bytes) -> str:
     return f"{key}.{hashlib.sha256(content).hexdigest()[:_SUM_CHARACTERS]}.so"
 
 
-def _compile(compiler: str, source: str, folder: Path, key: str) -> Path:
+def _compile(command: Sequence[str], source: str, folder: Path, key: str) -> Path:
     made = folder / f"{key}.{secrets.token_hex(4)}.tmp"  # others may make the same at this moment
     try:
         # Not from a file, whose name would be part of the library: equal kernels give equal ones.
-        _run([compiler, *_OPTIONS, "-x", "c++", "-", "-o", str(made)], source, folder)
+        _run([*command, "-x", "c++", "-", "-o", str(made)], source, folder)
         library = folder / _name(key, made.read_bytes())
         made.rename(library)
         return library

@@ -28,6 +28,7 @@ from nodes.steps.schedule import (
     worker_of_step,
 )
 from wafer.kernels import WaferKernel, make_kernels
+from wafer.large_tensors import limit_large_tensors, release_large_tensors
 from wsc.v1 import node_pb2, plan_pb2
 
 
@@ -61,6 +62,7 @@ class WaferProgram:
             arena=plan.arena,
             direct=direct_values(plan) if self._counts.credited else produced,
         )
+        limit_large_tensors(plan.own_bytes - self._buffers.nbytes)
         for instruction, kind in zip(plan.instructions, kinds, strict=True):
             match kind:
                 case "receive":
@@ -86,6 +88,7 @@ class WaferProgram:
     def close(self) -> None:
         self._program.close()
         self._buffers.close()
+        release_large_tensors()
 
     def _expect(self, groups: Iterable[plan_pb2.Group]) -> None:
         batch = {group.id: group.nbytes for group in groups if group.kind == plan_pb2.GROUP_KIND_BATCH}

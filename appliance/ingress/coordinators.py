@@ -1,11 +1,12 @@
 """The coordinators that this ingress runs: management asks for them, and they go on when it dies, but end with us."""
 
+import asyncio
 import logging
-import threading
 
 import grpc
 
 from appliance.coordinator.settings import END_SECONDS, CoordinatorHome, FolderRefused
+from interconnect.rpc.async_server import Context
 from nodes.launch.child import Child
 from nodes.launch.spawn import SpawnError
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc
@@ -14,62 +15,90 @@ logger = logging.getLogger(__name__)
 
 
 class Coordinators(ingress_pb2_grpc.IngressServicer):
-    """Serves Ingress. The thread of each call waits for its process."""
+    """Serves Ingress, in an event loop: a coordinator costs a task, not a thread."""
 
     def __init__(self, home: CoordinatorHome) -> None:
         """home: theirs; they do not outlive this process."""
         self._home = home
-        self._changed = threading.Condition()
-        self._children: dict[str, Child] = {}  # by job
+        self._runs: dict[str, asyncio.Task[int]] = {}  # by job
+        self._children: dict[str, Child] = {}  # those of them that have been started
         self._closing = False
 
     def count(self) -> int:
-        """How many run."""
+        """How many run. From any thread."""
         return len(self._children)
 
-    def RunCoordinator(
-        self, request: ingress_pb2.RunCoordinatorRequest, context: grpc.ServicerContext
+    async def RunCoordinator(
+        self, request: ingress_pb2.RunCoordinatorRequest, context: Context
     ) -> ingress_pb2.RunCoordinatorResponse:
         try:
-            child = self._start(request)
+            # The coordinator goes on where the call breaks off.
+            status = await asyncio.shield(self._begin(request))
         except (SpawnError, FolderRefused) as error:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        logger.info("the coordinator of %s has pid %d", request.job, child.pid)
-        status = child.wait()
-        with self._changed:
-            del self._children[request.job]
-            child.close()
-            self._changed.notify_all()
-        logger.info("the coordinator of %s has ended with status %d", request.job, status)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return ingress_pb2.RunCoordinatorResponse(status=status)
 
-    def _start(self, request: ingress_pb2.RunCoordinatorRequest) -> Child:
-        with self._changed:
-            if self._closing:
-                raise SpawnError("the ingress is going down")
-            if request.job in self._children:
-                raise SpawnError(f"{request.job} has a coordinator")
-            child = self._home.start(request)
-            self._children[request.job] = child
-        return child
+    def _begin(self, request: ingress_pb2.RunCoordinatorRequest) -> "asyncio.Task[int]":
+        job = request.job
+        if self._closing:
+            raise SpawnError("the ingress is going down")
+        if job in self._runs:
+            raise SpawnError(f"{job} has a coordinator")
+        run = self._runs[job] = asyncio.create_task(self._run(request))
 
-    def EndCoordinator(
-        self, request: ingress_pb2.EndCoordinatorRequest, context: grpc.ServicerContext
+        def forget(run: "asyncio.Task[int]") -> None:
+            del self._runs[job]
+            if not run.cancelled() and (error := run.exception()) is not None:
+                logger.info("the coordinator of %s did not start: %s", job, error)
+
+        run.add_done_callback(forget)
+        return run
+
+    async def _run(self, request: ingress_pb2.RunCoordinatorRequest) -> int:
+        """The exit status of a coordinator, once it has ended."""
+        child = await asyncio.to_thread(self._home.start, request)
+        logger.info("the coordinator of %s has pid %d", request.job, child.pid)
+        self._children[request.job] = child
+        if self._closing:
+            child.terminate()
+        try:
+            await _readable(child.fileno())
+            status = await asyncio.to_thread(child.wait)
+        finally:
+            del self._children[request.job]
+            child.close()
+        logger.info("the coordinator of %s has ended with status %d", request.job, status)
+        return status
+
+    async def EndCoordinator(
+        self, request: ingress_pb2.EndCoordinatorRequest, context: Context
     ) -> ingress_pb2.EndCoordinatorResponse:
-        with self._changed:
-            child = self._children.get(request.job)
-            if child is not None and request.kill:
-                child.kill()
-            elif child is not None:
-                child.terminate()
+        child = self._children.get(request.job)
+        if child is not None and request.kill:
+            child.kill()
+        elif child is not None:
+            child.terminate()
         return ingress_pb2.EndCoordinatorResponse()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End all coordinators, and start no more."""
-        with self._changed:
-            self._closing = True
-            for child in self._children.values():
-                child.terminate()
-            if not self._changed.wait_for(lambda: not self._children, END_SECONDS):
-                for child in self._children.values():
-                    child.kill()
+        self._closing = True
+        for child in self._children.values():
+            child.terminate()
+        if self._runs:
+            await asyncio.wait(self._runs.values(), timeout=END_SECONDS)
+        for child in self._children.values():
+            child.kill()
+        if self._runs:
+            await asyncio.wait(self._runs.values())
+
+
+async def _readable(descriptor: int) -> None:
+    """Waits until there is something to read."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)

@@ -1,33 +1,32 @@
 """The way in for clients that reach an ingress only: their calls are handed on, message by message, unread."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final, TypeAlias
 
 import grpc
 
 from appliance.ingress.targets import Targets
 from interconnect.links.grpc_lane import METHOD
+from interconnect.rpc.async_server import Context
 from interconnect.rpc.server import GATEWAY_KEY, INGRESS_KEY
 
 # What may be called without a target, on the management service, and with one, on coordinators and MemoryX nodes.
 _MANAGEMENT_METHODS: Final = ("/wsc.v1.Management/", "/wsc.v1.Observation/")
 _TARGET_METHODS: Final = ("/wsc.v1.Coordinator/", "/wsc.v1.StateService/", METHOD)
 
-MAX_SECONDS: Final = 1e6  # a call without a deadline seems to have centuries left, which no timeout can be
-
 _Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 
 class Gateway(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for mypy only
-    """Serves calls that are for the management service, or bear the address they are for."""
+    """Serves calls that are for the management service, or bear the address they are for; in an event loop."""
 
-    def __init__(self, management: str, channel: grpc.Channel, targets: Targets) -> None:
+    def __init__(self, management: str, channel: grpc.aio.Channel, targets: Targets) -> None:
         """channel: to the management service at that address."""
         self._management = management
         self._channel = channel
         self._targets = targets
 
-    def add_to_server(self, server: grpc.Server) -> None:
+    def add_to_server(self, server: grpc.aio.Server) -> None:
         """Before the server starts."""
         server.add_generic_rpc_handlers((self,))
 
@@ -37,17 +36,19 @@ class Gateway(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for 
         target = str(metadata.pop(GATEWAY_KEY, ""))
         own = tuple((key, value) for key, value in metadata.items() if key.startswith("wsc-"))
 
-        def to_management(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        async def to_management(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
             marked = (*own, (INGRESS_KEY, ""))
-            yield from _hand_on(self._channel, method, marked, requests, context, self._explain_management)
+            async for message in _hand_on(self._channel, method, marked, requests, context, self._explain_management):
+                yield message
 
-        def to_target(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            with self._targets.channel(target) as channel:
+        async def to_target(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+            async with self._targets.channel(target) as channel:
                 if channel is None:
-                    message = f"no coordinator and no MemoryX node of this cluster is at {target}"
-                    _abort(context, grpc.StatusCode.UNAVAILABLE, message)
+                    explanation = f"no coordinator and no MemoryX node of this cluster is at {target}"
+                    await _abort(context, grpc.StatusCode.UNAVAILABLE, explanation)
                     return
-                yield from _hand_on(channel, method, own, requests, context, lambda error: error.details() or "")
+                async for message in _hand_on(channel, method, own, requests, context, _details):
+                    yield message
 
         if not target and method.startswith(_MANAGEMENT_METHODS):
             return grpc.stream_stream_rpc_method_handler(to_management)
@@ -55,7 +56,7 @@ class Gateway(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for 
             return grpc.stream_stream_rpc_method_handler(to_target)
         return None
 
-    def _explain_management(self, error: grpc.Call) -> str:
+    def _explain_management(self, error: grpc.aio.AioRpcError) -> str:
         if error.code() != grpc.StatusCode.UNAVAILABLE:
             return error.details() or ""
         return (
@@ -64,27 +65,29 @@ class Gateway(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for 
         )
 
 
-def _hand_on(
-    channel: grpc.Channel,
+async def _hand_on(
+    channel: grpc.aio.Channel,
     method: str,
     metadata: _Metadata,
-    requests: Iterator[bytes],
-    context: grpc.ServicerContext,
-    explain: Callable[[grpc.Call], str],
-) -> Iterator[bytes]:
+    requests: AsyncIterator[bytes],
+    context: Context,
+    explain: Callable[[grpc.aio.AioRpcError], str],
+) -> AsyncIterator[bytes]:
     # On the wire a call with one message is a stream of one.
     stream = channel.stream_stream(method, request_serializer=None, response_deserializer=None)
-    left = context.time_remaining()
-    call = stream(requests, timeout=left if left < MAX_SECONDS else None, metadata=metadata)
-    if not context.add_callback(call.cancel):
-        return
+    call = stream(requests, timeout=context.time_remaining(), metadata=metadata)
     try:
-        yield from call
-    except grpc.RpcError as error:
-        assert isinstance(error, grpc.Call)
-        _abort(context, error.code(), explain(error))
+        async for message in call:
+            yield message
+    except grpc.aio.AioRpcError as error:
+        await _abort(context, error.code(), explain(error))
+    finally:
+        call.cancel()
 
 
-def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> None:
-    context.set_trailing_metadata(((INGRESS_KEY, ""),))
-    context.abort(code, message)
+def _details(error: grpc.aio.AioRpcError) -> str:
+    return error.details() or ""
+
+
+async def _abort(context: Context, code: grpc.StatusCode, message: str) -> None:
+    await context.abort(code, message, ((INGRESS_KEY, ""),))

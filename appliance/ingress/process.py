@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
 from appliance.coordinator.settings import CoordinatorHome
@@ -14,7 +15,8 @@ from appliance.ingress.gateway import Gateway
 from appliance.ingress.targets import Targets
 from interconnect.links.handshake import host_id
 from interconnect.rpc.address import bind, split_address
-from interconnect.rpc.server import make_channel, make_server
+from interconnect.rpc.async_server import AsyncServer, make_async_channel
+from interconnect.rpc.server import LARGE_MESSAGE_BYTES
 from interconnect.rpc.version import __version__
 from nodes.lifecycle.registration import Registration
 from wsc.v1 import ingress_pb2_grpc, management_pb2, node_pb2
@@ -37,11 +39,14 @@ class Ingress:
     """An nodes.lifecycle.node.Serving. Raises OSError if it cannot listen."""
 
     def __init__(self, settings: IngressSettings) -> None:
-        self._server = make_server(for_scripts=True)
-        self.address = bind(self._server, settings.listen)
+        self.refusal = ""
+        self._over = threading.Event()
+        self._closed = False
+        self._server = AsyncServer(on_defect=self._defect, max_message_bytes=LARGE_MESSAGE_BYTES, for_scripts=True)
+        server = self._server.server
+        self.address = bind(server, settings.listen)
         host = split_address(settings.listen, any_port=True)[0]
-        self._channel = make_channel(settings.management)
-        self._targets = Targets(self._channel)
+        self._channel, self._targets = self._server.run(_reach(settings.management))
         self._coordinators = Coordinators(
             CoordinatorHome(
                 management=settings.management,
@@ -52,17 +57,15 @@ class Ingress:
                 outlives=False,
             )
         )
-        ingress_pb2_grpc.add_IngressServicer_to_server(self._coordinators, self._server)
-        Gateway(settings.management, self._channel, self._targets).add_to_server(self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), self._server)
+        ingress_pb2_grpc.add_IngressServicer_to_server(self._coordinators, server)
+        Gateway(settings.management, self._channel, self._targets).add_to_server(server)
+        health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # type: ignore[attr-defined]  # not in the stubs
         self._metrics = None
         if settings.metrics_port is not None:
             from appliance.ingress.metrics import IngressCollector
             from nodes.telemetry.metrics import MetricsServer
 
             self._metrics = MetricsServer(IngressCollector(self._coordinators.count), host, settings.metrics_port)
-        self.refusal = ""
-        self._over = threading.Event()
         self._registration = Registration(settings.management, self._hello, self._refused)
 
     def start(self) -> None:
@@ -76,14 +79,20 @@ class Ingress:
         self._over.wait()
 
     def close(self) -> None:
-        """End the coordinators, whose clients are told through this process, then all else."""
+        """End the coordinators, whose clients are told through this process, then all else; once."""
         self._registration.close()
-        self._coordinators.close()
-        self._server.stop(STOP_GRACE_SECONDS).wait()
-        self._targets.close()
-        self._channel.close()
+        if not self._closed:
+            self._closed = True
+            self._server.run(self._end_calls())
+            self._server.stop(0)
         if self._metrics is not None:
             self._metrics.close()
+
+    async def _end_calls(self) -> None:
+        await self._coordinators.close()
+        await self._server.server.stop(STOP_GRACE_SECONDS)
+        await self._targets.close()
+        await self._channel.close(None)
 
     def _hello(self) -> management_pb2.RegisterRequest:
         return management_pb2.RegisterRequest(
@@ -95,6 +104,15 @@ class Ingress:
             metrics="" if self._metrics is None else self._metrics.address,
         )
 
+    def _defect(self, error: Exception) -> None:
+        self._refused(f"a defect of the server: {error!r}")
+
     def _refused(self, message: str) -> None:
         self.refusal = message
         self._over.set()
+
+
+async def _reach(management: str) -> tuple[grpc.aio.Channel, Targets]:
+    """A channel to management, and what management names; made where they are used."""
+    channel = make_async_channel(management)
+    return channel, Targets(channel)

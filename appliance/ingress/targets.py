@@ -3,17 +3,17 @@
 What it has named stays open while it is away, and for a while after it is back, until those have come back to it too.
 """
 
+import asyncio
 import contextlib
 import logging
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
 import grpc
 
-from interconnect.rpc.server import make_channel
+from interconnect.rpc.async_server import make_async_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 ANSWER_SECONDS: Final = 2.0
@@ -25,60 +25,62 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class _Target:
-    channel: grpc.Channel
+    channel: grpc.aio.Channel
     calls: int = 0  # under way
     missing_since: float | None = None  # monotonic
 
 
 class Targets:
-    """Owns a channel to each target. Thread-safe."""
+    """Owns a channel to each target. For one event loop."""
 
-    def __init__(self, management: grpc.Channel) -> None:
-        self._management = management_pb2_grpc.ManagementStub(management)
-        self._lock = threading.Lock()
+    def __init__(self, management: grpc.aio.Channel) -> None:
+        self._management: management_pb2_grpc.ManagementAsyncStub = management_pb2_grpc.ManagementStub(management)
+        self._asking = asyncio.Lock()
         self._targets: dict[str, _Target] = {}
         self._asked = -FRESH_SECONDS
 
-    @contextlib.contextmanager
-    def channel(self, address: str) -> Iterator[grpc.Channel | None]:
+    @contextlib.asynccontextmanager
+    async def channel(self, address: str) -> AsyncIterator[grpc.aio.Channel | None]:
         """The channel to an address, for one call; None where no client has any business."""
-        with self._lock:
-            if address not in self._targets or time.monotonic() - self._asked >= FRESH_SECONDS:
-                self._ask()
-            target = self._targets.get(address)
-            if target is not None:
-                target.calls += 1
+        called = time.monotonic()
+        if self._is_stale(address):
+            async with self._asking:
+                if self._asked < called:
+                    await self._ask()
+        target = self._targets.get(address)
         if target is None:
             yield None
             return
+        target.calls += 1
         try:
             yield target.channel
         finally:
-            with self._lock:
-                target.calls -= 1
-                if not target.calls and self._targets.get(address) is not target:
-                    target.channel.close()
+            target.calls -= 1
+            if not target.calls and self._targets.get(address) is not target:
+                await target.channel.close(None)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End all calls."""
-        with self._lock:
-            for target in self._targets.values():
-                target.channel.close()
+        await asyncio.gather(*(target.channel.close(None) for target in self._targets.values()))
 
-    def _ask(self) -> None:
+    def _is_stale(self, address: str) -> bool:
+        return address not in self._targets or time.monotonic() - self._asked >= FRESH_SECONDS
+
+    async def _ask(self) -> None:
         """Learn from management what there is; if it does not answer, what was known counts."""
+        self._asked = time.monotonic()
         try:
-            jobs = self._management.ListJobs(management_pb2.ListJobsRequest(), timeout=ANSWER_SECONDS).jobs
-            nodes = self._management.ListNodes(management_pb2.ListNodesRequest(), timeout=ANSWER_SECONDS).nodes
+            answers = await asyncio.gather(
+                self._management.ListJobs(management_pb2.ListJobsRequest(), timeout=ANSWER_SECONDS),
+                self._management.ListNodes(management_pb2.ListNodesRequest(), timeout=ANSWER_SECONDS),
+            )
         except grpc.RpcError as error:
             logger.debug("management names no targets: %s", error)
             return
-        finally:
-            self._asked = time.monotonic()
-        named = {job.coordinator for job in jobs if job.coordinator}
-        named |= {node.address for node in nodes if node.role == node_pb2.ROLE_MEMORYX}
+        named = {job.coordinator for job in answers[0].jobs if job.coordinator}
+        named |= {node.address for node in answers[1].nodes if node.role == node_pb2.ROLE_MEMORYX}
         for address in named - self._targets.keys():
-            self._targets[address] = _Target(channel=make_channel(address))
+            self._targets[address] = _Target(channel=make_async_channel(address))
         for address, target in list(self._targets.items()):
             if address in named:
                 target.missing_since = None
@@ -87,4 +89,4 @@ class Targets:
             elif self._asked - target.missing_since >= RETURN_SECONDS:
                 del self._targets[address]
                 if not target.calls:
-                    target.channel.close()
+                    await target.channel.close(None)

@@ -9,23 +9,22 @@ ALIGNMENT: Final = 64
 
 
 class RelayBuffers:
-    """Two places for each group, taken in turns by step.
+    """A place for each group.
 
-    Two are enough, for nobody is more than one step ahead of those who still read what was passed on: the groups that
-    may run further ahead are those that stay bytes.
+    One is enough, as it is for whoever sends the group first: that process sends other bytes only when what it sent
+    before has been read. The groups that may run further ahead are those that stay bytes.
     """
 
     def __init__(self) -> None:
         self._arenas: list[SharedMemory] = []
         self._free = 0  # bytes at the end of the last arena
-        self._places: dict[tuple[int, int], Slice] = {}
+        self._places: dict[int, Slice] = {}
 
-    def place(self, group: int, step: int, payload: memoryview) -> Slice:
+    def place(self, group: int, payload: memoryview) -> Slice:
         """Copies a group to its place."""
-        key = (group, step & 1)
-        place = self._places.get(key)
+        place = self._places.get(group)
         if place is None or place.nbytes != len(payload):
-            place = self._places[key] = self._take(len(payload))
+            place = self._places[group] = self._take(len(payload))
         place.view[:] = payload
         return place
 

@@ -112,7 +112,7 @@ class SocketLink(Link):
             self._queue(Frame(kind, group, 0, step, offset, len(chunk), total), chunk)
 
     def _queue_copy(self, message: Message) -> None:
-        place = self._relay.place(message.group, message.step, message.view)
+        place = self._relay.place(message.group, message.view)
         # The next link that the message is passed on to finds it in shared memory.
         message.memory, message.offset = place.memory, place.offset
         self._queue_reference(message.group, message.step, place)

@@ -38,8 +38,7 @@ def keep_large_blocks() -> None:
 def keep_freed_memory() -> None:
     """Keeps all that is freed, of whatever size: for a process that runs the same step again and again.
 
-    A tensor of hundreds of megabytes (logits, say) that takes new pages from the kernel costs as much as the arithmetic
-    on it.
+    A tensor that takes new pages from the kernel costs as much as the arithmetic on it.
     """
     keep_large_blocks()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,16 +1,18 @@
-"""A gRPC server on an event loop, for a process with many open streams: each costs a coroutine, not a thread."""
+"""A gRPC server, and channels, on an event loop, for a process with many open streams: each costs a coroutine."""
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
 
-from interconnect.rpc.server import SMALL_MESSAGE_BYTES, server_options
+from interconnect.rpc.server import SMALL_MESSAGE_BYTES, channel_options, server_options
 from interconnect.threads import GuardedThread
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_Result = TypeVar("_Result")
 
 STOP_SECONDS: Final = 5.0  # beyond the grace of stop: handlers that were cancelled have ended by then
 
@@ -18,28 +20,44 @@ STOP_SECONDS: Final = 5.0  # beyond the grace of stop: handlers that were cancel
 class AsyncServer:
     """Owns the event loop and its thread, from `start` until `stop`. `server` gets its services and ports before."""
 
-    def __init__(self, *, on_defect: Callable[[Exception], None], max_message_bytes: int = SMALL_MESSAGE_BYTES) -> None:
-        """on_defect: as of GuardedThread. max_message_bytes: larger requests are refused unread."""
+    def __init__(
+        self,
+        *,
+        on_defect: Callable[[Exception], None],
+        max_message_bytes: int = SMALL_MESSAGE_BYTES,
+        for_scripts: bool = False,
+    ) -> None:
+        """on_defect: as of GuardedThread. max_message_bytes: larger requests are refused unread.
+
+        for_scripts: as server_options has it.
+        """
         self._loop = asyncio.new_event_loop()
-        self.server = self._loop.run_until_complete(_make_server(max_message_bytes))
+        self._running = False
+        self.server = self.run(_make_server(server_options(max_message_bytes, for_scripts=for_scripts)))
         self._thread = GuardedThread(self._loop.run_forever, name="grpc", on_defect=on_defect)
 
     def start(self) -> None:
-        self._loop.run_until_complete(self.server.start())
+        self.run(self.server.start())
         self._thread.start()
+        self._running = True
+
+    def run(self, coroutine: Coroutine[Any, Any, _Result], timeout_seconds: float | None = None) -> _Result:
+        """Runs a coroutine in the event loop, to its end. Not from the loop's own thread."""
+        if self._running:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_seconds)
+        return self._loop.run_until_complete(coroutine)
 
     def stop(self, grace_seconds: float) -> None:
         """Take no more calls; those under way are cancelled after the grace. No effect if it is not running."""
         if self._loop.is_closed():
             return
-        if self._thread.is_alive():
+        if self._running:
             # A warning for each call that it cancels, which is what it is told to do.
             logging.getLogger("grpc._cython.cygrpc").setLevel(logging.ERROR)
-            asyncio.run_coroutine_threadsafe(self.server.stop(grace_seconds), self._loop).result(
-                grace_seconds + STOP_SECONDS
-            )
+            self.run(self.server.stop(grace_seconds), grace_seconds + STOP_SECONDS)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+            self._running = False
         self._loop.run_until_complete(_settle())
         self._loop.close()
 
@@ -49,8 +67,13 @@ def when_over(context: Context, callback: Callable[[], object]) -> None:
     context.add_done_callback(lambda _: callback())  # type: ignore[arg-type]  # the stubs have a class for it
 
 
-async def _make_server(max_message_bytes: int) -> grpc.aio.Server:
-    return grpc.aio.server(options=server_options(max_message_bytes))
+def make_async_channel(address: str) -> grpc.aio.Channel:
+    """A channel to host:port, for the event loop in which it is made; the caller closes it."""
+    return grpc.aio.insecure_channel(address, options=channel_options())
+
+
+async def _make_server(options: list[tuple[str, int]]) -> grpc.aio.Server:
+    return grpc.aio.server(options=options)
 
 
 async def _settle() -> None:

@@ -86,13 +86,18 @@ def server_options(max_message_bytes: int, *, for_scripts: bool = False) -> list
 def make_channel(address: str) -> grpc.Channel:
     """A channel to host:port, or `through` a gateway; nothing is sent before it is used, and the caller closes it."""
     target, _, gateway = address.partition(_VIA)
-    # An environment's HTTP proxy has no business between the processes of a cluster.
-    keepalive = _keepalive(_keepalive_seconds() * TIMEOUT_PER_KEEPALIVE)
-    largest = ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES)
-    options = [*_OPTIONS, *keepalive, largest, ("grpc.enable_http_proxy", 0)]
+    options = channel_options()
     if not gateway:
         return grpc.insecure_channel(target, options=options)
     return grpc.intercept_channel(grpc.insecure_channel(gateway, options=options), _Addressed(target))
+
+
+def channel_options() -> list[tuple[str, int]]:
+    """The options of a channel."""
+    keepalive = _keepalive(_keepalive_seconds() * TIMEOUT_PER_KEEPALIVE)
+    largest = ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES)
+    # An environment's HTTP proxy has no business between the processes of a cluster.
+    return [*_OPTIONS, *keepalive, largest, ("grpc.enable_http_proxy", 0)]
 
 
 def through(gateway: str, address: str) -> str:

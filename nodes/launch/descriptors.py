@@ -1,5 +1,6 @@
-"""Waiting for descriptors, however many the process has open: select.select knows none above 1,023."""
+"""Many descriptors: as many as the system lets a process have, and waits for them, however high their numbers."""
 
+import resource
 import select
 from collections.abc import Iterable
 from typing import Protocol
@@ -11,8 +12,14 @@ class HasFileno(Protocol):
     def fileno(self) -> int: ...
 
 
+def raise_descriptor_limit() -> None:
+    """Lets this process have as many as it may; 1,024 is common where nobody asks."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def readable(descriptors: Iterable[int | HasFileno], seconds: float | None) -> set[int]:
-    """Waits until at least one of the descriptors can be read, or is at its end.
+    """Waits until at least one of the descriptors can be read, or is at its end; select.select knows none above 1,023.
 
     Args:
         seconds: at most so long; None for as long as it takes.

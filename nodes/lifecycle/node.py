@@ -18,6 +18,7 @@ from interconnect.links.listener import LinkListener
 from interconnect.rpc.address import bind, split_address
 from interconnect.rpc.server import make_server
 from interconnect.rpc.version import __version__
+from nodes.launch.descriptors import raise_descriptor_limit
 from nodes.lifecycle.node_job import JobContext, NodeJob
 from nodes.lifecycle.node_service import NodeService
 from nodes.lifecycle.registration import Registration
@@ -177,6 +178,7 @@ class Serving(Protocol):
 def serve(make: Callable[[], Serving]) -> int:
     """As run_node, with whatever make makes; it may raise OSError."""
     set_up_logging()
+    raise_descriptor_limit()  # each link has some
     try:
         node = make()
     except OSError as error:

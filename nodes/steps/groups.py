@@ -139,6 +139,11 @@ class SendBuffers:
         """No bytes."""
         return Slice(self._memory, 0, 0)
 
+    @property
+    def nbytes(self) -> int:
+        """Of the memory that is this object's own."""
+        return self._memory.nbytes
+
     def slice(self, group: int) -> Slice:
         """What is sent."""
         return self._slices[group]

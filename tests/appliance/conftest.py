@@ -94,6 +94,7 @@ class ThreadChild:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         settings: CoordinatorSettings = read_settings(fd)
         self._status: int | None = None
+        self._ended = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, args=(settings,))
         self._thread.start()
 
@@ -104,7 +105,13 @@ class ThreadChild:
             artifact, plan, cached = fake_compile(cirh, num_csx, num_shards, placed)
             return artifact, plan_with_groups(plan), cached
 
-        self._status = serve_job(settings, compile_step, self.events)
+        try:
+            self._status = serve_job(settings, compile_step, self.events)
+        finally:
+            os.eventfd_write(self._ended, 1)
+
+    def fileno(self) -> int:
+        return self._ended
 
     def poll(self) -> int | None:
         return self._status
@@ -123,7 +130,11 @@ class ThreadChild:
 
     def close(self, deadline_seconds: float = 10.0) -> int:
         self.terminate()
-        return self.wait(deadline_seconds)
+        status = self.wait(deadline_seconds)
+        if self._ended >= 0:
+            os.close(self._ended)
+            self._ended = -1
+        return status
 
 
 _numbers = itertools.count(1)

@@ -9,6 +9,7 @@ from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.cost.flops import VIEWS, flops
 from appliance.compiler.cost.machine_model import MachineModel
+from appliance.compiler.cost.temporaries import temporary_bytes
 from cirh.calls.attention import choose
 from cirh.dialect import types
 from cirh.dialect.operations import Const, body_ops, func_of, return_of
@@ -25,7 +26,7 @@ class KernelProfile:
 
     module: ModuleOp
     flops: int
-    working_bytes: int  # the most that values made here take at one moment
+    working_bytes: int  # the most that values made here, and temporary ones, take at one moment
     output_bytes: tuple[int, ...]
     choices: tuple[str, ...]  # between ways to do an operation, each with its reason
     output_sources: tuple[int | None, ...]  # the argument that an output is a cast or a view of, if it is one
@@ -83,7 +84,7 @@ def _working_bytes(ops: Sequence[Operation], results: Sequence[SSAValue]) -> int
             if value not in kept:
                 end = last_read.get(value, position)
                 dying[end] = dying.get(end, 0) + types.nbytes(value)
-        most = max(most, held)
+        most = max(most, held + temporary_bytes(op))
         held -= dying.get(position, 0)
     return most
 

@@ -501,9 +501,11 @@ Global___Instruction: _TypeAlias = Instruction  # noqa: Y015
 @_typing.final
 class WaferPlan(_message.Message):
     """OWN MEMORY of a role is the most that its process has in a step beyond what it has before it is loaded: private memory,
-    and the shared memory that it made itself. What it reads in the shared memory of others is theirs. So it is told for
-    links within one host; over links between hosts a role has besides what it received and has not done with: a wafer its
-    batch, and weights up to their window (told in reports); SwarmX one arena for each child; MemoryX one arena.
+    and the shared memory that it made itself; without what torch imports once in a process, 70 MB. What it reads in the
+    shared memory of others is theirs. So it is told for links within one host; over links between hosts a role has besides
+    what it received and has not done with: a wafer its batch, and weights up to their window (told in reports); SwarmX one
+    arena for each child, and, where it passes weights that came as bytes on by reference, a place for each of them; MemoryX
+    one arena.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

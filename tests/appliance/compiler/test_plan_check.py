@@ -20,7 +20,7 @@ from wsc.v1 import plan_pb2
 # Nothing in a plan contradicts another value of these. That they are the compiler's is said by the artifact's hash.
 MEANING = {
     "WaferPlan.memory_bytes": "told in reports",
-    "WaferPlan.own_bytes": "told in reports",
+    "WaferPlan.own_bytes": "told in reports; how much memory is kept",
     "MemoryXPlan.own_bytes": "told in reports",
     "SwarmXPlan.own_bytes": "told in reports",
     "WaferPlan.flops": "told in reports; how many threads are worth waking",

@@ -1,5 +1,6 @@
 """Jobs on a cluster with an ingress: it runs their coordinators, which outlive the management service."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,10 +100,17 @@ def test_a_shutdown_ends_what_the_ingress_runs(cluster: Any, client: Callable[..
 class Stillborn:
     pid = 1
 
+    def __init__(self) -> None:
+        self._ended = os.eventfd(1)
+
+    def fileno(self) -> int:
+        return self._ended
+
     def wait(self, timeout_seconds: float | None = None) -> int:
         return 3
 
     def close(self) -> int:
+        os.close(self._ended)
         return 3
 
 

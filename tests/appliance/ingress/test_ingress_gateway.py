@@ -1,5 +1,6 @@
 """Calls through an ingress."""
 
+import asyncio
 import queue
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 from appliance.ingress import targets
 from appliance.ingress.process import Ingress, IngressSettings
 from interconnect.rpc.address import bind
+from interconnect.rpc.async_server import AsyncServer, Context
 from interconnect.rpc.server import INGRESS_KEY, is_from_ingress, make_channel, make_server, through
 from wsc.v1 import (
     coordinator_pb2,
@@ -23,6 +25,7 @@ from wsc.v1 import (
 )
 
 SECONDS = 10.0
+NUM_OPEN = 300
 
 
 class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
@@ -141,6 +144,31 @@ def test_a_client_that_leaves_is_seen_to_leave(address: str, coordinator: Coordi
         assert next(iter(session)).failure.message == "t"
         session.cancel()
         assert coordinator.left.wait(SECONDS)
+
+
+class OpenCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
+    """Sessions that stay open, without a thread."""
+
+    async def Session(self, request: coordinator_pb2.SessionRequest, context: Context):
+        yield coordinator_pb2.SessionResponse(failure=node_pb2.Failure(message=request.token))
+        await asyncio.Event().wait()
+
+
+def test_calls_that_are_open_keep_no_threads(management: Management, ingress: str) -> None:
+    behind = AsyncServer(on_defect=lambda error: pytest.fail(str(error)))
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(OpenCoordinator(), behind.server)
+    own = bind(behind.server, "127.0.0.1:0")
+    behind.start()
+    management.jobs.append(management_pb2.JobInfo(job="job-1", coordinator=own))
+    threads = threading.active_count()
+    with make_channel(through(ingress, own)) as channel:
+        stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+        sessions = [stub.Session(coordinator_pb2.SessionRequest(token=str(number))) for number in range(NUM_OPEN)]
+        assert [next(session).failure.message for session in sessions] == [str(number) for number in range(NUM_OPEN)]
+        assert threading.active_count() - threads < NUM_OPEN / 10
+        for session in sessions:
+            session.cancel()
+    behind.stop(0)
 
 
 def test_other_addresses_and_other_services_are_closed(address: str, ingress: str) -> None:
