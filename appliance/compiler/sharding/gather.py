@@ -12,7 +12,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.sharding.rules.placement import Placement
 from cirh.dialect import types
-from cirh.modules.graph import func_of
+from cirh.dialect.operations import func_of
 
 
 class Gathers:
