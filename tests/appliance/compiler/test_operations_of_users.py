@@ -50,6 +50,9 @@ OPERATIONS: dict[str, Function] = {
     "a filled mask": lambda m, x, i: x.masked_fill(x > 1, torch.tensor(3.0)),
     "filled columns": lambda m, x, i: x.index_fill(1, i % 3, torch.tensor(3.0)),
     "no elements": lambda m, x, i: (x.repeat(1, 0), x[:, 0].repeat(0), x[:, :0].reshape(4, 0, 3).sum(-1)),
+    "losses of a half": lambda m, x, i: tuple(
+        loss((x / 2).bfloat16(), target=m(x).repeat(1, 2)) for loss in (F.mse_loss, F.smooth_l1_loss)
+    ),
     "polygamma_": lambda m, x, i: (x + 2).polygamma_(1),
     "integers of 32 bits": lambda m, x, i: F.nll_loss(x.log_softmax(1), i.int() if x.device.type != "cpu" else i),
     "a broadcast index": lambda m, x, i: x[

@@ -1,7 +1,7 @@
 """Products of halves that the script made with weights in float32: the weights follow, as on the real system.
 
 torch refuses operands of different types. Here the float32 ones are cast to the half, above autograd, so that their
-gradients are cast back.
+gradients are cast back. Losses of a half and a float32 tensor torch computes in float32, and so do these.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ _NAMES = """
     conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d prelu
 """
 _METHODS = "matmul __matmul__ __rmatmul__ mm bmm mv dot inner addmm addmv addbmm baddbmm addmm_ baddbmm_ prelu"
+_LOSSES = (functional.mse_loss, functional.smooth_l1_loss)
 _FUNCTIONALS = "linear bilinear multi_head_attention_forward scaled_dot_product_attention cross_entropy nll_loss"
 
 
@@ -41,13 +42,27 @@ def in_one_type(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def in_widest_type(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function on operands of the type to which torch promotes them."""
+
+    @wraps(function)
+    def call(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        dtype = torch.promote_types(input.dtype, target.dtype)
+        return function(input.to(dtype), target.to(dtype), *args, **kwargs)
+
+    return call
+
+
 def _forms() -> dict[Callable[..., Any], Callable[..., Any]]:
     functions: list[Callable[..., Any]] = [
         *(getattr(torch, name) for name in _NAMES.split()),
         *(getattr(torch.Tensor, name) for name in _METHODS.split()),
         *(getattr(functional, name) for name in _FUNCTIONALS.split()),
     ]
-    return {function: in_one_type(function) for function in functions}
+    return {
+        **{function: in_one_type(function) for function in functions},
+        **{function: in_widest_type(function) for function in _LOSSES},
+    }
 
 
 FORMS = _forms()
