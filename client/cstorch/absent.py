@@ -52,7 +52,14 @@ _REASONS: Mapping[str, str] = {
     "cstorch.storage": "use cstorch.save and cstorch.load",
     "cstorch.utils.make_constant": "use cstorch.make_constant",
     **dict.fromkeys(
-        ("cstorch.utils.data.from_numpy", "cstorch.utils.data.is_bf16", "cstorch.utils.data.to_numpy"),
+        (
+            "cstorch.utils.data.from_numpy",
+            "cstorch.utils.data.is_bf16",
+            "cstorch.utils.data.to_numpy",
+            "cstorch.utils.data.utils.from_numpy",
+            "cstorch.utils.data.utils.is_bf16",
+            "cstorch.utils.data.utils.to_numpy",
+        ),
         "use torch.from_numpy and tensor.numpy(), for bfloat16 tensor.float().numpy()",
     ),
     **dict.fromkeys(

@@ -1,6 +1,7 @@
 """What scripts of several releases do in a step, on a running cluster beside the CPU."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,35 @@ def test_chosen_elements_are_trained_as_on_the_cpu(tmp_path: Path, num_csx: int)
         cstorch.close_backend()
     for ours, theirs in zip(weights["CSX"], weights["CPU"], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("release", ["2.0", "2.6"])
+def test_an_installation_is_checked_by_a_compile(tmp_path: Path, cluster: RunningCluster, release: str) -> None:
+    """As the releases' own checks do it: inputs in float16, labels in int32, and a model in float32."""
+    api: Any = cstorch if release == "2.6" else import_module("cerebras_pytorch")
+    config = {"mgmt_address": cluster.management, "mgmt_namespace": None}
+    if release == "2.6":
+        in_backend, in_executor = {"cluster_config": api.distributed.ClusterConfig(**config)}, {}
+    else:
+        in_backend, in_executor = {}, {"cs_config": api.utils.CSConfig(**config)}
+    backend = api.backend("CSX", artifact_dir=tmp_path, compile_only=True, validate_only=False, **in_backend)
+    model = api.compile(nn.Linear(10, 2), backend=backend)
+    loss_fn = nn.CrossEntropyLoss()
+    optimizer = api.optim.SGD(model.parameters(), lr=0.001)
+
+    def one_sample(batch_size: int, dtype: torch.dtype = torch.float16) -> Any:
+        sample = [torch.ones(10, dtype=dtype), torch.tensor(0, dtype=torch.int32)]
+        return torch.utils.data.DataLoader(api.utils.data.SyntheticDataset(sample, num_samples=1), batch_size)
+
+    @api.trace
+    def training_step(batch: list[torch.Tensor]) -> torch.Tensor:
+        inputs, targets = batch
+        loss: torch.Tensor = loss_fn(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    executor = api.utils.data.DataExecutor(api.utils.data.DataLoader(one_sample, 1), num_steps=1, **in_executor)
+    for batch in executor:
+        training_step(batch)
