@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from compiled_steps import Getters, Step, Traced
 from counted_random import CountedRandom
+from model_zoo_contrastive import Towers, clip, pairs
 from model_zoo_images import DLRM, Perceptron, ResNet, ViT, clicks, images
 from model_zoo_text import MODELS, Bert, TextModel
 from plan_simulator import Simulation
@@ -77,6 +78,7 @@ TRAINED: Mapping[str, Trained] = {
     "llama-built-in": of_text(MODELS["llama-built-in"], adamw),
     "vit": of_classes(ViT, images, adamw),
     "dlrm": of_classes(DLRM, clicks, adamw),
+    "clip": Trained(Towers, lambda model, batch: clip(model, *batch), pairs, adamw),
 }
 
 

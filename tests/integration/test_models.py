@@ -48,7 +48,7 @@ def trained(name: str, folder: Path) -> Run:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("name", ["gpt2", "cnn", "dlrm"])
+@pytest.mark.parametrize("name", ["gpt2", "cnn", "dlrm", "clip"])
 def test_training_gives_what_plain_torch_gives(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import BATCH, CLUSTERS, Traced
+from compiled_steps import CLUSTERS, Traced
+from model_zoo_contrastive import Towers, clip, pairs
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,27 +17,13 @@ from cstorch.state import Registry, named_getters
 
 pytestmark = pytest.mark.parity
 
-IMAGES, TEXTS = torch.randn(BATCH, 6, dtype=torch.float64), torch.randn(BATCH, 4, dtype=torch.float64)
+torch.manual_seed(0)
+IMAGES, TEXTS = (half.double() for half in pairs())
 
 
-class Towers(nn.Module):
-    """Images and texts in one space."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.images, self.texts = nn.Linear(6, 5), nn.Linear(4, 5)
-        self.scale = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, images: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return F.normalize(self.images(images), dim=-1), F.normalize(self.texts(texts), dim=-1)
-
-
-def clip(model: Any, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-    """Each image is to find its text, and each text its image."""
-    of_images, of_texts = model(images, texts)
-    scores = of_texts @ of_images.t() * model.scale.exp()
-    labels = torch.arange(len(scores), device=scores.device)
-    return (F.cross_entropy(scores, labels) + F.cross_entropy(scores.t(), labels)) / 2
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
 
 
 def siglip(model: Any, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
