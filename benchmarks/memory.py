@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from appliance.compiler.cache import read_plan
-from benchmarks.by_hand import cluster_by_hand
-from benchmarks.network import HERE
+from benchmarks.by_hand import ROOT, cluster_by_hand
+from benchmarks.network import HERE, Host
 from benchmarks.runs import ENVIRONMENT
 from interconnect.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2, plan_pb2
@@ -115,10 +115,10 @@ class Small(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Conv2d(1, 1, 3)
+        self.layer, self.norm = nn.Conv2d(1, 1, 3), nn.LayerNorm(6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(self.layer(x.view(-1, 1, 8, 8)), dim=-1)
+        return torch.softmax(F.gelu(self.norm(self.layer(x.view(-1, 1, 8, 8)))), dim=-1)
 
 
 MODELS: Final[Mapping[str, type[nn.Module]]] = {
@@ -166,16 +166,22 @@ def own_bytes(process: int) -> int:
     return total
 
 
-def measure(model: str, wafers: int, lane: str = "auto") -> dict[str, Figures]:
-    """By process: "wafer-0", "swarmx-0" and so on. lane: as of a ClusterConfig."""
-    roles = ["memoryx", "swarmx", *["workers"] * wafers, *["wafer"] * wafers]
+def measure(
+    model: str, wafers: int, lane: str = "auto", host: Host = HERE, wafer_host: Host = HERE
+) -> dict[str, Figures]:
+    """By process: "wafer-0", "swarmx-0" and so on.
+
+    lane: as of a ClusterConfig. wafer_host: of wafers and workers; host: of all else, and the script.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         variables = {**os.environ, **ENVIRONMENT, "WAFERBOX_CACHE": f"{name}/cache", "OMP_NUM_THREADS": "1"}
-        places = [(role, HERE) for role in roles]
-        with cluster_by_hand(HERE, places, variables, folder / "roles.log") as management:
-            processes = _processes(management)
-            command = [sys.executable, "-m", "benchmarks.memory", "--wafers", str(wafers), "--lane", lane]
+        places = [("memoryx", host), ("swarmx", host)]
+        places += [(role, wafer_host) for role in ["workers"] * wafers + ["wafer"] * wafers]
+        with cluster_by_hand(host, places, variables, folder / "roles.log") as management:
+            processes = _processes(host, management)
+            own_command = host.command(sys.executable, "-m", "benchmarks.memory")
+            command = [*own_command, "--wafers", str(wafers), "--lane", lane]
             variables["WAFERBOX_MANAGEMENT"] = management
             _watch([*command, "--folder", f"{name}/small", "script", "small"], variables, processes)
             idle = {name: own_bytes(process) for name, process in processes.items()}
@@ -205,16 +211,21 @@ def _planned(plan: plan_pb2.Plan, name: str) -> int:
     return int(of_role[name.partition("-")[0]].own_bytes)
 
 
-def _processes(management: str) -> dict[str, int]:
+def _processes(host: Host, management: str) -> dict[str, int]:
+    """Asked by a process on the host, which may be the only one that reaches the address."""
+    command = host.command(sys.executable, "-m", "benchmarks.memory", "nodes", "--management", management)
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return {name: int(process) for name, process in map(str.split, done.stdout.splitlines())}
+
+
+def print_nodes(management: str) -> None:
+    """Name and process of each."""
     with make_channel(management) as channel:
         stub = management_pb2_grpc.ManagementStub(channel)
         nodes = stub.ListNodes(management_pb2.ListNodesRequest(), timeout=10.0).nodes
-    found: dict[str, int] = {}
-    for node in nodes:
-        if node.role in ROLES:
-            number = sum(1 for name in found if name.startswith(ROLES[node.role]))
-            found[f"{ROLES[node.role]}-{number}"] = node.process_id
-    return found
+    for role, name in ROLES.items():
+        for number, node in enumerate(node for node in nodes if node.role == role):
+            print(f"{name}-{number} {node.process_id}")
 
 
 def bench() -> None:
@@ -267,13 +278,16 @@ def train(model_name: str, wafers: int, lane: str, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["script"])
+    parser.add_argument("what", nargs="?", choices=["script", "nodes"])
     parser.add_argument("model", nargs="?", choices=[*MODELS, "small"])
     parser.add_argument("--wafers", type=int, default=1)
     parser.add_argument("--lane", default="auto")
+    parser.add_argument("--management")
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
-    if options.what == "script":
+    if options.what == "nodes":
+        print_nodes(options.management)
+    elif options.what == "script":
         train(options.model, options.wafers, options.lane, options.folder)
     else:
         bench()

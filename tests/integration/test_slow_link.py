@@ -1,0 +1,41 @@
+"""A slow link slows a wafer, and fills neither its memory nor that of who is at the other end."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.memory import STEPS, measure
+from benchmarks.network import Host, NoNetwork, hosts
+from interconnect.links.grpc_lane import MAX_QUEUED_BYTES
+from nodes.steps.schedule import WEIGHTS_WINDOW
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+BYTES_PER_SECOND = 20_000_000
+WEIGHT_BYTES = 1280 * 1280 * 4  # of one layer of the model
+NUM_LAYERS = 16
+TOLERANCE_BYTES = 16 << 20
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[list[Host]]:
+    try:
+        with hosts(2, f"{8 * BYTES_PER_SECOND // 1_000_000}mbit") as made:
+            yield made
+    except NoNetwork as error:
+        pytest.skip(str(error))
+
+
+def test_gradients_wait_at_their_wafer_within_its_memory(two_hosts: list[Host]) -> None:
+    host, wafer_host = two_hosts
+    begin = time.monotonic()
+    figures = measure("deep", 1, host=host, wafer_host=wafer_host)
+    gradient_bytes = NUM_LAYERS * WEIGHT_BYTES
+    assert wafer_host.sent_bytes() >= STEPS * gradient_bytes
+    assert time.monotonic() - begin >= STEPS * gradient_bytes / BYTES_PER_SECOND
+    # Received weights, and what waits for the link, come on top of what is told for one host.
+    wafer = figures["wafer-0"]
+    above = (WEIGHTS_WINDOW + 1) * WEIGHT_BYTES + MAX_QUEUED_BYTES + TOLERANCE_BYTES
+    assert wafer.planned <= wafer.measured <= wafer.planned + above
+    assert figures["swarmx-0"].measured <= figures["swarmx-0"].planned + (WEIGHTS_WINDOW + 1) * WEIGHT_BYTES + above
