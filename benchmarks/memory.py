@@ -115,10 +115,11 @@ class Small(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.norm = nn.Conv2d(1, 1, 3), nn.LayerNorm(6)
+        self.layer = nn.Conv2d(1, 1, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(F.gelu(self.norm(self.layer(x.view(-1, 1, 8, 8)))), dim=-1)
+        x = torch.softmax(self.layer(x.view(-1, 1, 8, 8)), dim=-1)
+        return F.mse_loss(x, torch.zeros_like(x))
 
 
 MODELS: Final[Mapping[str, type[nn.Module]]] = {
