@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from traced_steps import trace
 
 import cstorch
-from cstorch.errors import AbsentError, TraceError
+from cstorch.errors import TraceError
 from cstorch.tracing.rewrites import losses
 
 
@@ -23,11 +23,6 @@ def test_functions() -> None:
     assert scope.exit(scope(values)) is values
     assert cstorch.nn.functional.scope_boundary(values, "begin", "encoder") is values
     assert cstorch.nn.Parameter is nn.Parameter
-
-
-def test_absent_names_say_what_to_do() -> None:
-    with pytest.raises(AbsentError, match="multiply gradients by masks"):
-        _ = cstorch.nn.SelectiveGrad
 
 
 def test_products_with_chosen_experts() -> None:
