@@ -113,6 +113,9 @@ MODELS: Mapping[str, HuggingFace] = {
     "gemma2": _decoder("Gemma2ForCausalLM", num_key_value_heads=2, head_dim=8, sliding_window=6),
     "qwen2": _decoder("Qwen2ForCausalLM", num_key_value_heads=2),
     "phi3": _decoder("Phi3ForCausalLM", num_key_value_heads=2),
+    "mixtral": _decoder(
+        "MixtralForCausalLM", num_key_value_heads=2, num_local_experts=4, experts_implementation="batched_mm"
+    ),
     "bert": _encoder("BertForMaskedLM"),
     "albert": _encoder("AlbertForMaskedLM", embedding_size=16),
     "distilbert": HuggingFace(

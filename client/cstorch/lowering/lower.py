@@ -122,6 +122,12 @@ def _no_lowering(lowering: Lowering, func: OpOverload) -> CompileError:
     if "linear_cross_entropy" in name:
         way_out = "Write it as torch.nn.functional.linear and cross_entropy, which the compiler takes as they are."
         return lowering.unsupported(name, way_out)
+    if name in ("`aten::histc`", "`aten::_grouped_mm`"):
+        way_out = (
+            "To send tokens to experts, multiply with the chosen experts' weights as a batch: in transformers, "
+            'experts_implementation="batched_mm" in the configuration.'
+        )
+        return lowering.unsupported(name, way_out)
     if torch.Tag.nondeterministic_seeded in func.tags:
         return lowering.unsupported(
             name,

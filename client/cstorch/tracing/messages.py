@@ -31,7 +31,9 @@ def value_read(func: OpOverload, error: type[TraceError] = TraceError) -> TraceE
             f"The Cerebras backend does not yet support `{func._schema}`\n"
             f"At {user_line()} the shape of the result depends on the values of a traced tensor, but the step is "
             f"compiled for fixed shapes before it runs. Keep the shape: write torch.where(mask, x, 0) for x[mask], "
-            f"weight a loss with the mask or give it ignore_index; or select in the input_fn."
+            f"weight a loss with the mask or give it ignore_index; or select in the input_fn. Instead of a loop over "
+            f"experts multiply with the chosen experts' weights as a batch (in transformers, "
+            f'experts_implementation="batched_mm").'
         )
     return error(
         f"The Cerebras backend does not yet support `{func._schema}`\n"

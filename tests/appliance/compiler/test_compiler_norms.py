@@ -114,7 +114,7 @@ def test_the_wafers_wait_three_times_for_the_whole_batch() -> None:
 
 def test_a_weight_for_each_sample_is_refused() -> None:
     model = Norm(nn.BatchNorm1d(BATCH), lambda x: x.transpose(0, 1))
-    traced = Traced(trained, model, torch.randn(BATCH, 5, 3))
+    traced = Traced(trained, model, torch.randn(BATCH, 5, 3, dtype=torch.float64))
     with pytest.raises(CompileError, match=r"running_mean would hold a value for each sample"):
         traced.plan(2)
 
