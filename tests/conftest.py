@@ -4,8 +4,13 @@ import gc
 import logging
 import signal
 
+import torch
+
 # A shell starts what it runs in the background with SIGINT ignored, and so would be all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Two processes share two cores, and at the sizes of tests, threads mostly wait for each other, busily.
+torch.set_num_threads(1)
 
 # What is made while tests are collected stays: looking for garbage there again and again costs a second and more.
 gc.disable()

@@ -1,6 +1,5 @@
 """Training of models of transformers: one wafer and two give what plain torch gives."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,15 +13,6 @@ from cstorch.state import Registry, named_getters
 pytestmark = pytest.mark.parity
 
 STEPS = 3
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """At these sizes, most of the time is that of threads which wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def training(model: Any) -> tuple[Step, Getters]:
