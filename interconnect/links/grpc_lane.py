@@ -182,7 +182,11 @@ class GrpcLink(Link):
             if over and not self.ended:
                 self._wake()  # every wait from now on is to end so
                 self._raise_over()
-            return False
+            # The event may have said that there is room, and this is the only one who hears of it.
+            has_room = self._wants_room and self._has_room()
+            if has_room:
+                self._wants_room = False
+            return has_room
         while incoming:
             try:
                 self._take(incoming.popleft())

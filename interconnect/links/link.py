@@ -95,7 +95,8 @@ class Link(ABC):
 
     @abstractmethod
     def poll(self) -> bool:
-        """Takes in a frame that has arrived, or some, without waiting; False if there is none.
+        """Takes in a frame that has arrived, or some, without waiting; False if there is none, and no room to send
+        either that was waited for.
 
         LinkLost when the peer is gone without having ended the link.
         """

@@ -177,17 +177,17 @@ def test_both_can_send_much_at_once(pair: Pair) -> None:
         assert not thread.is_alive()
 
 
+def _nothing_until(ended: threading.Event) -> Iterator[bytes]:
+    ended.wait()
+    yield from ()
+
+
 def test_a_link_that_nobody_drains_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group larger than what may wait for gRPC: the sender waits, and the rest stays in its memory."""
     monkeypatch.setattr(grpc_lane, "MAX_QUEUED_BYTES", 2 * MIB)
-    link, hub = GrpcLink("far", abandon=lambda: None), Hub()
     ended = threading.Event()
-
-    def nothing() -> Iterator[bytes]:
-        ended.wait()
-        yield from ()
-
-    link.read_from(nothing())
+    link, hub = GrpcLink("far", abandon=ended.set), Hub()
+    link.read_from(_nothing_until(ended))
     hub.add(link)
     payload = filled(20 * MIB)
     sender = in_thread(lambda: hub.send(link, 1, 1, payload, as_bytes=True))
@@ -202,9 +202,26 @@ def test_a_link_that_nobody_drains_fills_no_memory(monkeypatch: pytest.MonkeyPat
     assert not sender.is_alive()
     assert received == payload.view
     assert most <= 3 * MIB + grpc_lane.HEADER_BYTES
-    ended.set()
     link.close()
     hub.close()
+
+
+def test_room_that_comes_before_the_wait_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender that finds no room looks for frames next, which takes the event that tells of room."""
+    monkeypatch.setattr(grpc_lane, "MAX_QUEUED_BYTES", 2 * MIB)
+    ended = threading.Event()
+    link = GrpcLink("far", abandon=ended.set)
+    link.read_from(_nothing_until(ended))
+    link.post(1, 1, filled(20 * MIB), window=None, as_bytes=True)
+    assert not link.flush()
+    assert not link.poll()
+    frames = link.outgoing()
+    for _ in range(3):
+        next(frames)
+    assert link.poll()
+    assert not link.poll()  # said once
+    assert not link.flush()
+    link.close()
 
 
 def test_acknowledgements_never_block(pair: Pair) -> None:

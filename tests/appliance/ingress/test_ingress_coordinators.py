@@ -143,7 +143,8 @@ def test_a_coordinator_of_which_the_ingress_is_lost_may_come_back_but_not_for_ev
     job = cluster.service._jobs.live(one.created.job)
     job.process._channel.close()  # as if the connection broke
     cluster.until(lambda: job.process is None)
-    assert cluster.jobs()[0].phase == management_pb2.JOB_PHASE_IDLE  # its coordinator has not gone
+    # Its coordinator has not gone.
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_IDLE)
     one.close()
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
 
