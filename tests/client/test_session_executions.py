@@ -14,6 +14,7 @@ from cstorch.errors import (
     StateError,
 )
 from cstorch.utils.data import Schedule
+from cstorch.utils.tracker import RateTracker
 from wsc.v1 import coordinator_pb2
 
 
@@ -61,6 +62,24 @@ def test_rates_are_by_the_clock_of_the_cluster(cluster: FakeCluster, tmp_path: P
         report()
     assert rates == [(2.0, 2.0)] * 4
     assert executor.profiler.total_time() == 8.0
+
+
+def test_rates_of_a_script_are_by_that_clock_too(cluster: FakeCluster, tmp_path: Path) -> None:
+    cluster.step_seconds = 2.0
+    setup = Setup(cluster, tmp_path)
+    own = RateTracker(smooth_factor=0)
+    rates = []
+
+    @cstorch.step_closure
+    def report() -> None:
+        own.add(10)
+        rates.append(own.rate())
+
+    executor = setup.executor(4)
+    for batch in executor:
+        setup.step(batch)
+        report()
+    assert rates[1:] == pytest.approx([5.0] * 3)
 
 
 def test_closures_called_in_the_step_run_every_step_with_frozen_python_values(

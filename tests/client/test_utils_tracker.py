@@ -2,7 +2,6 @@
 
 import pytest
 
-from cstorch.utils import tracker
 from cstorch.utils.tracker import RateTracker
 
 
@@ -16,7 +15,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(tracker, "time", clock)
+    monkeypatch.setattr(step_clock, "time", clock)
     return clock
 
 

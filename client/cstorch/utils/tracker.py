@@ -1,6 +1,6 @@
 """How many samples per second."""
 
-import time
+from cstorch import step_clock
 
 
 class RateTracker:
@@ -22,7 +22,7 @@ class RateTracker:
 
     def reset_time(self, offset: float = 0) -> None:
         """Start the clock now, or `offset` seconds ago; `total_count` and `global_rate` keep what was counted."""
-        self._start = time.monotonic() - offset
+        self._start = step_clock.now() - offset
         self._told: float | None = None
         self._last_query = 0.0
         self._count_since_query = 0
@@ -64,4 +64,4 @@ class RateTracker:
 
     def elapsed_seconds(self) -> float:
         """Seconds since the clock started."""
-        return time.monotonic() - self._start if self._told is None else self._told
+        return step_clock.now() - self._start if self._told is None else self._told

@@ -1,6 +1,7 @@
 """An execution on the cluster: the first step is compiled and started; closures run as the results come back."""
 
 import logging
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from cirh.modules.verify import verify
-from cstorch import state
+from cstorch import state, step_clock
 from cstorch.batch import check_batch
 from cstorch.errors import UsageError
 from cstorch.execution import Closure, Execution, Executor
@@ -97,10 +98,13 @@ class ClusterExecution(Execution):
         run.consumed(step)
 
     def _run_closures(self, calls: list[Closure], values: dict[str, torch.Tensor]) -> None:
+        assert self._run is not None
         self._is_in_closure = True
         try:
-            for call in calls:
-                self._step.outputs.fill(call, values).run()
+            ended = self._run.began + self._run.seconds if values else time.monotonic()
+            with step_clock.closures_of_step(ended):
+                for call in calls:
+                    self._step.outputs.fill(call, values).run()
         finally:
             self._is_in_closure = False
 

@@ -1,6 +1,7 @@
 """The run of a compiled step on a job: its state goes there, and what each step has for the script comes back."""
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -50,6 +51,7 @@ class Run:
         self._state = target.session.state
         self._cells = cells
         self._compiled = compiled
+        self.began = 0.0  # when the first step did, as of time.monotonic
         self.seconds = 0.0  # from the begin of the first step to the newest outputs, by the cluster's clock
         if target.config.changes_need_checkpoint:
             self._state.check_changes(cells, backends.csx.debug.lazy_initialization)
@@ -80,6 +82,7 @@ class Run:
         self._state.begin(cells)
         logger.info("Staging the run: the input workers fill their buffers")
         self._stream.receive("started")
+        self.began = time.monotonic()
 
     def receive_outputs(self) -> dict[str, torch.Tensor]:
         """The outputs of the next activation step, as CPU tensors by name."""
