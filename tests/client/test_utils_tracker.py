@@ -2,6 +2,7 @@
 
 import pytest
 
+from cstorch import step_clock
 from cstorch.utils.tracker import RateTracker
 
 
