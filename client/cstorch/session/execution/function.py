@@ -83,8 +83,7 @@ class TracedFunction(TracedStep):
 
         def collect(result: Any) -> Any:
             self._result = result
-            for closure in self._calls_in_trace:
-                self.outputs.add_arguments(closure)
+            self._collect_arguments()
             self.outputs.add_results(result)
             return self.outputs.items()
 

@@ -39,8 +39,7 @@ class LoopBody(TracedStep):
     def end(self) -> None:
         """The body ends."""
         assert self._open is not None
-        for closure in self._calls_in_trace:
-            self.outputs.add_arguments(closure)
+        self._collect_arguments()
         trace = self._open.finish(None, lambda _: self.outputs.items())
         self._open = None
         self._end_recording(trace)
