@@ -1,5 +1,6 @@
 """Links and hubs, over both lanes."""
 
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -205,6 +206,28 @@ def test_a_link_that_nobody_drains_fills_no_memory(monkeypatch: pytest.MonkeyPat
     ended.set()
     link.close()
     hub.close()
+
+
+def test_room_in_the_queue_is_not_missed_by_a_look_at_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_lane, "MAX_QUEUED_BYTES", 0)
+    link = GrpcLink("far", abandon=lambda: None)
+    ended = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        ended.wait()
+        yield from ()
+
+    link.read_from(nothing())
+    link.post(1, 1, filled(MIB), window=None, as_bytes=True)
+    assert not link.flush()
+    frames = link.outgoing()
+    next(frames)
+    in_thread(lambda: next(frames, None))
+    assert select.select([link], [], [], 10)[0]
+    assert link.poll()  # nothing has arrived, and the sender looks again
+    assert link.flush()
+    ended.set()
+    link.close()
 
 
 def test_acknowledgements_never_block(pair: Pair) -> None:
