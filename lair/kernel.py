@@ -27,22 +27,31 @@ class GeneratedKernel:
         shape = next((type.shape for type in (*self.inputs, *self.outputs) if type.shape), ())
         self._elements = prod(shape)
 
-    def bind(self, out: Sequence[torch.Tensor]) -> "BoundKernel":
-        """The kernel with the tensors that it writes: contiguous, of the outputs' types, each in memory of its own."""
+    def bind(self, out: Sequence[torch.Tensor], passing: Sequence[int] = ()) -> "BoundKernel":
+        """The kernel with the tensors that it writes: contiguous, of the outputs' types, each in memory of its own.
+
+        passing: inputs, by position, that are others in each call, and that a call keeps no reference to.
+        """
         _check(out, self.outputs, "out tensor")
-        return BoundKernel(self._function, self._elements, self.inputs, out)
+        return BoundKernel(self._function, self._elements, self.inputs, out, passing)
 
 
 class BoundKernel:
     """A call into fixed tensors. Inputs that stay the same from call to call cost nothing."""
 
     def __init__(
-        self, function: Function, elements: int, types: tuple[TensorInfo, ...], out: Sequence[torch.Tensor]
+        self,
+        function: Function,
+        elements: int,
+        types: tuple[TensorInfo, ...],
+        out: Sequence[torch.Tensor],
+        passing: Sequence[int],
     ) -> None:
         self._function = function
         self._elements = elements
         self._types = types
         self._out = tuple(out)
+        self._passing = tuple(passing)
         self._given: list[torch.Tensor | None] = [None] * len(types)
         self._read: list[torch.Tensor | None] = [None] * len(types)  # keeps alive what the buffers point to
         self._buffers = (ctypes.c_void_p * (len(types) + len(out)))()
@@ -59,6 +68,8 @@ class BoundKernel:
             if tensor is not given[index]:
                 self._take(index, tensor)
         self._function(self._elements, self._buffers)
+        for index in self._passing:
+            given[index] = self._read[index] = None
 
     def _take(self, index: int, tensor: torch.Tensor) -> None:
         _check([tensor], self._types[index : index + 1], "input")

@@ -40,15 +40,18 @@ class StateKernel:
         """Whether results without a place may be views of inputs."""
         return self._general is not None
 
-    def bind(self, states: Buffers, places: Buffers) -> Call:
-        """A call that leaves result i in the state buffer states[i], or else, where there is one, in places[i]."""
+    def bind(self, states: Buffers, places: Buffers, passing: Sequence[int] = ()) -> Call:
+        """A call that leaves result i in the state buffer states[i], or else, where there is one, in places[i].
+
+        passing: inputs that it keeps no reference to, since they are others in each call.
+        """
         if self._general is not None:
             return self._bind_general(self._general, states, places)
         # Straight into the buffers: such a kernel reads an element for the last time before it writes it.
         bound: Callable[[Sequence[torch.Tensor]], None]
         if self._generated is not None:
             buffers = _buffers(states, places, self._generated.outputs)
-            bound = self._generated.bind(buffers)
+            bound = self._generated.bind(buffers, passing)
         else:
             assert self._elementwise is not None
             buffers = _buffers(states, places, self._elementwise.outputs)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from cirh.execution.views import clone_views
+from interconnect.links.frame import INLINE_BYTES
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from interconnect.links.shared_memory import Slice
@@ -44,6 +45,7 @@ class MemoryXProgram:
         # What values are called on a timeline: states, and what was received.
         self._names = {slot.value: slot.name.removeprefix("state.") for slot in plan.states}
         self._origins: dict[int, str] = {}
+        self._bytes_of_messages: set[int] = set()  # values that are others in each step
         self._snapshots = snapshots
         self._shard = plan.shard
         self._links = links
@@ -130,6 +132,8 @@ class MemoryXProgram:
 
     def _add_receive(self, group: plan_pb2.Group, *, keep: bool) -> None:
         self._origins.update((member.value, group_label(group)) for member in group.members)
+        if self._swarmx.lane == "grpc" and group.nbytes > INLINE_BYTES:
+            self._bytes_of_messages.update(member.value for member in group.members)
         if group.kind == plan_pb2.GROUP_KIND_EXCHANGE:
             self._program.add_receive(group, [self._links[node_pb2.LINK_PURPOSE_SHARD, group.source_shard]])
         else:
@@ -172,7 +176,8 @@ class MemoryXProgram:
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
         states = [self._states[state] if state else None for state in run.commits] or [None] * len(outputs)
         places = [self._buffers.place(value) for value in run.outputs]
-        call = kernel.bind(states, places)
+        passing = [i for i, value in enumerate(run.inputs) if value in self._bytes_of_messages]
+        call = kernel.bind(states, places, passing)
         borrowed = {member.value for member in self._borrowed.members} if self._borrowed is not None else set()
         shown = [i for i, value in enumerate(run.inputs) if value in borrowed]
         if kernel.may_show_inputs and shown and self._counts.credited:

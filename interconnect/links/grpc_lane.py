@@ -27,7 +27,7 @@ MAX_MESSAGE_BYTES: Final = CHUNK_BYTES + HEADER_BYTES
 SMALL_FRAME_BYTES: Final = 8 * 1024
 MAX_JOINED: Final = 64
 # Bytes that may wait for gRPC; more than what keeps a link busy, and less than what hurts.
-MAX_QUEUED_BYTES: Final = 16 * CHUNK_BYTES
+MAX_QUEUED_BYTES: Final = 4 * CHUNK_BYTES
 # How long a closing link waits for the peer to take what was sent.
 CLOSE_SECONDS: Final = 1.0
 
@@ -174,19 +174,17 @@ class GrpcLink(Link):
     # -- receiving
 
     def poll(self) -> bool:
+        woken = False
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
+            woken = True  # maybe because there is room: who waits for that has to look again
         over = self._over  # before a look at what is there
         incoming = self._incoming
         if not incoming:
             if over and not self.ended:
                 self._wake()  # every wait from now on is to end so
                 self._raise_over()
-            # The event may have said that there is room, and this is the only one who hears of it.
-            has_room = self._wants_room and self._has_room()
-            if has_room:
-                self._wants_room = False
-            return has_room
+            return woken
         while incoming:
             try:
                 self._take(incoming.popleft())

@@ -95,8 +95,7 @@ class Link(ABC):
 
     @abstractmethod
     def poll(self) -> bool:
-        """Takes in a frame that has arrived, or some, without waiting; False if there is none, and no room to send
-        either that was waited for.
+        """Takes in a frame that has arrived, or some, without waiting; False if nothing has happened on the link.
 
         LinkLost when the peer is gone without having ended the link.
         """

@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,22 @@ def test_results_may_lie_where_arguments_do(folder: Path) -> None:
         for actual, wanted in zip((velocity, weight, rate), expected, strict=True):
             assert_same(actual, wanted, "in place")
         gradient = gradient.clone() + 1
+
+
+def test_what_only_passes_is_not_kept(folder: Path) -> None:
+    module = momentum(1000)
+    kernel = generate({0: module}, folder)[0]
+    weight, velocity, rate = torch.randn(1000), torch.randn(1000), torch.tensor(0.1)
+    bound = kernel.bind([velocity, weight, rate], passing=[2])
+    for _ in range(2):
+        gradient = torch.randn(1000)
+        expected = Kernel.build(module)([tensor.clone() for tensor in (weight, velocity, gradient, rate)])
+        bound([weight, velocity, gradient, rate])
+        for actual, wanted in zip((velocity, weight, rate), expected, strict=True):
+            assert_same(actual, wanted, "passing")
+        kept = weakref.ref(gradient)
+        del gradient
+        assert kept() is None
 
 
 def test_inputs_that_overlap_results_otherwise_or_have_strides_are_read_first(folder: Path) -> None:

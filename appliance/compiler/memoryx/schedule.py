@@ -249,7 +249,8 @@ class ShardScheduler:
         self._plan.groups.extend(self._groups.values())
         self._plan.kernels.extend(self._kernels.messages())
         states = {slot.value for slot in self._plan.states}
-        sent = {member.value for group in self._plan.groups for member in group.members}
+        sends = [i.send.group for i in self._plan.instructions if i.WhichOneof("kind") == "send"]
+        sent = {member.value for group in sends for member in self._groups[group].members}
         committed = {i.commit.value for i in self._plan.instructions if i.WhichOneof("kind") == "commit"}
         add_drops(self._plan.instructions, states | sent | committed)
         keep_late_gradients(self._plan)
