@@ -1,18 +1,21 @@
 """What each role has in memory while a model trains, beside what the plan says (OWN MEMORY in plan.proto).
 
-A cluster of processes started one by one; before and while a script trains, the private memory of each role is read
-from /proc, with the shared memory that it made itself. Linux only.
+Of a cluster that starts as any does or, on several hosts, process by process. When a small model has been trained, and
+while a script trains the model, the private memory of each role is read from /proc, with the shared memory that it made
+itself. Linux only.
 
     python -m benchmarks.memory
 """
 
 import argparse
+import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +35,7 @@ from interconnect.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
 STEPS: Final = 6
+IDLE: Final = "idle\n"  # what a script says before it trains the model
 SAMPLE_SECONDS: Final = 0.05
 TOLERANCE: Final = 0.10
 TOLERANCE_BYTES: Final = 16 << 20
@@ -168,7 +172,7 @@ def own_bytes(process: int) -> int:
 
 
 def measure(
-    model: str, wafers: int, lane: str = "auto", host: Host = HERE, wafer_host: Host = HERE
+    model: str, wafers: int, lane: str = "auto", host: Host = HERE, wafer_host: Host = HERE, steps: int = STEPS
 ) -> dict[str, Figures]:
     """By process: "wafer-0", "swarmx-0" and so on.
 
@@ -177,34 +181,55 @@ def measure(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         variables = {**os.environ, **ENVIRONMENT, "WAFERBOX_CACHE": f"{name}/cache", "OMP_NUM_THREADS": "1"}
-        places = [("memoryx", host), ("swarmx", host)]
-        places += [(role, wafer_host) for role in ["workers"] * wafers + ["wafer"] * wafers]
-        with cluster_by_hand(host, places, variables, folder / "roles.log") as management:
+        with _cluster(wafers, host, wafer_host, variables, folder / "roles.log") as management:
             processes = _processes(host, management)
-            own_command = host.command(sys.executable, "-m", "benchmarks.memory")
-            command = [*own_command, "--wafers", str(wafers), "--lane", lane]
-            variables["WAFERBOX_MANAGEMENT"] = management
-            _watch([*command, "--folder", f"{name}/small", "script", "small"], variables, processes)
-            idle = {name: own_bytes(process) for name, process in processes.items()}
-            most = _watch([*command, "--folder", f"{name}/model", "script", model], variables, processes)
+            command = host.command(sys.executable, "-m", "benchmarks.memory", "script", model)
+            command += ["--wafers", str(wafers), "--lane", lane, "--folder", f"{name}/model", "--steps", str(steps)]
+            most = _watch(command, {**variables, "WAFERBOX_MANAGEMENT": management}, processes)
         path = max(folder.rglob("*.plan"), key=lambda path: path.stat().st_mtime)
         plan = read_plan(path)
     assert plan is not None, "it was compiled just now"
-    return {name: Figures(planned=_planned(plan, name), measured=most[name] - idle[name]) for name in sorted(processes)}
+    return {name: Figures(planned=_planned(plan, name), measured=most[name]) for name in sorted(processes)}
+
+
+@contextlib.contextmanager
+def _cluster(wafers: int, host: Host, wafer_host: Host, variables: Mapping[str, str], log: Path) -> Iterator[str]:
+    """The address of the management service. On several hosts each process is started alone."""
+    if host is HERE:
+        with log.open("wb") as messages:
+            command = [sys.executable, "-m", "waferbox.cluster.embedded", "--wafers", str(wafers)]
+            with subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages, env=variables, cwd=ROOT
+            ) as process:
+                assert process.stdout is not None
+                yield json.loads(process.stdout.readline())["management"]
+        return
+    places = [("memoryx", host), ("swarmx", host)]
+    places += [(role, wafer_host) for role in ["workers"] * wafers + ["wafer"] * wafers]
+    with cluster_by_hand(host, places, variables, log) as management:
+        yield management
 
 
 def _watch(command: Sequence[str], variables: Mapping[str, str], processes: Mapping[str, int]) -> dict[str, int]:
-    """Runs a script; the most that each process has meanwhile."""
-    most = dict.fromkeys(processes, 0)
-    script = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    while script.poll() is None:
-        for name, process in processes.items():
-            most[name] = max(most[name], own_bytes(process))
-        time.sleep(SAMPLE_SECONDS)
-    _, errors = script.communicate()
-    if script.returncode:
-        raise RuntimeError(errors)
-    return most
+    """Runs a script; the most that each process has beyond what it has when the script says that it will begin."""
+    pipe = subprocess.PIPE
+    with tempfile.TemporaryFile("w+") as errors:
+        script = subprocess.Popen(command, env=variables, stdin=pipe, stdout=pipe, stderr=errors, text=True)
+        with script:
+            assert script.stdout is not None and script.stdin is not None
+            for line in script.stdout:
+                if line == IDLE:
+                    break
+            idle = {name: own_bytes(process) for name, process in processes.items()}
+            most = idle
+            script.stdin.close()
+            while script.poll() is None:
+                most = {name: max(most[name], own_bytes(process)) for name, process in processes.items()}
+                time.sleep(SAMPLE_SECONDS)
+        if script.returncode:
+            errors.seek(0)
+            raise RuntimeError(errors.read())
+    return {name: most[name] - idle[name] for name in processes}
 
 
 def _planned(plan: plan_pb2.Plan, name: str) -> int:
@@ -213,20 +238,23 @@ def _planned(plan: plan_pb2.Plan, name: str) -> int:
 
 
 def _processes(host: Host, management: str) -> dict[str, int]:
-    """Asked by a process on the host, which may be the only one that reaches the address."""
+    """By name."""
+    if host is HERE:
+        return dict(_nodes(management))
+    # Asked by a process on the host, which may be the only one that reaches the address.
     command = host.command(sys.executable, "-m", "benchmarks.memory", "nodes", "--management", management)
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return {name: int(process) for name, process in map(str.split, done.stdout.splitlines())}
 
 
-def print_nodes(management: str) -> None:
+def _nodes(management: str) -> Iterator[tuple[str, int]]:
     """Name and process of each."""
     with make_channel(management) as channel:
         stub = management_pb2_grpc.ManagementStub(channel)
         nodes = stub.ListNodes(management_pb2.ListNodesRequest(), timeout=10.0).nodes
     for role, name in ROLES.items():
         for number, node in enumerate(node for node in nodes if node.role == role):
-            print(f"{name}-{number} {node.process_id}")
+            yield f"{name}-{number}", node.process_id
 
 
 def bench() -> None:
@@ -247,14 +275,24 @@ def input_fn(shape: Sequence[int]) -> Any:
     return DataLoader([batch] * STEPS, batch_size=None)  # type: ignore[arg-type]
 
 
-def train(model_name: str, wafers: int, lane: str, folder: Path) -> None:
+def train(model_name: str, wafers: int, lane: str, folder: Path, steps: int) -> None:
+    """First a small model; then, when standard input ends, the model."""
     import cerebras.pytorch as cstorch
 
     cluster = cstorch.distributed.ClusterConfig(num_csx=wafers, lane=lane)
     backend = cstorch.backend("CSX", artifact_dir=folder, cluster_config=cluster)
+    _train(backend, Small, (64, 64), steps)
+    print(IDLE, end="", flush=True)
+    sys.stdin.read()
+    _train(backend, MODELS[model_name], SHAPES[model_name], steps)
+
+
+def _train(backend: Any, kind: type[nn.Module], shape: Sequence[int], num_steps: int) -> None:
+    import cerebras.pytorch as cstorch
+
     torch.manual_seed(0)
     with backend.device:
-        model = Small() if model_name == "small" else MODELS[model_name]()
+        model = kind()
     compiled = cstorch.compile(model, backend)
     optimizer = cstorch.optim.AdamW(model.parameters(), lr=1e-3)
 
@@ -270,26 +308,28 @@ def train(model_name: str, wafers: int, lane: str, folder: Path) -> None:
 
     @cstorch.step_closure
     def show(loss: torch.Tensor) -> None:
-        print(loss.item(), flush=True)
+        print(loss.item(), file=sys.stderr)
 
-    loader = cstorch.utils.data.DataLoader(input_fn, SHAPES.get(model_name, (64, 64)))
-    for batch in cstorch.utils.data.DataExecutor(loader, num_steps=STEPS):
+    loader = cstorch.utils.data.DataLoader(input_fn, shape)
+    for batch in cstorch.utils.data.DataExecutor(loader, num_steps=num_steps):
         show(step(batch))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=["script", "nodes"])
-    parser.add_argument("model", nargs="?", choices=[*MODELS, "small"])
+    parser.add_argument("model", nargs="?", choices=MODELS)
     parser.add_argument("--wafers", type=int, default=1)
     parser.add_argument("--lane", default="auto")
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--management")
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     if options.what == "nodes":
-        print_nodes(options.management)
+        for name, process in _nodes(options.management):
+            print(name, process)
     elif options.what == "script":
-        train(options.model, options.wafers, options.lane, options.folder)
+        train(options.model, options.wafers, options.lane, options.folder, options.steps)
     else:
         bench()
 

@@ -42,11 +42,12 @@ HERE: Final = Host(namespace="", address="127.0.0.1")
 
 
 @contextlib.contextmanager
-def hosts(count: int, rate: str) -> Iterator[list[Host]]:
+def hosts(count: int, rate: str, last_sends: str = "") -> Iterator[list[Host]]:
     """So many hosts that reach each other; nothing of them is left afterwards.
 
     Args:
         rate: of each link in each direction, as tc has it: "1gbit".
+        last_sends: the rate at which the last host sends, if that is another.
 
     Raises:
         NoNetwork: the machine does not let us.
@@ -65,21 +66,22 @@ def hosts(count: int, rate: str) -> Iterator[list[Host]]:
             _run("ip", "-n", switch, "link", "add", "bridge0", "type", "bridge")
             _run("ip", "-n", switch, "link", "set", "bridge0", "up")
             for number, host in enumerate(made):
-                _plug_in(host, switch, f"port{number}", rate)
+                sending_rate = last_sends if last_sends and host is made[-1] else rate
+                _plug_in(host, switch, f"port{number}", sending_rate, rate)
         except subprocess.CalledProcessError as error:
             raise NoNetwork(f"{' '.join(error.cmd)}: {error.stderr.strip()}") from error
         yield made
 
 
-def _plug_in(host: Host, switch: str, port: str, rate: str) -> None:
+def _plug_in(host: Host, switch: str, port: str, sending_rate: str, receiving_rate: str) -> None:
     """Shaped in both directions: what the host sends, and what the switch sends to it."""
     _run("ip", "link", "add", "uplink", "netns", host.namespace, "type", "veth", "peer", "name", port, "netns", switch)
     _run("ip", "-n", switch, "link", "set", port, "master", "bridge0", "up")
     _run("ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "uplink")
     _run("ip", "-n", host.namespace, "link", "set", "uplink", "up")
-    shape = ("root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY)
-    _run("ip", "netns", "exec", host.namespace, "tc", "qdisc", "add", "dev", "uplink", *shape)
-    _run("ip", "netns", "exec", switch, "tc", "qdisc", "add", "dev", port, *shape)
+    for namespace, device, shaped in ((host.namespace, "uplink", sending_rate), (switch, port, receiving_rate)):
+        shape = ("root", "tbf", "rate", shaped, "burst", BURST, "latency", LATENCY)
+        _run("ip", "netns", "exec", namespace, "tc", "qdisc", "add", "dev", device, *shape)
 
 
 def _run(*command: str) -> None:

@@ -57,6 +57,5 @@ def test_steps_take_what_is_planned_and_give_it_back(tmp_path: Path) -> None:
 
 
 def test_without_a_compiler_the_user_is_told(tmp_path: Path) -> None:
-    first, *figures = run_steps(tmp_path, CXX="false")
+    first, *_ = run_steps(tmp_path, CXX="false")
     assert "Wafers take more memory than planned, up to four times the activations: false failed" in first
-    assert int(figures[0]) > 1.5 * PLANNED_BYTES
