@@ -27,7 +27,7 @@ MAX_MESSAGE_BYTES: Final = CHUNK_BYTES + HEADER_BYTES
 SMALL_FRAME_BYTES: Final = 8 * 1024
 MAX_JOINED: Final = 64
 # Bytes that may wait for gRPC; more than what keeps a link busy, and less than what hurts.
-MAX_QUEUED_BYTES: Final = 4 * CHUNK_BYTES
+MAX_QUEUED_BYTES: Final = 16 * CHUNK_BYTES
 # How long a closing link waits for the peer to take what was sent.
 CLOSE_SECONDS: Final = 1.0
 

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.cost.kernel_profile import KernelProfile
@@ -15,6 +16,9 @@ from nodes.steps.schedule import WEIGHTS_WINDOW
 from wsc.v1 import plan_pb2
 
 Groups = Mapping[int, plan_pb2.Group]
+
+# Of what is used at once, what lies unused between blocks of different sizes: 2 to 15 % in models that were measured.
+GAPS: Final = 0.075
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +39,8 @@ class MemoryPoint:
 
     @property
     def own_bytes(self) -> int:
-        """Without what lies in the memory of others, if those are on the same host."""
-        return self.gradient_bytes + self.activation_bytes + self.working_bytes
+        """With gaps, and without what lies in the memory of others, if those are on the same host."""
+        return self.gradient_bytes + round((self.activation_bytes + self.working_bytes) * (1 + GAPS))
 
     @property
     def scaling_bytes(self) -> int:
