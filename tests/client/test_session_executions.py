@@ -119,28 +119,6 @@ def test_closures_called_in_the_step_run_every_step_with_frozen_python_values(
     ]
 
 
-def test_a_tensor_is_one_output_until_it_is_written(cluster: FakeCluster, tmp_path: Path) -> None:
-    setup = Setup(cluster, tmp_path)
-    report = cstorch.step_closure(lambda loss: None)
-
-    @cstorch.trace
-    def step(batch: torch.Tensor, is_written: bool) -> torch.Tensor:
-        loss = setup.compiled(batch).mean()
-        report(loss)
-        if is_written:
-            loss.view(1).add_(1)
-        report(loss)
-        return loss
-
-    cluster.step = lambda state, step: {"output_loss": torch.tensor(1.0), "output_loss_1": torch.tensor(2.0)}
-    for is_written in (False, True):
-        run(setup.executor(1), lambda batch, is_written=is_written: step(batch, is_written))
-    assert [[name for name, _, _ in module["outputs"]] for module in cluster.compiled] == [
-        ["output_loss"],
-        ["output_loss", "output_loss_1"],
-    ]
-
-
 def test_closures_run_on_activation_steps_only(cluster: FakeCluster, tmp_path: Path) -> None:
     setup = Setup(cluster, tmp_path)
     seen: list[int] = []

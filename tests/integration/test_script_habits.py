@@ -73,31 +73,6 @@ def test_a_constant_is_an_output_under_mixed_precision(tmp_path: Path) -> None:
     assert seen == [[0.25, 3.0], [0.25]] * 4
 
 
-def test_closures_see_what_a_tensor_was_when_they_were_called(tmp_path: Path) -> None:
-    values: dict[str, list[tuple[str, float]]] = {"CPU": [], "CSX": []}
-    for kind, seen in values.items():
-        _, compiled = made(kind, tmp_path, 1)
-
-        @cstorch.step_closure
-        def report(name: str, value: torch.Tensor, seen: list[tuple[str, float]] = seen) -> None:
-            seen.append((name, value.item()))
-
-        @cstorch.trace
-        def step(batch: list[torch.Tensor], compiled: Any = compiled, report: Any = report) -> torch.Tensor:
-            loss = F.cross_entropy(compiled(batch[0]), batch[1].long())
-            report("part", loss)
-            loss += 2.0
-            report("whole", loss)
-            return loss
-
-        for batch in executor():
-            step(batch)
-        cstorch.close_backend()
-    assert [name for name, _ in values["CSX"]] == ["part", "whole"] * 4
-    assert dict(values["CSX"])["whole"] - dict(values["CSX"])["part"] == pytest.approx(2.0)
-    assert [value for _, value in values["CSX"]] == pytest.approx([value for _, value in values["CPU"]], rel=1e-6)
-
-
 @pytest.mark.parametrize("num_csx", [1, 2])
 @pytest.mark.parametrize("loss", ["cross_entropy", "nll_loss"])
 def test_int32_labels_in_a_step_without_backward(tmp_path: Path, loss: str, num_csx: int) -> None:

@@ -14,9 +14,9 @@ def step_closure(closure: Callable[Parameters, Result]) -> Callable[Parameters, 
     """Makes a function that runs when the tensors that it is called with have values.
 
     On CSX a call is queued and returns None. When the outputs of the step are there, the calls run in order on the
-    script's thread, with CPU tensors, on activation steps only. What a closure sees is the value that a tensor had at
-    the call, whatever the step writes to it later. Called in the traced function, it runs again for every step with the
-    Python arguments of the first call. On the CPU, and outside an executor, it runs at once.
+    script's thread, with CPU tensors, on activation steps only. What a closure sees is the last value that the step
+    gave a tensor. Called in the traced function, it runs again for every step with the Python arguments of the first
+    call. On the CPU, and outside an executor, it runs at once.
     """
     return _deferred(closure, at_checkpoint=False)
 

@@ -10,7 +10,7 @@ from cstorch.execution import current_executor
 
 
 def summarize_scalar(name: str, scalar: torch.Tensor) -> None:
-    """Gives the executor's writer the value that a rank 0 tensor has at the call, in every activation step.
+    """Gives the executor's writer the value that a rank 0 tensor has at the end of every activation step.
 
     Raises:
         TypeError: on CSX, scalar is a Python number: the step is traced once, so it would be the same in all steps.
@@ -24,7 +24,7 @@ def summarize_scalar(name: str, scalar: torch.Tensor) -> None:
 
 
 def summarize_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Gives the executor's writer the value that a tensor has at the call, in every activation step."""
+    """Gives the executor's writer the value that a tensor has at the end of every activation step."""
     _add_tensor(name, tensor)
 
 

@@ -83,7 +83,8 @@ class TracedFunction(TracedStep):
 
         def collect(result: Any) -> Any:
             self._result = result
-            self._collect_arguments()
+            for closure in self._calls_in_trace:
+                self.outputs.add_arguments(closure)
             self.outputs.add_results(result)
             return self.outputs.items()
 

@@ -39,7 +39,8 @@ class LoopBody(TracedStep):
     def end(self) -> None:
         """The body ends."""
         assert self._open is not None
-        self._collect_arguments()
+        for closure in self._calls_in_trace:
+            self.outputs.add_arguments(closure)
         trace = self._open.finish(None, lambda _: self.outputs.items())
         self._open = None
         self._end_recording(trace)

@@ -13,7 +13,6 @@ from cstorch.errors import UsageError
 from cstorch.execution import Closure
 from cstorch.lowering import lower
 from cstorch.session.execution.outputs import Outputs, unknown_tensor, weight_in_closure
-from cstorch.session.execution.snapshots import Snapshots
 from cstorch.session.execution.step_checks import check_step
 from cstorch.tracing import Cell, LazyTensor, Trace, is_tracing
 
@@ -30,7 +29,6 @@ class TracedStep(ABC):
         self.calls: list[Closure] = []  # closures of the step at hand, in order
         self.outputs = Outputs()
         self._calls_in_trace: list[Closure] = []  # of the recording: they are called in every step
-        self._snapshots = Snapshots()
         self._model: nn.Module | None = None
         self._trace: Trace | None = None
         self._text = ""  # the CIRH of the first step
@@ -57,14 +55,7 @@ class TracedStep(ABC):
         return self._trace is not None and bool(self._trace.optimizers)
 
     def _begin_recording(self) -> None:
-        self.outputs, self._calls_in_trace, self._snapshots = Outputs(), [], Snapshots()
-
-    def _collect_arguments(self) -> None:
-        """The recording is about to end: what its closures are called with becomes outputs."""
-        self._calls_in_trace = [self._snapshots.settle(closure) for closure in self._calls_in_trace]
-        self._snapshots = Snapshots()
-        for closure in self._calls_in_trace:
-            self.outputs.add_arguments(closure)
+        self.outputs, self._calls_in_trace = Outputs(), []
 
     def _end_recording(self, trace: Trace) -> None:
         self._trace = trace
@@ -116,7 +107,7 @@ class TracedStep(ABC):
         if any(isinstance(leaf, nn.Parameter) for leaf in leaves):
             raise weight_in_closure(closure)
         if is_tracing():
-            self._calls_in_trace.append(self._snapshots.take(closure))
+            self._calls_in_trace.append(closure)
             return
         if any(isinstance(leaf, LazyTensor) and leaf not in self.outputs for leaf in leaves):
             raise unknown_tensor(closure)
