@@ -5,19 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cluster import FakeCluster, StartCluster, State
+from fake_cluster import FakeCluster, StartCluster
+from summarized_steps import Writer, count, input_fn
 from torch import nn
 
 import cerebras.pytorch as cstorch
 from cstorch.errors import UsageError
-
-
-def input_fn() -> list[torch.Tensor]:
-    return [torch.ones(4, 2), torch.full((4, 2), 3.0)]
-
-
-def count(state: State, step: int) -> dict[str, torch.Tensor]:
-    return {"output_scalar": torch.tensor(float(step)), "output_values_0": torch.tensor(-float(step))}
 
 
 @pytest.fixture
@@ -27,14 +20,6 @@ def cluster(start_cluster: StartCluster) -> FakeCluster:
 
 def executor(**settings: Any) -> Any:
     return cstorch.utils.data.DataExecutor(cstorch.utils.data.DataLoader(input_fn), num_steps=2, **settings)
-
-
-class Writer:
-    def __init__(self) -> None:
-        self.scalars: list[tuple[str, float, int]] = []
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        self.scalars.append((name, value, step))
 
 
 @pytest.mark.parametrize("retrace", [True, False])
