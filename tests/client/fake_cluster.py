@@ -87,7 +87,8 @@ class FakeCluster:
         return server
 
     def connect_client(self, monkeypatch: Any) -> None:
-        """Replaces the lowering, and the links to MemoryX, in the client."""
+        """Replaces the lowering, and the links to MemoryX, in the client; its jobs are this cluster's."""
+        monkeypatch.setenv("WAFERBOX_MANAGEMENT", self.address)
         monkeypatch.setattr(traced_step, "lower", lambda trace: trace)
         monkeypatch.setattr(traced_step, "print_module", describe)
         monkeypatch.setattr(cluster_execution, "verify", lambda module: None)  # it is no module

@@ -20,11 +20,6 @@ import cerebras.pytorch as cstorch
 from cstorch.errors import UsageError
 
 
-@pytest.fixture(autouse=True)
-def _without_an_embedded_cluster(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.address)
-
-
 class Batches(RestartableDataLoader):
     """Two batches, and how many it has given."""
 

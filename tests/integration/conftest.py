@@ -7,12 +7,9 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-import torch
 from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartScript, Surroundings, running_cluster
 
 sys.path.insert(0, str(SCRIPTS))  # for workers too, which import the functions that make input
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
