@@ -3,8 +3,13 @@
 import gc
 import logging
 import signal
+from collections.abc import Iterator
 
+import pytest
 import torch
+
+from cstorch import amp, backends, state
+from cstorch.backend import close_backend
 
 # A shell starts what it runs in the background with SIGINT ignored, and so would be all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,3 +27,14 @@ def pytest_collection_finish() -> None:
     for name in logging.root.manager.loggerDict:
         if name.startswith("torch"):
             logging.getLogger(name).propagate = True
+
+
+@pytest.fixture(autouse=True)
+def fresh_process() -> Iterator[None]:
+    """Every test begins as a script does: no backend, no stateful objects, every setting at its default."""
+    yield
+    close_backend()
+    state.clear()
+    backends.reset()
+    amp.enable_mixed_precision(False)
+    amp.set_half_dtype("float16")

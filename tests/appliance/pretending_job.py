@@ -15,6 +15,7 @@ from nodes.steps.schedule import StepSchedule
 from nodes.telemetry.progress import Progress
 from wsc.v1 import (
     node_pb2,
+    observation_pb2,
     plan_pb2,
 )
 
@@ -31,6 +32,7 @@ class Behaviour:
     sent: list[int] = field(default_factory=list)  # steps whose loss SwarmX has sent
     released: dict[str, list[int]] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
+    told_to_trace: set[str] = field(default_factory=set)
 
 
 class PretendingProgram:
@@ -111,6 +113,10 @@ class PretendingJob(RoleJob):
 
     def prepare_input(self, request: node_pb2.PrepareInput) -> None:
         self.behaviour.prepared[self.context.node] = request
+
+    def trace(self, request: observation_pb2.Trace) -> None:
+        super().trace(request)
+        self.behaviour.told_to_trace.add(self.context.node)
 
     def release_snapshot(self, step: int) -> None:
         self.behaviour.released.setdefault(self.context.node, []).append(step)

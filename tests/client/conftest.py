@@ -1,4 +1,4 @@
-"""What the tests of the client share: a fresh start, and a cluster that is a fake."""
+"""What the tests of the client share: a cluster that is a fake."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -7,17 +7,7 @@ import pytest
 from fake_cluster import FakeCluster, StartCluster, Step
 from halved_weight import halve
 
-from cstorch import backends, state
 from cstorch.backend import close_backend
-
-
-@pytest.fixture(autouse=True)
-def fresh_process() -> Iterator[None]:
-    """Every test begins without a backend, and without stateful objects of the tests before it."""
-    yield
-    close_backend()
-    state.clear()
-    backends.reset()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The backend, compile, ClusterConfig, and the CPU backend's loop."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,6 @@ from torch import nn
 import cstorch
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError, UsageError
-
-
-@pytest.fixture(autouse=True)
-def _no_backend() -> Iterator[None]:
-    yield
-    cstorch.close_backend()
 
 
 def test_there_is_one_backend_per_process(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Closures and traced functions without a cluster."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,8 @@ from cstorch.utils.data import DataExecutor, DataLoader
 
 
 @pytest.fixture(autouse=True)
-def _cpu_backend(tmp_path: Path) -> Iterator[None]:
+def _cpu_backend(tmp_path: Path) -> None:
     cstorch.backend("CPU", artifact_dir=tmp_path)
-    yield
-    cstorch.close_backend()
 
 
 def input_fn() -> list[torch.Tensor]:

@@ -21,10 +21,8 @@ LENGTH = 4
 
 
 @pytest.fixture(autouse=True)
-def _cpu_backend(tmp_path: Path) -> Iterator[None]:
+def _cpu_backend(tmp_path: Path) -> None:
     cstorch.backend("CPU", artifact_dir=tmp_path)
-    yield
-    cstorch.close_backend()
 
 
 class Numbers:

@@ -17,10 +17,8 @@ from cstorch.utils.data import DataExecutor, DataLoader, Schedule
 
 
 @pytest.fixture(autouse=True)
-def _cpu_backend(tmp_path: Path) -> Iterator[None]:
+def _cpu_backend(tmp_path: Path) -> None:
     cstorch.backend("CPU", artifact_dir=tmp_path)
-    yield
-    cstorch.close_backend()
 
 
 def input_fn(rows: int = 10, batch_size: int = 4, **settings: Any) -> TorchLoader[Any]:

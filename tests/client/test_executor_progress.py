@@ -3,7 +3,6 @@
 import io
 import logging
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,8 @@ from cstorch.utils.progress import Progress
 
 
 @pytest.fixture(autouse=True)
-def _cpu_backend(tmp_path: Path) -> Iterator[None]:
+def _cpu_backend(tmp_path: Path) -> None:
     cstorch.backend("CPU", artifact_dir=tmp_path)
-    yield
-    cstorch.close_backend()
 
 
 def loop() -> None:

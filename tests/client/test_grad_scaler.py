@@ -1,6 +1,5 @@
 """GradScaler and its relatives, without a cluster: what they refuse, what they carry, and the CPU backend."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,12 +18,8 @@ STATES = ["loss_scale", "steps_since_rescale", "overflows_since_rescale", "num_s
 
 
 @pytest.fixture(autouse=True)
-def defaults() -> Iterator[None]:
+def seed() -> None:
     torch.manual_seed(0)
-    yield
-    cstorch.close_backend()
-    cstorch.amp.enable_mixed_precision(False)
-    cstorch.amp.set_half_dtype("float16")
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ LARGE = 130  # squared, this many float32 are more than what stays in memory
 @pytest.fixture(autouse=True)
 def lazy() -> Iterator[None]:
     yield
-    backends.reset()
     alias_rule.refuses_explicit = False
 
 

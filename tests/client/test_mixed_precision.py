@@ -1,6 +1,5 @@
 """How a script says in which precision its steps compute, and that the cluster hears of it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,6 @@ from halved_weight import Setup, run
 import cstorch
 from cstorch.errors import ConfigurationError, UsageError
 from wsc.v1 import plan_pb2
-
-
-@pytest.fixture(autouse=True)
-def defaults() -> Iterator[None]:
-    yield
-    cstorch.amp.enable_mixed_precision(False)
-    cstorch.amp.set_half_dtype("float16")
-    cstorch.backends.reset()
 
 
 def test_the_defaults() -> None:

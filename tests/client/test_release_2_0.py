@@ -103,11 +103,8 @@ def test_a_cs_config_says_what_is_wrong(settings: dict[str, Any], error: type[Ex
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_cpu_backend_takes_mixed_precision(tmp_path: Path, enabled: bool) -> None:
-    try:
-        cstorch.backend("CPU", artifact_dir=tmp_path, mixed_precision=enabled)
-        assert cstorch.amp.mixed_precision() is enabled
-    finally:
-        cstorch.amp.enable_mixed_precision(False)
+    cstorch.backend("CPU", artifact_dir=tmp_path, mixed_precision=enabled)
+    assert cstorch.amp.mixed_precision() is enabled
 
 
 def test_wrong_settings_of_a_backend_and_an_executor_are_refused(tmp_path: Path) -> None:

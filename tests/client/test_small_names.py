@@ -251,15 +251,11 @@ def test_the_loss_among_outputs() -> None:
 
 
 def test_half_types_of_old_scripts() -> None:
-    before = cstorch.amp.get_half_dtype_str()
-    try:
-        for amp in (older.amp, oldest_amp, older.experimental.amp):
-            amp.use_bfloat16(True)
-            assert cstorch.amp.get_half_dtype() == torch.bfloat16
-            amp.use_bfloat16(False)
-            assert oldest_amp._amp_state.half_dtype == torch.float16
-    finally:
-        cstorch.amp.set_half_dtype(before)
+    for amp in (older.amp, oldest_amp, older.experimental.amp):
+        amp.use_bfloat16(True)
+        assert cstorch.amp.get_half_dtype() == torch.bfloat16
+        amp.use_bfloat16(False)
+        assert oldest_amp._amp_state.half_dtype == torch.float16
 
 
 def test_the_oldest_names_are_those_of_the_session() -> None:

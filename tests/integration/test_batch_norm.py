@@ -6,7 +6,7 @@ import parity
 import pytest
 import torch
 from cluster_rig import RunningCluster
-from test_exactness import assert_equal, backend_of_its_own, options  # noqa: F401
+from test_exactness import assert_equal, options
 from torch import nn
 from torch.nn import functional as F
 

@@ -1,6 +1,5 @@
 """Training with dropout through real processes: the same on every number of wafers."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import cerebras.pytorch as cstorch
 
 STEPS = 4
-
-
-@pytest.fixture(autouse=True)
-def backend_of_its_own() -> Iterator[None]:
-    yield
-    cstorch.close_backend()
 
 
 def input_fn() -> DataLoader:

@@ -3,7 +3,7 @@
 import argparse
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,6 @@ def options(mode: str, folder: Path, optimizer: str, reduction: str, **more: Any
 @functools.cache
 def plain(optimizer: str, reduction: str) -> Mapping[str, Any]:
     return parity.run_plain(options("plain", Path(), optimizer, reduction))
-
-
-@pytest.fixture(autouse=True)
-def backend_of_its_own() -> Iterator[None]:
-    yield
-    cstorch.close_backend()
 
 
 def assert_equal(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

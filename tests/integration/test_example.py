@@ -1,7 +1,6 @@
 """The main job: examples/fc_digits/train.py on two wafers; its checkpoints; training that goes on from one."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,11 +20,9 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def on_cluster(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_cluster(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is a script on the cluster."""
     monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
-    yield
-    cstorch.close_backend()
 
 
 def test_the_example_learns_the_digits_and_leaves_checkpoints(

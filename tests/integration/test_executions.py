@@ -2,7 +2,6 @@
 
 import copy
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,6 @@ import cerebras.pytorch as cstorch
 from cstorch.errors import UsageError
 
 STEPS = 3
-
-
-@pytest.fixture(autouse=True)
-def backend_of_its_own() -> Iterator[None]:
-    yield
-    cstorch.close_backend()
 
 
 def input_fn() -> DataLoader:

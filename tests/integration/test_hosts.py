@@ -9,7 +9,6 @@ import parity
 import pytest
 from cluster_rig import SCRIPTS, RunningCluster, StartScript, cluster_by_hand
 
-import cerebras.pytorch as cstorch
 from benchmarks.network import Host, NoNetwork, hosts
 
 pytestmark = pytest.mark.cluster
@@ -58,7 +57,4 @@ def test_two_wafers_on_two_hosts_train_as_on_one_host(
         max_norm=1.0,
         lr=0.01,
     )
-    try:
-        assert json.loads(result.read_text()) == parity.run_cstorch(options)
-    finally:
-        cstorch.close_backend()
+    assert json.loads(result.read_text()) == parity.run_cstorch(options)

@@ -8,7 +8,6 @@ import parity
 import pytest
 import torch
 from cluster_rig import RunningCluster
-from test_exactness import backend_of_its_own  # noqa: F401
 from torch import nn
 from torch.nn import functional as F
 

@@ -8,7 +8,7 @@ import batches
 import pytest
 import torch
 from cluster_rig import RunningCluster
-from test_precision import generated_updates, settings_of_its_own  # noqa: F401
+from test_precision import generated_updates  # noqa: F401
 from torch import nn
 
 import cerebras.pytorch as cstorch

@@ -11,7 +11,7 @@ import torch
 from cluster_rig import RunningCluster
 from metric_cases import CASES as METRICS
 from optimizer_cases import BASIC, Case
-from test_exactness import assert_close, backend_of_its_own  # noqa: F401
+from test_exactness import assert_close
 from torch import nn
 from torch.nn import functional as F
 

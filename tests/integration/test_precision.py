@@ -3,7 +3,7 @@
 import copy
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import mixed_precision
@@ -13,7 +13,6 @@ from cluster_rig import RunningCluster
 from torch.utils.data import DataLoader
 from xdsl.dialects.builtin import ModuleOp
 
-import cerebras.pytorch as cstorch
 from appliance.compiler.pipeline import Half, Precision, Target, compile_module
 from cirh.dialect.operations import func_of
 from cirh.dialect.types import info
@@ -28,15 +27,6 @@ import plan_simulator
 import simulated_roles
 
 STEPS = 40
-
-
-@pytest.fixture(autouse=True)
-def settings_of_its_own() -> Iterator[None]:
-    yield
-    cstorch.close_backend()
-    cstorch.amp.enable_mixed_precision(False)
-    cstorch.amp.set_half_dtype("float16")
-    cstorch.backends.reset()
 
 
 def simulated(

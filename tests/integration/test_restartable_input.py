@@ -1,7 +1,6 @@
 """Input that goes on where a checkpoint was taken, though workers had run ahead; what workers know of themselves."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,9 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def on_cluster(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_cluster(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is a script on the cluster."""
     monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
-    yield
-    cstorch.close_backend()
 
 
 def test_input_goes_on_with_exactly_the_next_batch(on_cluster: None, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What scripts of several releases do in a step, on a running cluster beside the CPU."""
 
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,8 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(autouse=True)
-def settings_of_its_own(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_cluster(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
-    yield
-    cstorch.close_backend()
-    cstorch.amp.enable_mixed_precision(False)
-    cstorch.backends.reset()
 
 
 def input_fn() -> list[list[torch.Tensor]]:

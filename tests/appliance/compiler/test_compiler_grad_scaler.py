@@ -1,6 +1,6 @@
 """A dynamic loss scale on a simulated cluster, against torch's own GradScaler: skipped steps, and what they cost."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,11 +25,9 @@ SETTINGS = {"loss_scale": "dynamic", "init_scale": 2.0**10, "steps_per_increase"
 
 
 @pytest.fixture(autouse=True)
-def csx() -> Iterator[None]:
+def csx() -> None:
     torch.manual_seed(0)
     cstorch.backend("CSX", validate_only=True)
-    yield
-    cstorch.close_backend()
 
 
 def torch_scaler() -> torch.amp.GradScaler:

@@ -150,7 +150,7 @@ def test_a_trace_is_of_the_same_steps_on_all_nodes(cluster: Any, client: Callabl
 
     reader = threading.Thread(target=read)
     reader.start()
-    cluster.until(lambda: cluster.service._supervisor.coordination_of(running.job)._take is not None)
+    cluster.until(lambda: cluster.behaviour.told_to_trace == running.steps.keys())  # before they pass its first step
     with pytest.raises(grpc.RpcError, match="is being traced already"):
         list(cluster.observation.TraceJob(TraceJobRequest(job=running.job, num_steps=1), timeout=20))
     running.go(1500)
