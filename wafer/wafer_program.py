@@ -8,7 +8,8 @@ sends that only when it has read the group. Groups that go to the coordinator al
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 import torch
 
@@ -31,6 +32,13 @@ from wafer.kernels import WaferKernel, make_kernels
 from wafer.large_tensors import limit_large_tensors, release_large_tensors
 from wsc.v1 import node_pb2, plan_pb2
 
+# place, what is joined to it, out=place.
+JOINS: Final[Mapping[int, Callable[..., torch.Tensor]]] = {
+    plan_pb2.REDUCTION_SUM: torch.add,
+    plan_pb2.REDUCTION_MAX: torch.maximum,
+    plan_pb2.REDUCTION_MIN: torch.minimum,
+}
+
 
 class WaferProgram:
     """One execution's program; owns the buffers that are sent.
@@ -41,9 +49,9 @@ class WaferProgram:
     def __init__(self, plan: plan_pb2.WaferPlan, number: int, hub: Hub, links: Mapping[LinkKey, Link]) -> None:
         self._program = Program(hub, "compute")
         self.progress = self._program.progress
-        if plan.number_value:
-            values = self._program.values
-            values.tensors[values.index(plan.number_value)] = torch.tensor([number])
+        values = self._program.values
+        for micro_batch, value in enumerate(plan.number_values):
+            values.tensors[values.index(value)] = torch.tensor([number * plan.micro_batches + micro_batch])
         self._parent = links[node_pb2.LINK_PURPOSE_PARENT, 0]
         workers = sorted(index for purpose, index in links if purpose == node_pb2.LINK_PURPOSE_WORKER)
         self._workers = [links[node_pb2.LINK_PURPOSE_WORKER, index] for index in workers]
@@ -54,6 +62,13 @@ class WaferProgram:
         kinds = [instruction.WhichOneof("kind") for instruction in plan.instructions]
         sent = [i.send.group for i, kind in zip(plan.instructions, kinds, strict=True) if kind == "send"]
         produced = {value for i in plan.instructions for value in i.run.outputs}
+        self._reductions = {
+            member.value: group.reduction
+            for group in plan.groups
+            if group.kind == plan_pb2.GROUP_KIND_REDUCTION
+            for member in group.members
+        }
+        self._made: set[int] = set()  # values that a Run makes that was added
         self._counts = ArenaCounts(plan.arena)
         self._released = 0  # the last count that was waited for
         self._buffers = SendBuffers(
@@ -113,7 +128,10 @@ class WaferProgram:
         values = self._program.values
         tensors = values.tensors
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
-        places = [self._buffers.place(value) for value in run.outputs]
+        places = [None if value in self._made else self._buffers.place(value) for value in run.outputs]
+        if not self._made.isdisjoint(run.outputs):
+            kernel = self._joining(run, kernel)
+        self._made.update(run.outputs)
 
         def run_kernel(step: int) -> None:
             results = kernel([tensors[index] for index in inputs], places)
@@ -123,6 +141,23 @@ class WaferProgram:
                 tensors[index] = None
 
         self._program.add(run_kernel, run.layer or f"kernel {run.kernel}")
+
+    def _joining(self, run: plan_pb2.Run, kernel: WaferKernel) -> WaferKernel:
+        """The kernel of a later micro-batch: what is reduced is joined to what the ones before have made of it."""
+        joined = []
+        for index, value in enumerate(run.outputs):
+            if value in self._made:
+                place = self._buffers.place(value)
+                assert place is not None, "what is reduced is sent"
+                joined.append((index, place, JOINS[self._reductions[value]]))
+
+        def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+            results = kernel(inputs, places)
+            for index, place, join in joined:
+                results[index] = join(place, results[index], out=place)
+            return results
+
+        return call
 
     def _add_waits(self, groups: Iterable[int]) -> None:
         """Before groups are written: for the releases of those that lie in their places."""

@@ -53,6 +53,7 @@ class WorkerProgram:
             "members": [_layout(member, plan.batch) for member in plan.batch.members],
             "global_rows": plan.global_rows,
             "local_rows": plan.local_rows,
+            "micro_batches": plan.micro_batches,
             "slot_bytes": self._slot_bytes,
             "num_slots": NUM_SLOTS,
         }

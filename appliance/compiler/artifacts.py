@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Final
 
 from appliance.compiler.cache import PlanCache, artifact_key
+from appliance.compiler.core.micro_batching import MicroBatching
 from appliance.compiler.core.target import Target
 from appliance.compiler.cost.machine_model import machine_model
-from appliance.compiler.pipeline import compile_module
+from appliance.compiler.micro_batches import compile_in_micro_batches
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.page import report_page
 from nodes.folders import KEY_BYTES, cache_root, secret_key, why_not_kept, write_whole
@@ -33,15 +34,22 @@ class Artifacts:
             advise("plan", f"The job goes on, but others will not use its plans, as their key cannot be kept in {why}")
         self._plans = PlanCache(folder, key)
 
-    def compile(self, text: str, target: Target) -> tuple[str, plan_pb2.Plan, bool]:
-        """The plan of a module with its key, and whether it came from the cache. Raises as `compile_module`."""
-        name = artifact_key(text, target)
+    def compile(self, text: str, target: Target, asked: MicroBatching | None = None) -> tuple[str, plan_pb2.Plan, bool]:
+        """The plan of a module with its key, and whether it came from the cache. Raises as `compile_module`.
+
+        asked: how the batch is divided in time.
+        """
+        name = artifact_key(text, target, asked)
         plan = self._plans.load(name)
         if plan is not None:
             return name, plan, True
         beside = self._folder / name
         writer = _Writer(self._folder)
-        plan = compile_module(text, target, lambda stage, ir: writer.write(beside / f"{stage}.mlir", ir.encode()))
+
+        def keep(stage: str, ir: str) -> None:
+            writer.write(beside / f"{stage}.mlir", ir.encode())
+
+        plan = compile_in_micro_batches(text, target, asked, lambda: machine_model(cache_root()), keep)
         writer.write(self._plans.path(name), self._plans.content(name, plan))
         report = make_report(plan, name, machine_model(cache_root()))
         writer.write(beside / REPORT_DATA, report.to_json().encode())

@@ -5,6 +5,7 @@ plans, which a script may choose, cannot write one without the key, which lies i
 alone.
 """
 
+import dataclasses
 import hashlib
 import hmac
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Final
 import torch
 from google.protobuf.message import DecodeError
 
+from appliance.compiler.core.micro_batching import MicroBatching
 from appliance.compiler.core.target import Target
 from appliance.compiler.plan import PLAN_FORMAT
 from appliance.compiler.plan_check.check import PlanError, check_plan
@@ -26,12 +28,13 @@ _HEAD_BYTES: Final = len(_MAGIC) + 2 * _SUM_BYTES
 MAX_PLAN_BYTES: Final = 1 << 30
 
 
-def artifact_key(text: str, target: Target) -> str:
-    """The name of the plan for this module and target."""
+def artifact_key(text: str, target: Target, asked: MicroBatching | None = None) -> str:
+    """The name of the plan for this module and target, with its batch divided as asked."""
     pinned = sorted(target.pinned_shards.items())
     precision = target.precision and (target.precision.half.value, target.precision.level)
     memory = (target.wafer_memory_bytes, target.prefetch_layers)
-    made_for = (target.num_csx, target.num_shards, *memory, pinned, precision, target.kernel_library.value)
+    time = (target.micro_batches, asked and dataclasses.astuple(asked))
+    made_for = (target.num_csx, target.num_shards, *memory, pinned, precision, target.kernel_library.value, time)
     made_by = (PLAN_FORMAT, __version__, torch.__version__)
     return hashlib.sha256(f"{made_by}{made_for}\n{text}".encode()).hexdigest()
 

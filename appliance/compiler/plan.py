@@ -1,15 +1,17 @@
 """The plan: every role's part, put together."""
 
+from collections.abc import Mapping
+
 from xdsl.ir import SSAValue
 
 from appliance.compiler.core.target import HALF_TYPES, Target
-from appliance.compiler.cost.kernel_profile import profile_kernels
+from appliance.compiler.cost.kernel_profile import KernelProfile, profile_kernels
 from appliance.compiler.memoryx.exchanges import find_exchanges, find_output
 from appliance.compiler.memoryx.memory_plan import adding_node_bytes, shard_bytes
 from appliance.compiler.memoryx.schedule import ShardScheduler
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, Numbers
-from appliance.compiler.partition.shards import divide
+from appliance.compiler.partition.shards import Sharing, divide
 from appliance.compiler.wafer.arena import lay_out_arena
 from appliance.compiler.wafer.memory_plan import check_memory, plan_memory
 from appliance.compiler.wafer.schedule import WaferSchedule, schedule_wafer
@@ -17,7 +19,7 @@ from cirh.dialect import types
 from wsc.v1 import plan_pb2
 
 # Of the messages in plan.proto, and of what roles may rely on. A cached plan of another format is compiled again.
-PLAN_FORMAT = 5
+PLAN_FORMAT = 6
 
 
 def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
@@ -26,17 +28,8 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     Raises:
         CompileError: the step does not fit a wafer, or cannot be scheduled.
     """
-    numbers = Numbers()
     sharing = divide(cut, target)
-    wafer = schedule_wafer(cut, sharing, target, numbers)
-    wafer.plan.memory_bytes = target.wafer_memory_bytes
-    wafer.plan.kernel_library = target.kernel_library.code
-    profiles = profile_kernels(wafer.plan.kernels)
-    wafer.plan.flops = sum(profiles[i.run.kernel].flops for i in wafer.plan.instructions if i.HasField("run"))
-    wafer.plan.arena.CopyFrom(lay_out_arena(wafer.plan))
-    memory = plan_memory(wafer.plan, profiles, target.wafer_memory_bytes)
-    wafer.plan.own_bytes = memory.own_bytes
-    check_memory(memory, target.num_csx, cut.sharding.batch_rows)
+    numbers, wafer = _fit_wafer(cut, sharing, target)
     exchanges, output = find_exchanges(cut, sharing, numbers), find_output(cut, numbers)
     rows = cut.sharding.batch_rows
     plan = plan_pb2.Plan(format=PLAN_FORMAT, num_csx=target.num_csx, num_shards=target.num_shards, batch_rows=rows)
@@ -54,11 +47,34 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     plan.swarmx.own_bytes = adding_node_bytes(plan.swarmx, target.num_csx)
     plan.worker.batch.CopyFrom(wafer.batch)
     plan.worker.global_rows, plan.worker.local_rows = rows, rows // target.num_csx
+    plan.worker.micro_batches = target.micro_batches
     _add_outputs(plan.coordinator, cut, numbers, wafer, output)
     if target.precision is not None:
         plan.precision.half = HALF_TYPES[target.precision.half]
         plan.precision.optimization_level = target.precision.level
     return plan
+
+
+def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, WaferSchedule]:
+    """The wafer's part, with as many micro-batches at once as fit its memory: so weights are streamed least."""
+    profiles: Mapping[int, KernelProfile] = {}
+    for at_once in range(target.micro_batches, 0, -1):
+        if target.micro_batches % at_once:
+            continue
+        numbers = Numbers()
+        wafer = schedule_wafer(cut, sharing, target, numbers, at_once)
+        plan = wafer.plan
+        plan.memory_bytes = target.wafer_memory_bytes
+        plan.kernel_library = target.kernel_library.code
+        profiles = profiles or profile_kernels(plan.kernels)  # the kernels are always the same
+        plan.flops = sum(profiles[i.run.kernel].flops for i in plan.instructions if i.HasField("run"))
+        plan.arena.CopyFrom(lay_out_arena(plan))
+        memory = plan_memory(plan, profiles, target.wafer_memory_bytes)
+        plan.own_bytes = memory.own_bytes
+        if at_once == 1 or memory.peak.total_bytes <= target.wafer_memory_bytes:
+            break
+    check_memory(memory, target.num_csx, cut.sharding.batch_rows, target.micro_batches)
+    return numbers, wafer
 
 
 def _add_outputs(

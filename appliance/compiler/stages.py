@@ -50,14 +50,14 @@ class Stages:
         """After casts were inserted, if the precision is mixed: what is cast depends on whose work it is."""
         precision = self._target.precision
         with self._dividing():
-            sharding = propagate(self._module, self._target.num_csx)
+            sharding = propagate(self._module, self._target.num_parts)
             if precision is None:
                 return sharding
             insert_casts(make_cut(self._module, sharding), precision)
             canonicalise(self._module)
             eliminate_dead_code(self._module)
             copy_what_passes_through(self._module)  # those copies do nothing, and are gone
-            return propagate(self._module, self._target.num_csx)
+            return propagate(self._module, self._target.num_parts)
 
     @cached_property
     def cut(self) -> Cut:

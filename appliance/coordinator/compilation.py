@@ -29,6 +29,7 @@ class Compile(Protocol):
 def cached_compiler(folder: Path, root: Path) -> Compile:
     """The real one, with its artifacts in a folder. root: the cluster's cache root, which has the key of plans."""
     from appliance.compiler.artifacts import Artifacts
+    from appliance.compiler.core.micro_batching import MicroBatching
     from appliance.compiler.core.target import DEFAULT_WAFER_MEMORY_BYTES
     from appliance.compiler.pipeline import CompileError, KernelLibrary, Precision, Target
     from cirh.dialect.errors import CirhError
@@ -49,12 +50,20 @@ def cached_compiler(folder: Path, root: Path) -> Compile:
             )
         except ValueError as error:
             raise CompileRefused(str(error)) from error
+        asked = MicroBatching.from_proto(options.micro_batching) if options.HasField("micro_batching") else None
         try:
-            return artifacts.compile(cirh, target)
+            return artifacts.compile(cirh, target, asked)
         except (CompileError, CirhError) as error:
             raise CompileRefused(str(error)) from error
 
     return compile_step
+
+
+def notes_of(plan: plan_pb2.Plan) -> list[str]:
+    """What the user is told of a plan, in lines."""
+    from appliance.compiler.micro_batches import micro_batch_notes
+
+    return micro_batch_notes(plan)
 
 
 def report_of(folder: Path, artifact: str) -> str:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import grpc
 
-from appliance.coordinator.compilation import CompileRefused
+from appliance.coordinator.compilation import CompileRefused, notes_of
 from appliance.coordinator.execution.execution import Abandoned, Execution
 from appliance.coordinator.failures.verdict import JobFailed, internal_failure
 from appliance.coordinator.job import Job
@@ -85,6 +85,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             seconds=time.monotonic() - begin,
             wafer_kernels=len(plan.wafer.kernels),
             precision=plan.precision if plan.HasField("precision") else None,
+            notes=notes_of(plan),
         )
 
     def Shards(

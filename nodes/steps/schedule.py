@@ -122,7 +122,9 @@ def is_received_by_wafers(group: plan_pb2.Group) -> bool:
 
 def part_bytes(group: plan_pb2.Group) -> int:
     """The bytes of a wafer's frame of a reduction group. A part of a GATHER has no padding: parts lie end to end."""
-    return tensor_bytes(group.members[0].type) if group.reduction == plan_pb2.REDUCTION_GATHER else group.nbytes
+    if group.reduction == plan_pb2.REDUCTION_GATHER:
+        return sum(tensor_bytes(member.type) for member in group.members)
+    return group.nbytes
 
 
 # Weights groups of one shard that may be on their way to a wafer, sent and not yet taken: the depth of the prefetch.

@@ -51,6 +51,7 @@ def tensor_type(*shape: int) -> plan_pb2.TensorType:
 def make_plan(num_csx: int, num_shards: int, outputs: bool = True) -> plan_pb2.Plan:
     """A loss from SwarmX, a tensor gathered from the wafers, and a value from shard 0."""
     plan = plan_pb2.Plan(format=1, num_csx=num_csx, num_shards=num_shards, batch_rows=8 * num_csx)
+    plan.wafer.micro_batches = plan.worker.micro_batches = 1
     for shard in range(num_shards):
         part = plan.memoryx.add(shard=shard)
         part.states.add(value=1, name=f"weight.{shard}", type=tensor_type(4))

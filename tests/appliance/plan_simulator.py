@@ -43,7 +43,7 @@ class Simulation:
                     plan.wafer,
                     self.kernels,
                     wires,
-                    [[self._rows(tensor, i) for tensor in batch] for batch in batches],
+                    [[part for tensor in batch for part in self._parts(tensor, i)] for batch in batches],
                 )
                 for i in range(plan.num_csx)
             ]
@@ -62,10 +62,11 @@ class Simulation:
         self._keep(shards)
         return outputs
 
-    def _rows(self, tensor: torch.Tensor, wafer: int) -> torch.Tensor:
+    def _parts(self, tensor: torch.Tensor, wafer: int) -> Sequence[torch.Tensor]:
+        """What each of a wafer's micro-batches has of a tensor of the batch."""
         rows = self.plan.worker.local_rows
         assert tensor.shape[0] == self.plan.worker.global_rows == rows * self.plan.num_csx
-        return tensor[wafer * rows : (wafer + 1) * rows]
+        return tensor[wafer * rows : (wafer + 1) * rows].split(rows // self.plan.worker.micro_batches)
 
     def _outputs(self, wires: Wires, step: int) -> dict[str, torch.Tensor]:
         groups = {group.id: group for group in self.plan.coordinator.groups}
@@ -81,7 +82,11 @@ class Simulation:
             frames[group.id] = memoryview(data)
         found = {}
         for output in self.plan.coordinator.outputs:
-            raw = bytearray(OutputReader(output, groups, self.plan.num_csx).read(frames[output.group]))
+            raw = bytearray(
+                OutputReader(output, groups, self.plan.num_csx * self.plan.wafer.micro_batches).read(
+                    frames[output.group]
+                )
+            )
             dtype = torch_dtype(output.type.element_type)
             flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
             found[output.name] = flat.reshape(tuple(output.type.shape))

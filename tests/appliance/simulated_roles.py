@@ -82,13 +82,20 @@ class Wafer(Role):
     ):
         super().__init__(f"wafer{index}", plan, wires)
         self.batches = batches
-        self.number = torch.tensor([index])
+        self.numbers = [torch.tensor([index * plan.micro_batches + k]) for k in range(plan.micro_batches)]
+        self.reductions = {
+            member.value: group.reduction
+            for group in plan.groups
+            if group.kind == plan_pb2.GROUP_KIND_REDUCTION
+            for member in group.members
+        }
         self.kernels = kernels
 
     def run(self) -> Iterator[None]:
         for step, batch in enumerate(self.batches, 1):
             self.values.clear()
-            self.values[self.plan.number_value] = Held(self.number)
+            self.values.update(zip(self.plan.number_values, map(Held, self.numbers), strict=False))
+            made: set[int] = set()
             for instruction in self.plan.instructions:
                 match instruction.WhichOneof("kind"):
                     case "receive":
@@ -107,9 +114,14 @@ class Wafer(Role):
                         run = instruction.run
                         written = [self.group_of[value] for value in run.outputs if value in self.group_of]
                         yield from self.wait_for_places(written, step)
-                        places = [self.place_of.get(value) for value in run.outputs]
+                        places = [None if value in made else self.place_of.get(value) for value in run.outputs]
                         inputs = [self.read(value) for value in run.inputs]
                         results = self.kernels[run.kernel](inputs, places)
+                        for i, value in enumerate(run.outputs):
+                            if value in made:  # by micro-batches before
+                                home = self.place_of[value]
+                                results[i] = home.copy_(reduced(self.reductions[value], [home, results[i]]))
+                        made.update(run.outputs)
                         if self.counts.credited:
                             shown = [t for v, t in zip(run.inputs, inputs, strict=True) if self.lies_in_arena(v)]
                             shown += [t for v, t in zip(run.outputs, results, strict=True) if self.lies_in_arena(v)]
@@ -315,7 +327,7 @@ class SwarmX:
             assert len({member.type.element_type for member in group.members}) == 1
             buffers = self.sums.setdefault(group.id, [torch.empty_like(t) for t in parts[0].tensors])
             for place, *tensors in zip(buffers, *(part.tensors for part in parts), strict=True):
-                place.copy_(self.reduced(group, tensors))
+                place.copy_(reduced(group.reduction, tensors))
             joined = buffers
         bytes_only = is_for_coordinator_only(group)
         for shard in group.shards:
@@ -326,17 +338,18 @@ class SwarmX:
         if group.to_coordinator:
             self.wires.send("swarmx", "coordinator", Frame.of(group, step, joined, as_bytes=True))
 
-    @staticmethod
-    def reduced(group: plan_pb2.Group, tensors: list[torch.Tensor]) -> torch.Tensor:
-        total = tensors[0]
-        for tensor in tensors[1:]:
-            match group.reduction:
-                case plan_pb2.REDUCTION_SUM:
-                    total = total + tensor
-                case plan_pb2.REDUCTION_MAX:
-                    total = torch.maximum(total, tensor)
-                case plan_pb2.REDUCTION_MIN:
-                    total = torch.minimum(total, tensor)
-                case kind:
-                    raise AssertionError(kind)
-        return total
+
+def reduced(reduction: "plan_pb2.Reduction.ValueType", tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What SwarmX makes of several wafers' tensors, and a wafer of several micro-batches'."""
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        match reduction:
+            case plan_pb2.REDUCTION_SUM:
+                total = total + tensor
+            case plan_pb2.REDUCTION_MAX:
+                total = torch.maximum(total, tensor)
+            case plan_pb2.REDUCTION_MIN:
+                total = torch.minimum(total, tensor)
+            case kind:
+                raise AssertionError(kind)
+    return total

@@ -121,7 +121,8 @@ def test_a_kernel_may_read_the_number_of_its_wafer(ends: tuple[SocketLink, Socke
             plan_pb2.Instruction(run=plan_pb2.Run(kernel=1, inputs=[9], outputs=[2])),
             plan_pb2.Instruction(send=plan_pb2.Send(group=1)),
         ],
-        number_value=9,
+        number_values=[9],
+        micro_batches=1,
     )
     parent, far = ends
     hub, far_hub = Hub(), Hub()

@@ -42,7 +42,7 @@ def worker_plan(columns: int, num_csx: int) -> plan_pb2.WorkerPlan:
         ],
         nbytes=offset + local * 8,
     )
-    return plan_pb2.WorkerPlan(batch=batch, global_rows=ROWS, local_rows=local)
+    return plan_pb2.WorkerPlan(batch=batch, global_rows=ROWS, local_rows=local, micro_batches=1)
 
 
 class Wafer:

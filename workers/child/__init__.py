@@ -5,7 +5,8 @@ Waferbox (workers.run_child), which is why its modules import each other relativ
 over a SEQPACKET socket, one JSON object a message:
 
     worker -> child   prepare {python_paths, last_python_paths, worker, num_workers, ...}  + fd: the pickled builder
-    worker -> child   load {members, global_rows, local_rows, slot_bytes, num_slots, state_steps}  + fd: the ring
+    worker -> child   load {members, global_rows, local_rows, micro_batches, slot_bytes, num_slots,
+                           state_steps}  + fd: the ring
     worker -> child   fill {slot, state_steps}   put this worker's next batch into a slot
     child -> worker   filled {slot}         | failed {message, traceback}, after which nothing follows
     child -> worker   state {step}          + fd: the state of a restartable loader after a step, as JSON text

@@ -26,10 +26,11 @@ class Selection:
         self._num_workers: int = prepare["num_workers"]
         self._global_rows: int = load["global_rows"]
         self._local_rows: int = load["local_rows"]
-        self._members: list[dict[str, Any]] = load["members"]
+        self._micro_rows: int = load["local_rows"] // load["micro_batches"]
+        self._members: list[dict[str, Any]] = load["members"][:: load["micro_batches"]]  # of each tensor the first
 
     def own(self, batches: Iterator[Any], position: "Position") -> Iterator[list[Any]]:
-        """The tensors of this worker's batches, cut to its wafer's rows, in the order of the plan.
+        """The tensors of this worker's batches, cut to its wafer's rows and micro-batches, in the order of the plan.
 
         Where batches are dealt out, the loader's position after a step is behind that step's batch, whoever took it;
         where the input_fn shards, it is behind the last batch of this worker's own.
@@ -56,8 +57,9 @@ class Selection:
                 position.streamed(self._local_rows)
                 first_row = 0 if is_sharded else self._wafer * self._local_rows
                 yield [
-                    self._cut(number, index, tensor, member, first_row)
+                    part
                     for index, (tensor, member) in enumerate(zip(tensors, self._members))  # noqa: B905 - checked above
+                    for part in self._cut(number, index, tensor, member, first_row).split(self._micro_rows)
                 ]
             position.send(position.states(last_step))
 
@@ -81,7 +83,7 @@ class Selection:
     def _cut(self, number: int, index: int, tensor: Any, member: dict[str, Any], first_row: int) -> Any:
         part = tensor.detach()[first_row : first_row + self._local_rows]
         dtype = str(part.dtype).removeprefix("torch.")
-        if dtype != member["dtype"] or list(part.shape) != member["shape"]:
+        if dtype != member["dtype"] or list(part.shape)[1:] != member["shape"][1:]:
             raise InputFailure(
                 f"tensor {index} of batch {number} of the input_fn {self._source} is {dtype} with "
                 f"{list(part.shape)[1:]} per sample, but the step was compiled for {member['dtype']} with "

@@ -80,6 +80,8 @@ class Target:
     wafer_memory_bytes: int = DEFAULT_WAFER_MEMORY_BYTES
     # Weights stay on a wafer between two uses if so many segments, or fewer, lie between them.
     prefetch_layers: int = 4
+    # Into how many a wafer's rows of the batch are divided.
+    micro_batches: int = 1
     # None: float32 throughout.
     precision: Precision | None = None
     kernel_library: KernelLibrary = KernelLibrary.ATEN
@@ -87,3 +89,10 @@ class Target:
     def __post_init__(self) -> None:
         if self.num_csx < 1 or self.num_shards < 1:
             raise ValueError(f"a target has at least one wafer and one shard, not {self.num_csx} and {self.num_shards}")
+        if self.micro_batches < 1:
+            raise ValueError(f"a wafer has at least one micro-batch, not {self.micro_batches}")
+
+    @property
+    def num_parts(self) -> int:
+        """Into how many the batch is cut, over the wafers and over time."""
+        return self.num_csx * self.micro_batches

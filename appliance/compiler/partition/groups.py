@@ -25,12 +25,12 @@ class Numbers:
     """The numbers that values, groups and kernels have in a plan; all roles share those of values and groups."""
 
     def __init__(self) -> None:
-        self._values: dict[SSAValue, int] = {}
+        self._values: dict[tuple[SSAValue, int], int] = {}
         self._groups = 0
 
-    def value(self, value: SSAValue) -> int:
-        """The number of a value; numbers begin with 1."""
-        return self._values.setdefault(value, len(self._values) + 1)
+    def value(self, value: SSAValue, micro_batch: int = 0) -> int:
+        """The number of a value, or of what one micro-batch has of it; numbers begin with 1."""
+        return self._values.setdefault((value, micro_batch), len(self._values) + 1)
 
     def values(self, values: Iterable[SSAValue]) -> list[int]:
         return [self.value(value) for value in values]
@@ -58,9 +58,19 @@ class Bundle:
 
     def add(self, numbers: Numbers, value: SSAValue, type: AnyTensorType) -> None:
         """Packs a value behind the others."""
-        offset = -(-self.group.nbytes // ALIGNMENT) * ALIGNMENT
         self.values.append(value)
-        self.group.members.add(value=numbers.value(value), type=types.to_proto(type), offset=offset)
+        self._pack(numbers.value(value), type, -(-self.group.nbytes // ALIGNMENT) * ALIGNMENT)
+
+    def add_parts(self, numbers: Numbers, value: SSAValue, type: AnyTensorType, micro_batches: int) -> None:
+        """Packs what each micro-batch has of a value, of this type."""
+        self.values.append(value)
+        gathered = self.group.reduction == plan_pb2.REDUCTION_GATHER
+        for micro_batch in range(micro_batches):
+            end = self.group.nbytes
+            self._pack(numbers.value(value, micro_batch), type, end if gathered else -(-end // ALIGNMENT) * ALIGNMENT)
+
+    def _pack(self, number: int, type: AnyTensorType, offset: int) -> None:
+        self.group.members.add(value=number, type=types.to_proto(type), offset=offset)
         self.group.nbytes = offset + types.nbytes(type)
 
 

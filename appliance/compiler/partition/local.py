@@ -65,7 +65,7 @@ class Localiser:
         return values[operand]
 
     def _constant(self, builder: GraphBuilder, constant: Const, want: Placement) -> SSAValue:
-        if not want.is_sharded or self._sharding.num_csx == 1:
+        if not want.is_sharded or self._sharding.num_parts == 1:
             return builder.constant(constant.value)
         assert isinstance(constant.value, SplatAttr), "propagation refuses others"
         local = self._local(constant.results[0], want)
@@ -73,5 +73,5 @@ class Localiser:
         return builder.splat(value, types.shape(local), types.dtype(local))
 
     def _local(self, value: SSAValue, placement: Placement) -> AnyTensorType:
-        shape = placement.local_shape(types.shape(value), self._sharding.num_csx)
+        shape = placement.local_shape(types.shape(value), self._sharding.num_parts)
         return types.tensor_type(shape, types.dtype(value))

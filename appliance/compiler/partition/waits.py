@@ -57,7 +57,7 @@ class Waits:
 
     def back(self, op: Operation) -> list[SSAValue]:
         """Reduced values that come back to the wafers for this operation. On one wafer they are there already."""
-        if self._cut.sharding.num_csx == 1:
+        if self._cut.sharding.num_parts == 1:
             return []
         wants = self._cut.sharding.outcomes[op].wants
         return [

@@ -5,6 +5,7 @@ every message that is waited for is sent. What a plan computes is not known here
 artifact's hash.
 """
 
+from collections import Counter
 from math import prod
 from typing import Final
 
@@ -23,7 +24,7 @@ from wsc.v1 import plan_pb2
 
 __all__ = ["PlanError", "check_plan"]
 
-# The number of a wafer.
+# The number of a part of the batch.
 _NUMBER: Final = TensorInfo((1,), torch.int64)
 
 
@@ -54,14 +55,24 @@ def _check_sizes(plan: plan_pb2.Plan) -> None:
     worker = plan.worker
     require(worker.global_rows == plan.batch_rows, "workers and plan differ in the rows of a batch")
     require(worker.local_rows * plan.num_csx == worker.global_rows, "the batch is not divided over the wafers")
+    micro_batches, at_once = plan.wafer.micro_batches, plan.wafer.micro_batches_at_once
+    require(micro_batches >= 1 and worker.local_rows % micro_batches == 0, "rows are not divided into micro-batches")
+    require(worker.micro_batches == micro_batches, "workers and wafers differ in the micro-batches")
+    require(at_once >= 1 and micro_batches % at_once == 0, "micro-batches are not divided into rounds")
     require(plan.wafer.memory_bytes > 0, "a wafer has no memory")
     KernelLibrary.from_proto(plan.wafer.kernel_library)
 
 
 def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
-    number = plan.number_value
-    if number:
-        role.values[number] = _NUMBER
+    numbers = set(plan.number_values)
+    require(len(plan.number_values) in (0, plan.micro_batches), "not every part of the batch has a number")
+    require(0 not in numbers and len(numbers) == len(plan.number_values), "the numbers of parts are not told apart")
+    role.values.update(dict.fromkeys(numbers, _NUMBER))
+    reductions = [group for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_REDUCTION]
+    joined = {
+        member.value for group in reductions if group.reduction != plan_pb2.REDUCTION_GATHER for member in group.members
+    }
+    made: Counter[int] = Counter()
     for instruction in plan.instructions:
         match instruction.WhichOneof("kind"):
             case "receive":
@@ -69,15 +80,26 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
                 role.receive(instruction.receive.group)
             case "run":
                 require(not instruction.run.commits, "the wafer has no states to commit to")
-                role.run(instruction.run)
-                role.drop(instruction.run)
+                run = instruction.run
+                require(run.micro_batch < plan.micro_batches, "the wafer has no such micro-batch")
+                role.run(run, joined=joined)
+                role.drop(run)
+                for value in joined.intersection(run.outputs):
+                    require(
+                        made[value] == run.micro_batch, "a micro-batch's part of a value is missing, or there twice"
+                    )
+                    require(role.used.isdisjoint((value,)), f"value {value} is read before all its parts are there")
+                    made[value] += 1
             case "send":
                 role.send(instruction.send.group)
             case kind:
                 raise PlanError(f"a wafer has no instruction {kind}")
-    if number:
+    require(set(made.values()) <= {plan.micro_batches}, "a value lacks the parts of some micro-batches")
+    if numbers:
         others = {member.value for group in plan.groups for member in group.members} | role.made
-        require(number in role.used and number not in others, "the wafer's number is something else, or is not read")
+        require(
+            numbers <= role.used and numbers.isdisjoint(others), "a part's number is something else, or is not read"
+        )
     role.finish()
 
 
@@ -173,7 +195,9 @@ def _check_outputs(plan: plan_pb2.Plan) -> None:
         shape = list(output.type.shape)
         require(output.dim < len(shape), f"{what} has no dimension {output.dim}")
         size = shape[output.dim]
-        require(output.outer and size % (output.outer * plan.num_csx) == 0, f"{what} does not divide into its parts")
-        shape[output.dim] = size // plan.num_csx
+        num_parts = plan.num_csx * plan.wafer.micro_batches
+        require(output.outer and size % (output.outer * num_parts) == 0, f"{what} does not divide into its parts")
+        shape[output.dim] = size // num_parts
         require(shape == list(member.type.shape), f"{what} is not what its parts make")
-        require(tensor_bytes(output.type) == tensor_bytes(member.type) * plan.num_csx, f"{what} is not its parts")
+        require(tensor_bytes(output.type) == tensor_bytes(member.type) * num_parts, f"{what} is not its parts")
+        require(member == group.members[0], f"{what} does not begin with its first part")

@@ -62,7 +62,8 @@ def _check_group(plan: plan_pb2.Plan, group: plan_pb2.Group) -> None:
     require(group.reduction in plan_pb2.Reduction.values(), f"{what} is reduced in an unknown way")
     require(reduction == (group.reduction != plan_pb2.REDUCTION_UNSPECIFIED), f"{what} is reduced, and should not be")
     require(reduction or not (group.to_wafers or group.to_coordinator), f"{what} goes where its kind does not")
-    require(not group.to_wafers or plan.num_csx > 1, f"{what} goes back to the only wafer")
+    num_parts = plan.num_csx * plan.wafer.micro_batches
+    require(not group.to_wafers or num_parts > 1, f"{what} goes back to the wafer that has the whole batch")
     require(reduction or exchange or not group.shards, f"{what} goes to shards, which its kind does not")
     require(reduction is False or group.source_shard == 0, f"{what} comes from a shard")
     require(group.source_shard < plan.num_shards, f"{what} comes from a shard that is not there")
@@ -75,12 +76,15 @@ def _check_group(plan: plan_pb2.Plan, group: plan_pb2.Group) -> None:
 
 
 def _check_members(plan: plan_pb2.Plan, group: plan_pb2.Group, what: str) -> None:
+    gathered = group.reduction == plan_pb2.REDUCTION_GATHER
     end = 0
     for member in group.members:
-        require(member.offset == aligned(end), f"{what}: a member does not follow the one before")
+        begin = end if gathered else aligned(end)
+        require(member.offset == begin, f"{what}: a member does not follow the one before")
         end = member.offset + tensor_bytes(member.type)
-    gathered = group.reduction == plan_pb2.REDUCTION_GATHER
-    require(not gathered or len(group.members) == 1, f"{what} gathers more than one tensor")
+    parts = len(group.members) == plan.wafer.micro_batches
+    alike = all(member.type == group.members[0].type for member in group.members)
+    require(not gathered or (parts and alike), f"{what} does not have a part for each micro-batch, all of one type")
     require(group.nbytes == end * (plan.num_csx if gathered else 1), f"{what} is not as large as its members")
     values = [member.value for member in group.members]
     require(0 not in values and len(set(values)) == len(values), f"{what} has a value twice, or one without number")

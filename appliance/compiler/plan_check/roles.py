@@ -1,7 +1,7 @@
 """One role's program, followed step by step: which values it has, of which types."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from appliance.compiler.plan_check.errors import require
@@ -72,7 +72,8 @@ class Role:
             self.read(member.value, from_proto(member.type))
         return group
 
-    def run(self, run: plan_pb2.Run) -> Signature:
+    def run(self, run: plan_pb2.Run, joined: Collection[int] = ()) -> Signature:
+        """joined: values that may be made again, as what is made is joined to what there is."""
         require(run.kernel in self._kernels, f"{self.name} has no kernel {run.kernel}")
         signature = self._kernels[run.kernel]
         self._run.add(run.kernel)
@@ -83,7 +84,8 @@ class Role:
         for value, type in zip(run.inputs, signature.inputs, strict=True):
             self.read(value, type)
         for value in run.outputs:
-            require(value and value not in self.made, f"{self.name} makes value {value} again, or one without a number")
+            again = value in self.made and value not in joined
+            require(value and not again, f"{self.name} makes value {value} again, or one without a number")
             self.made.add(value)
         self.values.update(zip(run.outputs, signature.outputs, strict=True))
         return signature

@@ -18,10 +18,10 @@ from cirh.dialect.operations import func_of
 class Gathers:
     """Whole values, each made behind the one that is cut, and once for all who read it."""
 
-    def __init__(self, module: ModuleOp, num_csx: int, wafers: Callable[[], SSAValue]) -> None:
+    def __init__(self, module: ModuleOp, num_parts: int, wafers: Callable[[], SSAValue]) -> None:
         """wafers: gives the argument of wafer numbers."""
         self._module = module
-        self._num_csx = num_csx
+        self._num_parts = num_parts
         self._wafers = wafers
         self._made: dict[tuple[SSAValue, Placement], SSAValue] = {}
 
@@ -39,8 +39,8 @@ class Gathers:
         assert behind is not None, "a value is read by something"
         rewriter = Rewriter(behind, reader.location)
         shape, dtype = types.info(value)
-        block = shape[cut.dim] // (cut.outer * self._num_csx)
-        apart = (*shape[: cut.dim], cut.outer, self._num_csx, block, *shape[cut.dim + 1 :])
+        block = shape[cut.dim] // (cut.outer * self._num_parts)
+        apart = (*shape[: cut.dim], cut.outer, self._num_parts, block, *shape[cut.dim + 1 :])
         (parts,) = rewriter.emit("cirh.Reshape", [value], types=[types.tensor_type(apart, dtype)])
         zeros = rewriter.splat(0, apart, dtype)
         (placed,) = rewriter.emit("aten.index_add", [zeros, self._wafers(), parts], {"dim": cut.dim + 1})

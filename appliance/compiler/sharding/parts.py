@@ -30,9 +30,9 @@ _DEEPEST: Final = 32
 class Parts:
     """Operations that make parts, each behind the one that makes the whole."""
 
-    def __init__(self, module: ModuleOp, num_csx: int, by_rule: Callable[[Query], Outcome]) -> None:
+    def __init__(self, module: ModuleOp, num_parts: int, by_rule: Callable[[Query], Outcome]) -> None:
         self._module = module
-        self._num_csx = num_csx
+        self._num_parts = num_parts
         self._by_rule = by_rule
         self._made: dict[tuple[SSAValue, Placement], SSAValue] = {}
         self.outcomes: dict[Operation, Outcome] = {}
@@ -78,8 +78,8 @@ class Parts:
         """Makes an operand that is whole to be the wanted part: every wafer cuts it out of the whole value."""
         value, rewriter = op.operands[index], Rewriter(op)
         shape, dtype = types.info(value)
-        block = shape[want.dim] // (want.outer * self._num_csx)
-        split = (*shape[: want.dim], want.outer, self._num_csx, block, *shape[want.dim + 1 :])
+        block = shape[want.dim] // (want.outer * self._num_parts)
+        split = (*shape[: want.dim], want.outer, self._num_parts, block, *shape[want.dim + 1 :])
         (blocks,) = rewriter.emit("cirh.Reshape", [value], types=[types.tensor_type(split, dtype)])
         (picked,) = rewriter.emit("aten.index_select", [blocks, self.wafers()], {"dim": want.dim + 1})
         (op.operands[index],) = rewriter.emit("cirh.Reshape", [picked], types=[types.tensor_type(shape, dtype)])
@@ -87,13 +87,13 @@ class Parts:
     def _drawn(self, op: Operation, want: Placement) -> SSAValue:
         """The same random numbers, of which each wafer draws its own."""
         *segments, _ = site_of(op).segments
-        more = {"part": attribute([want.dim, want.outer, self._num_csx]), SEGMENTS: attribute([*segments, 1])}
+        more = {"part": attribute([want.dim, want.outer, self._num_parts]), SEGMENTS: attribute([*segments, 1])}
         return self._copy(op, [*op.operands, self.wafers()], more).results[0]
 
     def wafers(self) -> SSAValue:
         """The argument that holds the numbers of all wafers, of which each has its own."""
         known = signature(self._module).wafers
-        return add_wafers(self._module, self._num_csx) if known is None else func_of(self._module).block.args[known]
+        return add_wafers(self._module, self._num_parts) if known is None else func_of(self._module).block.args[known]
 
     def _copy(self, op: Operation, operands: list[SSAValue], more: Mapping[str, Attribute] | None = None) -> Operation:
         copy = type(op).create(
@@ -115,7 +115,7 @@ class Parts:
                 continue
             placements = [placement if i == index else R for i in range(len(op.operands))]
             try:
-                outcome = self._by_rule(Query(op, placements, self._num_csx))
+                outcome = self._by_rule(Query(op, placements, self._num_parts))
             except (CompileError, Decompose):
                 continue
             whole_or_part = not any(wanted.is_partial for wanted in outcome.wants)
@@ -133,12 +133,12 @@ class Parts:
         for index, operand in enumerate(op.operands):
             shape = types.shape(operand)
             if op.name == "cirh.Reshape":
-                moved = reshaped_dim(want, types.shape(op.results[result]), shape, self._num_csx)
+                moved = reshaped_dim(want, types.shape(op.results[result]), shape, self._num_parts)
                 if moved is not None:
                     yield index, moved
                 continue
             for dim, size in enumerate(shape):
-                if size % (want.outer * self._num_csx) == 0:
+                if size % (want.outer * self._num_parts) == 0:
                     yield index, want.at(dim)
 
 

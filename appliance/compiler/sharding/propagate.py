@@ -30,7 +30,7 @@ from cirh.table.lookup import spec
 class Sharding:
     """Placements of all values, what each operation wants, and which partial values are reduced."""
 
-    num_csx: int
+    num_parts: int
     batch_rows: int
     placements: Mapping[SSAValue, Placement]
     outcomes: Mapping[Operation, Outcome]
@@ -41,22 +41,22 @@ class Sharding:
         return R if value in self.reduced else self.placements[value]
 
 
-def propagate(module: ModuleOp, num_csx: int) -> Sharding:
+def propagate(module: ModuleOp, num_parts: int) -> Sharding:
     """Places every value; changes the module where an operation must be decomposed, or made for a part of the batch.
 
     Raises:
         CompileError: the batch cannot be cut, or an operation cannot work on a part of it.
     """
-    rows = _batch_rows(module, num_csx)
+    rows = batch_rows(module, num_parts)
     reduced: set[SSAValue] = set()
-    _check_wafers(module, num_csx)
-    parts = Parts(module, num_csx, by_rule)
-    gathers = Gathers(module, num_csx, parts.wafers)
+    _check_wafers(module, num_parts)
+    parts = Parts(module, num_parts, by_rule)
+    gathers = Gathers(module, num_parts, parts.wafers)
     while True:
-        attempt = _Attempt(module, num_csx, reduced, parts, gathers)
+        attempt = _Attempt(module, num_parts, reduced, parts, gathers)
         if attempt.run() and not attempt.hoist():
             if not attempt.uncut:
-                return Sharding(num_csx, rows, attempt.placements, attempt.outcomes, frozenset(reduced))
+                return Sharding(num_parts, rows, attempt.placements, attempt.outcomes, frozenset(reduced))
             for op, index, want in attempt.uncut:
                 parts.cut(op, index, want)
             # Parts that were begun for what is cut now are read by nobody.
@@ -64,8 +64,8 @@ def propagate(module: ModuleOp, num_csx: int) -> Sharding:
             reduced.clear()
 
 
-def _batch_rows(module: ModuleOp, num_csx: int) -> int:
-    """The rows of the global batch: dimension 0 of all inputs."""
+def batch_rows(module: ModuleOp, num_parts: int) -> int:
+    """The rows of the global batch: dimension 0 of all inputs. CompileError if it cannot be cut in so many parts."""
     arguments = func_of(module).block.args
     rows = None
     for argument in signature(module).inputs:
@@ -80,18 +80,18 @@ def _batch_rows(module: ModuleOp, num_csx: int) -> int:
         rows = shape[0]
     if rows is None:
         raise CompileError("the step has no input; it must use the batch that the executor gives it")
-    if rows % num_csx:
+    if rows % num_parts:
         raise CompileError(
-            f"a batch of {rows} samples cannot be divided evenly over num_csx={num_csx} wafers; "
-            f"choose a batch size that is a multiple of {num_csx}, or another num_csx"
+            f"a batch of {rows} samples cannot be divided evenly over num_csx={num_parts} wafers; "
+            f"choose a batch size that is a multiple of {num_parts}, or another num_csx"
         )
     return rows
 
 
-def _check_wafers(module: ModuleOp, num_csx: int) -> None:
+def _check_wafers(module: ModuleOp, num_parts: int) -> None:
     """An argument of wafer numbers, which a module has that was propagated before, is for as many wafers."""
     number = signature(module).wafers
-    wanted = types.tensor_type((num_csx,), torch.int64)
+    wanted = types.tensor_type((num_parts,), torch.int64)
     if number is not None and func_of(module).block.args[number].type != wanted:
         raise CompileError(f"the module's wafer numbers are not {types.type_text(wanted)}")
 
@@ -99,9 +99,11 @@ def _check_wafers(module: ModuleOp, num_csx: int) -> None:
 class _Attempt:
     """One pass over the operations, with what is known to be reduced from the passes before."""
 
-    def __init__(self, module: ModuleOp, num_csx: int, reduced: set[SSAValue], parts: Parts, gathers: Gathers) -> None:
+    def __init__(
+        self, module: ModuleOp, num_parts: int, reduced: set[SSAValue], parts: Parts, gathers: Gathers
+    ) -> None:
         self._module = module
-        self._num_csx = num_csx
+        self._num_parts = num_parts
         self._reduced = reduced
         self._parts = parts
         self._gathers = gathers
@@ -159,7 +161,7 @@ class _Attempt:
                     continue
                 parents = [operand for operand in op.operands if self._used(operand).is_partial]
                 light = all(types.nbytes(parent) <= types.nbytes(value) for parent in parents)
-                exact = op.name != "cirh.Cast" or self._num_csx == 1
+                exact = op.name != "cirh.Cast" or self._num_parts == 1
                 found = {sources[parent] for parent in parents} if light and exact else set()
                 sources[value] = found.pop() if len(found) == 1 else value
         for reduced in before:
@@ -175,14 +177,14 @@ class _Attempt:
         return value not in self._reduced and self.placements.get(value) == R
 
     def _is_partial(self, value: SSAValue) -> bool:
-        return self.placements[value].is_partial or (self._num_csx == 1 and self.placements[value].is_sharded)
+        return self.placements[value].is_partial or (self._num_parts == 1 and self.placements[value].is_sharded)
 
     def _outcome(self, op: Operation) -> Outcome:
         known = self._parts.outcomes.get(op)
         if known is not None:
             return known
-        query = Query(op, [self._used(operand) for operand in op.operands], self._num_csx)
-        if self._num_csx > 1:
+        query = Query(op, [self._used(operand) for operand in op.operands], self._num_parts)
+        if self._num_parts > 1:
             return by_rule(query)
         try:
             outcome = by_rule(query)
@@ -195,7 +197,7 @@ class _Attempt:
         """Sees to it that an operand can be had as wanted. False if the operation reads another value instead."""
         value = op.operands[index]
         have = self._used(value)
-        if have == R and want.is_sharded and self._num_csx > 1:
+        if have == R and want.is_sharded and self._num_parts > 1:
             part = self._parts.part(value, want, self._is_replicated)
             if part is not None:
                 op.operands[index] = part
@@ -208,7 +210,7 @@ class _Attempt:
         if not want.is_partial and (have.is_partial or value in self._reduced):
             self._reduced.add(value)
             self._needed.add(value)
-        elif have.is_sharded and want == R and self._num_csx > 1:
+        elif have.is_sharded and want == R and self._num_parts > 1:
             op.operands[index] = self._gathers.whole(value, have, op)
             return False
         elif have != want and not (have == R and want.is_sharded):
@@ -225,7 +227,7 @@ class _Attempt:
                 self._reduced.add(value)
                 self._needed.add(value)
             if placement.is_sharded and index in states:
-                if self._num_csx == 1:
+                if self._num_parts == 1:
                     # The one part is all there is.
                     self._reduced.add(value)
                     self._needed.add(value)

@@ -60,12 +60,14 @@ def lay_out_arena(plan: plan_pb2.WaferPlan) -> plan_pb2.SendArena:
 def _bursts(plan: plan_pb2.WaferPlan) -> list[_Burst]:
     groups = {group.id: group for group in plan.groups}
     direct = direct_values(plan)
-    made: dict[int, int] = {}  # value -> position of the kernel that writes it in the arena
+    made: dict[int, int] = {}  # value -> position of the kernel that first writes it in the arena
     bursts: list[_Burst] = []
     for position, instruction in enumerate(plan.instructions):
         match instruction.WhichOneof("kind"):
             case "run":
-                made.update((value, position) for value in instruction.run.outputs if value in direct)
+                for value in instruction.run.outputs:
+                    if value in direct:
+                        made.setdefault(value, position)  # the first micro-batch's is what others are joined to
             case "send" if is_in_arena(group := groups[instruction.send.group]):
                 begin = min([position, *(made[m.value] for m in group.members if m.value in made)])
                 together = [group]

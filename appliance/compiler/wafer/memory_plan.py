@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from appliance.compiler.core.errors import CompileError
+from appliance.compiler.core.errors import WaferMemoryError
 from appliance.compiler.cost.kernel_profile import KernelProfile
 from appliance.drawing.quantities import bytes_text
 from cirh.execution.kernel import Kernel
@@ -77,6 +77,7 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
     arriving = _arriving(plan, groups)
     weights: dict[int, int] = {}
     made: dict[int, int] = {}
+    joined: set[int] = set()  # of which there is a part already, to which more parts are joined
     points = []
     for position, instruction in enumerate(plan.instructions):
         match instruction.WhichOneof("kind"):
@@ -91,7 +92,9 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
                 new = dict(zip(run.outputs, profile.output_bytes, strict=True))
                 if run.kernel not in direct:
                     direct[run.kernel] = Kernel(profile.module).direct_results
-                placed = sum(profile.output_bytes[i] for i in direct[run.kernel] if run.outputs[i] in in_buffers)
+                written = in_buffers - joined
+                placed = sum(profile.output_bytes[i] for i in direct[run.kernel] if run.outputs[i] in written)
+                joined.update(value for value in run.outputs if value in in_buffers)
                 points.append(
                     MemoryPoint(
                         segment=run.layer,
@@ -144,8 +147,8 @@ def _idle(batch_bytes: int) -> MemoryPoint:
     )
 
 
-def check_memory(plan: MemoryPlan, num_csx: int, global_rows: int) -> int:
-    """The most that a wafer holds, in bytes. CompileError if it has less: by how much, where, and what to change."""
+def check_memory(plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches: int) -> int:
+    """The most that a wafer holds, in bytes. WaferMemoryError if it has less: how much, where, and what to change."""
     peak = plan.peak
     over = peak.total_bytes - plan.capacity_bytes
     if over > 0:
@@ -154,18 +157,19 @@ def check_memory(plan: MemoryPlan, num_csx: int, global_rows: int) -> int:
             f"batch {bytes_text(peak.batch_bytes)}, "
             f"activations {bytes_text(peak.activation_bytes + peak.working_bytes)}"
         )
-        raise CompileError(
+        raise WaferMemoryError(
             f"the step needs {bytes_text(peak.total_bytes)} of a wafer's memory, {bytes_text(over)} more than it has "
             f"({bytes_text(plan.capacity_bytes)}), in segment {peak.segment}: {parts}; "
-            f"{_way_out(plan, num_csx, global_rows)}"
+            f"{_way_out(plan, num_csx, global_rows, micro_batches)}",
+            fitting_share=min(_fitting_share(point, plan.capacity_bytes) for point in plan.points),
         )
     return peak.total_bytes
 
 
-def _way_out(plan: MemoryPlan, num_csx: int, global_rows: int) -> str:
+def _way_out(plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches: int) -> str:
     tightest = min(plan.points, key=lambda point: _fitting_share(point, plan.capacity_bytes))
     share = _fitting_share(tightest, plan.capacity_bytes)
-    rows = int(global_rows // num_csx * share)
+    rows = int(global_rows // (num_csx * micro_batches) * share)
     needed = math.ceil(plan.peak.total_bytes / (1 << 30))
     larger = f"let wafers take more of their hosts' memory: cstorch.backends.csx.debug.wafer_memory_gi = {needed}"
     if rows < 1:
@@ -174,9 +178,15 @@ def _way_out(plan: MemoryPlan, num_csx: int, global_rows: int) -> str:
             f"neither a smaller batch nor more wafers (num_csx) helps: make the layer smaller, or {larger}"
         )
     wafers = next(count for count in range(num_csx + 1, global_rows + 1) if _fits(global_rows, count, rows))
+    if micro_batches > 1:
+        return (
+            f"use micro-batches of at most about {rows} rows (cstorch.backends.csx.performance.micro_batch_size), or "
+            f"{larger}"
+        )
     return (
-        f"use a batch of at most about {rows * num_csx} rows instead of {global_rows} ({share:.0%} of it), the same "
-        f"batch on {wafers} wafers (num_csx={wafers}), or {larger}"
+        f"use micro-batches of at most about {rows} rows (micro_batch_size), a batch of at most about "
+        f"{rows * num_csx} rows instead of {global_rows} ({share:.0%} of it), the same batch on {wafers} wafers "
+        f"(num_csx={wafers}), or {larger}"
     )
 
 

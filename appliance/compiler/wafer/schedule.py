@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 from appliance.compiler.core.target import Target
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, KernelTable, Numbers
-from appliance.compiler.partition.layers import partition
+from appliance.compiler.partition.layers import Segment, partition
 from appliance.compiler.partition.local import Localiser
 from appliance.compiler.partition.shards import Sharing
 from appliance.compiler.partition.waits import Waits, closure, inputs_of
@@ -21,7 +21,7 @@ from appliance.compiler.wafer.drops import add_drops
 from appliance.compiler.wafer.streams import (
     Departure,
     Load,
-    Work,
+    by_position,
     find_departures,
     find_loads,
     last_reads,
@@ -30,6 +30,7 @@ from appliance.compiler.wafer.streams import (
     release,
     unheard_shards,
 )
+from appliance.compiler.wafer.turns import Work, order_turns
 from cirh.dialect.operations import func_of
 from cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
@@ -44,24 +45,25 @@ class WaferSchedule:
     work: list[Work]
     loads: list[Load]  # in order; tokens before segment 0 are at position -1
     departures: list[Departure]  # in order
-    last_read: Mapping[SSAValue, int]  # the last segment that reads a value
+    last_read: Mapping[SSAValue, int]  # the last turn that reads a value
     localiser: Localiser
 
 
-def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers) -> WaferSchedule:
-    """Makes the program."""
+def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers, at_once: int) -> WaferSchedule:
+    """Makes the program. at_once: micro-batches that go through the layers together."""
     localiser = Localiser(cut.sharding)
     waits = Waits(cut)
-    work = _make_work(cut, waits)
+    work = order_turns(_make_work(cut, waits), waits, target.micro_batches, at_once)
     last_read = last_reads(work)
     loads = find_loads(cut, sharing, target, numbers, work, waits)
-    tokens, batch = make_tokens(sharing, numbers), make_batch(cut, numbers, localiser)
-    departures = find_departures(cut, sharing, numbers, localiser, work, waits)
+    tokens, batch = make_tokens(sharing, numbers), make_batch(cut, numbers, localiser, target.micro_batches)
+    departures = find_departures(cut, sharing, target, numbers, localiser, work, waits)
     release(cut, sharing, loads, departures, last_read)
     first = [Load(-1, tokens[shard]) for shard in unheard_shards(loads, departures)]
     loads = [*first, *loads]
-    assembler = _Assembler(cut, numbers, localiser, waits)
+    assembler = _Assembler(cut, numbers, localiser, waits, target.micro_batches)
     assembler.assemble(batch, work, loads, departures)
+    assembler.plan.micro_batches, assembler.plan.micro_batches_at_once = target.micro_batches, at_once
     return WaferSchedule(
         plan=assembler.plan,
         batch=batch.group,
@@ -89,12 +91,23 @@ def _make_work(cut: Cut, waits: Waits) -> list[Work]:
 class _Assembler:
     """Puts the instructions in order."""
 
-    def __init__(self, cut: Cut, numbers: Numbers, localiser: Localiser, waits: Waits) -> None:
+    def __init__(self, cut: Cut, numbers: Numbers, localiser: Localiser, waits: Waits, micro_batches: int) -> None:
         self._cut = cut
         self._numbers = numbers
         self._localiser = localiser
         self._waits = waits
+        self._micro_batches = micro_batches
+        arguments = func_of(cut.module).block.args
+        self._wafers: SSAValue | None = None if cut.names.wafers is None else arguments[cut.names.wafers]
+        made = {result for op in cut.wafer_ops for result in op.results if result not in cut.sharding.reduced}
+        inputs = {arguments[argument.argument] for argument in cut.names.inputs}
+        self._parts: set[SSAValue | None] = {
+            *made,
+            *inputs,
+            self._wafers,
+        }  # values of which every micro-batch has one of its own
         self._kernels = KernelTable()
+        self._numbers_of_kernels: dict[Segment, int] = {}
         self._groups: dict[int, plan_pb2.Group] = {}
         self.plan = plan_pb2.WaferPlan()
 
@@ -105,28 +118,28 @@ class _Assembler:
                 self._receive(load.bundle)
         back = {value: d.bundle for d in departures if d.bundle.group.to_wafers for value in d.bundle.values}
         received: set[int] = set()
+        loads_at, departures_at = by_position(loads), by_position(departures)
         for position, item in enumerate(work):
-            for load in loads:
-                if load.position == position:
-                    load.bundle.group.layer = item.segment.label
-                    self._receive(load.bundle)
+            for load in loads_at[position]:
+                load.bundle.group.layer = item.segment.label
+                self._receive(load.bundle)
             for op in item.ops:
                 for value in self._waits.back(op):
                     if back[value].id not in received:
                         received.add(back[value].id)
                         self._receive(back[value])
             self._run(item)
-            for departure in departures:
-                if departure.position == position:
-                    departure.bundle.group.layer = item.segment.label
-                    self._groups[departure.bundle.id] = departure.bundle.group
-                    self.plan.instructions.add().send.group = departure.bundle.id
+            for departure in departures_at[position]:
+                departure.bundle.group.layer = item.segment.label
+                self._groups[departure.bundle.id] = departure.bundle.group
+                self.plan.instructions.add().send.group = departure.bundle.id
         self.plan.groups.extend(self._groups.values())
         self.plan.kernels.extend(self._kernels.messages())
-        kept = {self._numbers.value(value) for departure in departures for value in departure.bundle.values}
-        if self._cut.names.wafers is not None:
-            self.plan.number_value = self._numbers.value(func_of(self._cut.module).block.args[self._cut.names.wafers])
-            kept.add(self.plan.number_value)
+        kept = {member.value for departure in departures for member in departure.bundle.group.members}
+        if self._wafers is not None:
+            numbers = [self._numbers.value(self._wafers, micro_batch) for micro_batch in range(self._micro_batches)]
+            self.plan.number_values.extend(numbers)
+            kept.update(numbers)
         loaded = {load.bundle.id: self._numbers.values(load.bundle.values) for load in loads}
         add_drops(self.plan.instructions, kept, loaded)
 
@@ -135,9 +148,19 @@ class _Assembler:
         self.plan.instructions.add().receive.group = bundle.id
 
     def _run(self, item: Work) -> None:
-        module = self._localiser.kernel(item.ops, item.inputs, item.outputs)
-        run = self.plan.instructions.add().run
-        run.kernel = self._kernels.number(print_module(module, locations=False))
-        run.inputs.extend(self._numbers.values(item.inputs))
-        run.outputs.extend(self._numbers.values(item.outputs))
-        run.layer = item.segment.label
+        kernel = self._numbers_of_kernels.get(item.segment)
+        if kernel is None:
+            module = self._localiser.kernel(item.ops, item.inputs, item.outputs)
+            kernel = self._numbers_of_kernels[item.segment] = self._kernels.number(
+                print_module(module, locations=False)
+            )
+        for micro_batch in item.micro_batches:
+            run = self.plan.instructions.add().run
+            run.kernel = kernel
+            run.inputs.extend(self._number(value, micro_batch) for value in item.inputs)
+            run.outputs.extend(self._number(value, micro_batch) for value in item.outputs)
+            run.layer = item.segment.label
+            run.micro_batch = micro_batch
+
+    def _number(self, value: SSAValue, micro_batch: int) -> int:
+        return self._numbers.value(value, micro_batch if value in self._parts else 0)

@@ -1,10 +1,12 @@
 """The groups in which values travel between the wafers and MemoryX, and when in the wafer's program they do."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 
 from appliance.compiler.core.target import Target
 from appliance.compiler.partition.cut import Cut
@@ -13,6 +15,7 @@ from appliance.compiler.partition.layers import Segment
 from appliance.compiler.partition.local import Localiser
 from appliance.compiler.partition.shards import Sharing
 from appliance.compiler.partition.waits import Waits
+from appliance.compiler.wafer.turns import Work
 from cirh.dialect import types
 from cirh.dialect.operations import func_of
 from interconnect.links.frame import INLINE_BYTES
@@ -20,18 +23,8 @@ from wsc.v1 import plan_pb2
 
 
 @dataclass(slots=True, eq=False)
-class Work:
-    """A segment with all that its kernel reads and makes for others."""
-
-    segment: Segment
-    ops: list[Operation]
-    inputs: list[SSAValue]
-    outputs: list[SSAValue] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
 class Load:
-    """A weights group, received before a segment. A group that is loaded twice has two of them."""
+    """A weights group, received before a turn. A group that is loaded twice has two of them."""
 
     position: int
     bundle: Bundle
@@ -39,14 +32,26 @@ class Load:
 
 @dataclass(slots=True, eq=False)
 class Departure:
-    """A reduction group, sent after the segment that makes its values, in place."""
+    """A reduction group, sent after the last turn of the segment that makes its values, in place."""
 
     position: int
     bundle: Bundle
+    begin: int  # position of the segment's first turn, in which it is written first
+
+
+Timed = TypeVar("Timed", Load, Departure)
+
+
+def by_position(timed: Iterable[Timed]) -> Mapping[int, list[Timed]]:
+    """Loads or departures by the turn that they belong to."""
+    found: dict[int, list[Timed]] = defaultdict(list)
+    for each in timed:
+        found[each.position].append(each)
+    return found
 
 
 def last_reads(work: list[Work]) -> dict[SSAValue, int]:
-    """The last segment that reads each value."""
+    """The last turn that reads each value."""
     return {value: position for position, item in enumerate(work) for value in item.inputs}
 
 
@@ -78,7 +83,7 @@ def find_loads(
 
 
 def _load_positions(reads: list[int], prefetch_layers: int) -> tuple[int, ...]:
-    """The segments before which a value is loaded: the first that reads it, and those after a long gap."""
+    """The turns before which a value is loaded: the first that reads it, and those after a long gap."""
     positions = [reads[0]]
     for before, now in pairwise(reads):
         if now - before > prefetch_layers:
@@ -94,26 +99,28 @@ def make_tokens(sharing: Sharing, numbers: Numbers) -> list[Bundle]:
     ]
 
 
-def make_batch(cut: Cut, numbers: Numbers, localiser: Localiser) -> Bundle:
+def make_batch(cut: Cut, numbers: Numbers, localiser: Localiser, micro_batches: int) -> Bundle:
     """All inputs, in the order of the batch, whether the step reads them or not."""
     bundle = Bundle(plan_pb2.Group(id=numbers.group(), kind=plan_pb2.GROUP_KIND_BATCH))
     arguments = func_of(cut.module).block.args
     for argument in cut.names.inputs:
         value = arguments[argument.argument]
-        bundle.add(numbers, value, localiser.type_of(value))
+        bundle.add_parts(numbers, value, localiser.type_of(value), micro_batches)
     return bundle
 
 
 def find_departures(
-    cut: Cut, sharing: Sharing, numbers: Numbers, localiser: Localiser, work: list[Work], waits: Waits
+    cut: Cut, sharing: Sharing, target: Target, numbers: Numbers, localiser: Localiser, work: list[Work], waits: Waits
 ) -> list[Departure]:
     """Reduction groups, in order."""
     outputs = {value for _, value in cut.outputs}
     waited = {value for op in cut.wafer_ops for value in waits.back(op)}
     open_groups: dict[tuple[object, ...], Departure] = {}
     found: list[Departure] = []
+    begins: dict[Segment, int] = {}
     for position, item in enumerate(work):
-        for value in item.outputs:
+        begins.setdefault(item.segment, position)
+        for value in item.outputs if item.is_last else ():
             group = _reduction_group(cut, sharing, value, value in waited, value in outputs)
             if group is None:
                 continue
@@ -132,11 +139,13 @@ def find_departures(
             departure = open_groups.get(key)
             if departure is None or not has_room(departure.bundle, type):
                 group.id = numbers.group()
-                departure = open_groups[key] = Departure(position, Bundle(group))
+                departure = open_groups[key] = Departure(position, Bundle(group), begins[item.segment])
                 found.append(departure)
-            departure.bundle.add(numbers, value, type)
             if gathered:
-                group.nbytes *= cut.sharding.num_csx
+                departure.bundle.add_parts(numbers, value, type, target.micro_batches)
+                group.nbytes *= target.num_csx
+            else:
+                departure.bundle.add(numbers, value, type)
     return sorted(found, key=lambda departure: departure.position)
 
 
@@ -189,6 +198,6 @@ def unheard_shards(loads: Iterable[Load], departures: Iterable[Departure]) -> li
     """
     unheard = []
     for departure in departures:
-        heard = {load.bundle.group.source_shard for load in loads if load.position <= departure.position}
+        heard = {load.bundle.group.source_shard for load in loads if load.position <= departure.begin}
         unheard += [s for s in departure.bundle.group.shards if s not in heard and s not in unheard]
     return unheard

@@ -24,8 +24,8 @@ BATCH_SECONDS = 0.01
 class OutputReader:
     """Takes one output out of the frame of its group."""
 
-    def __init__(self, output: plan_pb2.Output, groups: Mapping[int, plan_pb2.Group], num_csx: int) -> None:
-        """ValueError when the plan's output and group do not fit together."""
+    def __init__(self, output: plan_pb2.Output, groups: Mapping[int, plan_pb2.Group], num_parts: int) -> None:
+        """num_parts: into how many the batch is cut. ValueError when the output and its group do not fit together."""
         group = groups.get(output.group)
         offset = next((m.offset for m in group.members if m.value == output.value), None) if group is not None else None
         if group is None or offset is None:
@@ -33,12 +33,12 @@ class OutputReader:
         self._nbytes = tensor_bytes(output.type)
         self._begin = offset
         self._parts: tuple[int, int] | None = None
-        if output.gathered and num_csx > 1:
+        if output.gathered and num_parts > 1:
             shape = output.type.shape
             outer = math.prod(shape[: output.dim]) * output.outer
-            if output.outer < 1 or outer < 1 or self._nbytes % (outer * num_csx):
-                raise ValueError(f"the output {output.name!r} of shape {list(shape)} cannot come in {num_csx} parts")
-            self._parts = (num_csx, outer)
+            if output.outer < 1 or outer < 1 or self._nbytes % (outer * num_parts):
+                raise ValueError(f"the output {output.name!r} of shape {list(shape)} cannot come in {num_parts} parts")
+            self._parts = (num_parts, outer)
 
     @property
     def end(self) -> int:
@@ -50,7 +50,7 @@ class OutputReader:
         data = frame[self._begin : self.end]
         if self._parts is None:
             return bytes(data)
-        # Wafer by wafer, (outer, its share): to be put together share by share.
+        # Part by part, (outer, its share): to be put together share by share.
         return numpy.frombuffer(data, numpy.uint8).reshape(*self._parts, -1).swapaxes(0, 1).tobytes()
 
 
@@ -80,7 +80,8 @@ class Results:
             (group.id, memoryx if group.kind == plan_pb2.GROUP_KIND_OUTPUT else swarmx)
             for group in plan.coordinator.groups
         ]
-        self._outputs = [(o.group, OutputReader(o, groups, plan.num_csx)) for o in plan.coordinator.outputs]
+        num_parts = plan.num_csx * plan.wafer.micro_batches
+        self._outputs = [(o.group, OutputReader(o, groups, num_parts)) for o in plan.coordinator.outputs]
         for group_id, reader in self._outputs:
             if reader.end > groups[group_id].nbytes:
                 raise ValueError(

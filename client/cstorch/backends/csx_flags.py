@@ -48,17 +48,14 @@ class Precision(Flags):
 class Performance(Flags):
     """How steps are made fast.
 
-    micro_batch_size: how many rows a wafer computes at a time, on the real system. Here a wafer computes its whole
-        share of the batch at once; the numbers are the same up to rounding.
+    micro_batch_size: how many of its rows of the batch a wafer computes at a time: an int that divides them; "auto",
+        as many as its memory has room for; "explore", those of which a step is predicted to be the fastest, or
+        {"explore": {"min": ..., "max": ...}}; None, all at once. The numbers are the same up to rounding.
     kernel_library: what runs the kernels of layers: "aten", torch's own calls, or "inductor", kernels that torch
         generates. These take seconds each to build, once for a cache, and gain little on a CPU. (Waferbox only.)
     """
 
-    micro_batch_size = Flag[MicroBatchSize](
-        "auto",
-        _micro_batch_size,
-        without_effect="a wafer computes its whole share of a batch at once, which gives the same numbers",
-    )
+    micro_batch_size = Flag[MicroBatchSize]("auto", _micro_batch_size)
     transfer_processes = Flag(5, count, without_effect=_TRANSFER)
     max_transfer_bytes = Flag(256 * 1024 * 1024, count, without_effect=_TRANSFER)
     compress_weights = Flag(False, boolean, without_effect=_TRANSFER)

@@ -24,23 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11wsc/v1/plan.proto\x12\x06wsc.v1\"F\n\nTensorType\x12)\n\x0c\x65lement_type\x18\x01 \x01(\x0e\x32\x13.wsc.v1.ElementType\x12\r\n\x05shape\x18\x02 \x03(\x03\"N\n\x0bGroupMember\x12\r\n\x05value\x18\x01 \x01(\r\x12 \n\x04type\x18\x02 \x01(\x0b\x32\x12.wsc.v1.TensorType\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"\xf0\x01\n\x05Group\x12\n\n\x02id\x18\x01 \x01(\r\x12\x1f\n\x04kind\x18\x02 \x01(\x0e\x32\x11.wsc.v1.GroupKind\x12$\n\x07members\x18\x03 \x03(\x0b\x32\x13.wsc.v1.GroupMember\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04\x12$\n\treduction\x18\x05 \x01(\x0e\x32\x11.wsc.v1.Reduction\x12\x14\n\x0csource_shard\x18\x06 \x01(\r\x12\x0e\n\x06shards\x18\x07 \x03(\r\x12\x11\n\tto_wafers\x18\x08 \x01(\x08\x12\x16\n\x0eto_coordinator\x18\t \x01(\x08\x12\r\n\x05layer\x18\n \x01(\t\"\"\n\x06Kernel\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x63irh\x18\x02 \x01(\t\";\n\nArenaPlace\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06window\x18\x03 \x01(\r\"Q\n\tSendArena\x12\x0e\n\x06nbytes\x18\x01 \x01(\x04\x12\"\n\x06places\x18\x02 \x03(\x0b\x32\x12.wsc.v1.ArenaPlace\x12\x10\n\x08\x63redited\x18\x03 \x01(\x08\"&\n\x07Receive\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0c\n\x04keep\x18\x02 \x01(\x08\"e\n\x03Run\x12\x0e\n\x06kernel\x18\x01 \x01(\r\x12\x0e\n\x06inputs\x18\x02 \x03(\r\x12\x0f\n\x07outputs\x18\x03 \x03(\r\x12\x0f\n\x07\x63ommits\x18\x04 \x03(\r\x12\r\n\x05\x64rops\x18\x05 \x03(\r\x12\r\n\x05layer\x18\x06 \x01(\t\"\x15\n\x04Send\x12\r\n\x05group\x18\x01 \x01(\r\"&\n\x06\x43ommit\x12\r\n\x05value\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\r\"\x95\x01\n\x0bInstruction\x12\"\n\x07receive\x18\x01 \x01(\x0b\x32\x0f.wsc.v1.ReceiveH\x00\x12\x1a\n\x03run\x18\x02 \x01(\x0b\x32\x0b.wsc.v1.RunH\x00\x12\x1c\n\x04send\x18\x03 \x01(\x0b\x32\x0c.wsc.v1.SendH\x00\x12 \n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x0e.wsc.v1.CommitH\x00\x42\x06\n\x04kind\"\x95\x02\n\tWaferPlan\x12\x1d\n\x06groups\x18\x01 \x03(\x0b\x32\r.wsc.v1.Group\x12\x1f\n\x07kernels\x18\x02 \x03(\x0b\x32\x0e.wsc.v1.Kernel\x12)\n\x0cinstructions\x18\x03 \x03(\x0b\x32\x13.wsc.v1.Instruction\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x14\n\x0cnumber_value\x18\x05 \x01(\r\x12-\n\x0ekernel_library\x18\x06 \x01(\x0e\x32\x15.wsc.v1.KernelLibrary\x12\r\n\x05\x66lops\x18\x07 \x01(\x04\x12 \n\x05\x61rena\x18\x08 \x01(\x0b\x32\x11.wsc.v1.SendArena\x12\x11\n\town_bytes\x18\t \x01(\x04\"^\n\tStateSlot\x12\r\n\x05value\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12 \n\x04type\x18\x03 \x01(\x0b\x32\x12.wsc.v1.TensorType\x12\x12\n\nreplicated\x18\x04 \x01(\x08\"\xdf\x01\n\x0bMemoryXPlan\x12\r\n\x05shard\x18\x01 \x01(\r\x12!\n\x06states\x18\x02 \x03(\x0b\x32\x11.wsc.v1.StateSlot\x12\x1d\n\x06groups\x18\x03 \x03(\x0b\x32\r.wsc.v1.Group\x12\x1f\n\x07kernels\x18\x04 \x03(\x0b\x32\x0e.wsc.v1.Kernel\x12)\n\x0cinstructions\x18\x05 \x03(\x0b\x32\x13.wsc.v1.Instruction\x12 \n\x05\x61rena\x18\x06 \x01(\x0b\x32\x11.wsc.v1.SendArena\x12\x11\n\town_bytes\x18\x07 \x01(\x04\"`\n\nSwarmXPlan\x12\x1d\n\x06groups\x18\x01 \x03(\x0b\x32\r.wsc.v1.Group\x12 \n\x05\x61rena\x18\x02 \x01(\x0b\x32\x11.wsc.v1.SendArena\x12\x11\n\town_bytes\x18\x03 \x01(\x04\"S\n\nWorkerPlan\x12\x1c\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\r.wsc.v1.Group\x12\x13\n\x0bglobal_rows\x18\x02 \x01(\r\x12\x12\n\nlocal_rows\x18\x03 \x01(\r\"\x84\x01\n\x06Output\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x04type\x18\x02 \x01(\x0b\x32\x12.wsc.v1.TensorType\x12\r\n\x05group\x18\x03 \x01(\r\x12\r\n\x05value\x18\x04 \x01(\r\x12\x10\n\x08gathered\x18\x05 \x01(\x08\x12\x0b\n\x03\x64im\x18\x06 \x01(\r\x12\r\n\x05outer\x18\x07 \x01(\r\"Q\n\x0f\x43oordinatorPlan\x12\x1d\n\x06groups\x18\x01 \x03(\x0b\x32\r.wsc.v1.Group\x12\x1f\n\x07outputs\x18\x02 \x03(\x0b\x32\x0e.wsc.v1.Output\"G\n\tPrecision\x12\x1e\n\x04half\x18\x01 \x01(\x0e\x32\x10.wsc.v1.HalfType\x12\x1a\n\x12optimization_level\x18\x02 \x01(\r\"\x81\x01\n\x0e\x43ompileOptions\x12$\n\tprecision\x18\x01 \x01(\x0b\x32\x11.wsc.v1.Precision\x12-\n\x0ekernel_library\x18\x02 \x01(\x0e\x32\x15.wsc.v1.KernelLibrary\x12\x1a\n\x12wafer_memory_bytes\x18\x03 \x01(\x04\"\xb3\x02\n\x04Plan\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07num_csx\x18\x02 \x01(\r\x12\x12\n\nnum_shards\x18\x03 \x01(\r\x12\x12\n\nbatch_rows\x18\x04 \x01(\r\x12 \n\x05wafer\x18\x05 \x01(\x0b\x32\x11.wsc.v1.WaferPlan\x12$\n\x07memoryx\x18\x06 \x03(\x0b\x32\x13.wsc.v1.MemoryXPlan\x12\"\n\x06swarmx\x18\x07 \x01(\x0b\x32\x12.wsc.v1.SwarmXPlan\x12\"\n\x06worker\x18\x08 \x01(\x0b\x32\x12.wsc.v1.WorkerPlan\x12,\n\x0b\x63oordinator\x18\t \x01(\x0b\x32\x17.wsc.v1.CoordinatorPlan\x12$\n\tprecision\x18\n \x01(\x0b\x32\x11.wsc.v1.Precision*\x8b\x02\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45LEMENT_TYPE_BOOL\x10\x01\x12\x16\n\x12\x45LEMENT_TYPE_INT16\x10\x03\x12\x16\n\x12\x45LEMENT_TYPE_INT32\x10\x04\x12\x16\n\x12\x45LEMENT_TYPE_INT64\x10\x05\x12\x16\n\x12\x45LEMENT_TYPE_UINT8\x10\x06\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\n\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x0b\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT64\x10\x0c\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x0f*u\n\tReduction\x12\x19\n\x15REDUCTION_UNSPECIFIED\x10\x00\x12\x11\n\rREDUCTION_SUM\x10\x01\x12\x11\n\rREDUCTION_MAX\x10\x02\x12\x11\n\rREDUCTION_MIN\x10\x03\x12\x14\n\x10REDUCTION_GATHER\x10\x04*\x9f\x01\n\tGroupKind\x12\x1a\n\x16GROUP_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12GROUP_KIND_WEIGHTS\x10\x01\x12\x18\n\x14GROUP_KIND_REDUCTION\x10\x02\x12\x14\n\x10GROUP_KIND_BATCH\x10\x03\x12\x15\n\x11GROUP_KIND_OUTPUT\x10\x04\x12\x17\n\x13GROUP_KIND_EXCHANGE\x10\x05*e\n\rKernelLibrary\x12\x1e\n\x1aKERNEL_LIBRARY_UNSPECIFIED\x10\x00\x12\x17\n\x13KERNEL_LIBRARY_ATEN\x10\x01\x12\x1b\n\x17KERNEL_LIBRARY_INDUCTOR\x10\x02*m\n\x08HalfType\x12\x19\n\x15HALF_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11HALF_TYPE_FLOAT16\x10\x01\x12\x16\n\x12HALF_TYPE_BFLOAT16\x10\x02\x12\x17\n\x13HALF_TYPE_CBFLOAT16\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11wsc/v1/plan.proto\x12\x06wsc.v1\"F\n\nTensorType\x12)\n\x0c\x65lement_type\x18\x01 \x01(\x0e\x32\x13.wsc.v1.ElementType\x12\r\n\x05shape\x18\x02 \x03(\x03\"N\n\x0bGroupMember\x12\r\n\x05value\x18\x01 \x01(\r\x12 \n\x04type\x18\x02 \x01(\x0b\x32\x12.wsc.v1.TensorType\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"\xf0\x01\n\x05Group\x12\n\n\x02id\x18\x01 \x01(\r\x12\x1f\n\x04kind\x18\x02 \x01(\x0e\x32\x11.wsc.v1.GroupKind\x12$\n\x07members\x18\x03 \x03(\x0b\x32\x13.wsc.v1.GroupMember\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04\x12$\n\treduction\x18\x05 \x01(\x0e\x32\x11.wsc.v1.Reduction\x12\x14\n\x0csource_shard\x18\x06 \x01(\r\x12\x0e\n\x06shards\x18\x07 \x03(\r\x12\x11\n\tto_wafers\x18\x08 \x01(\x08\x12\x16\n\x0eto_coordinator\x18\t \x01(\x08\x12\r\n\x05layer\x18\n \x01(\t\"\"\n\x06Kernel\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x63irh\x18\x02 \x01(\t\";\n\nArenaPlace\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06window\x18\x03 \x01(\r\"Q\n\tSendArena\x12\x0e\n\x06nbytes\x18\x01 \x01(\x04\x12\"\n\x06places\x18\x02 \x03(\x0b\x32\x12.wsc.v1.ArenaPlace\x12\x10\n\x08\x63redited\x18\x03 \x01(\x08\"&\n\x07Receive\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0c\n\x04keep\x18\x02 \x01(\x08\"z\n\x03Run\x12\x0e\n\x06kernel\x18\x01 \x01(\r\x12\x0e\n\x06inputs\x18\x02 \x03(\r\x12\x0f\n\x07outputs\x18\x03 \x03(\r\x12\x0f\n\x07\x63ommits\x18\x04 \x03(\r\x12\r\n\x05\x64rops\x18\x05 \x03(\r\x12\r\n\x05layer\x18\x06 \x01(\t\x12\x13\n\x0bmicro_batch\x18\x07 \x01(\r\"\x15\n\x04Send\x12\r\n\x05group\x18\x01 \x01(\r\"&\n\x06\x43ommit\x12\r\n\x05value\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\r\"\x95\x01\n\x0bInstruction\x12\"\n\x07receive\x18\x01 \x01(\x0b\x32\x0f.wsc.v1.ReceiveH\x00\x12\x1a\n\x03run\x18\x02 \x01(\x0b\x32\x0b.wsc.v1.RunH\x00\x12\x1c\n\x04send\x18\x03 \x01(\x0b\x32\x0c.wsc.v1.SendH\x00\x12 \n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x0e.wsc.v1.CommitH\x00\x42\x06\n\x04kind\"\xcc\x02\n\tWaferPlan\x12\x1d\n\x06groups\x18\x01 \x03(\x0b\x32\r.wsc.v1.Group\x12\x1f\n\x07kernels\x18\x02 \x03(\x0b\x32\x0e.wsc.v1.Kernel\x12)\n\x0cinstructions\x18\x03 \x03(\x0b\x32\x13.wsc.v1.Instruction\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x15\n\rnumber_values\x18\x05 \x03(\r\x12-\n\x0ekernel_library\x18\x06 \x01(\x0e\x32\x15.wsc.v1.KernelLibrary\x12\r\n\x05\x66lops\x18\x07 \x01(\x04\x12 \n\x05\x61rena\x18\x08 \x01(\x0b\x32\x11.wsc.v1.SendArena\x12\x11\n\town_bytes\x18\t \x01(\x04\x12\x15\n\rmicro_batches\x18\n \x01(\r\x12\x1d\n\x15micro_batches_at_once\x18\x0b \x01(\r\"^\n\tStateSlot\x12\r\n\x05value\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12 \n\x04type\x18\x03 \x01(\x0b\x32\x12.wsc.v1.TensorType\x12\x12\n\nreplicated\x18\x04 \x01(\x08\"\xdf\x01\n\x0bMemoryXPlan\x12\r\n\x05shard\x18\x01 \x01(\r\x12!\n\x06states\x18\x02 \x03(\x0b\x32\x11.wsc.v1.StateSlot\x12\x1d\n\x06groups\x18\x03 \x03(\x0b\x32\r.wsc.v1.Group\x12\x1f\n\x07kernels\x18\x04 \x03(\x0b\x32\x0e.wsc.v1.Kernel\x12)\n\x0cinstructions\x18\x05 \x03(\x0b\x32\x13.wsc.v1.Instruction\x12 \n\x05\x61rena\x18\x06 \x01(\x0b\x32\x11.wsc.v1.SendArena\x12\x11\n\town_bytes\x18\x07 \x01(\x04\"`\n\nSwarmXPlan\x12\x1d\n\x06groups\x18\x01 \x03(\x0b\x32\r.wsc.v1.Group\x12 \n\x05\x61rena\x18\x02 \x01(\x0b\x32\x11.wsc.v1.SendArena\x12\x11\n\town_bytes\x18\x03 \x01(\x04\"j\n\nWorkerPlan\x12\x1c\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\r.wsc.v1.Group\x12\x13\n\x0bglobal_rows\x18\x02 \x01(\r\x12\x12\n\nlocal_rows\x18\x03 \x01(\r\x12\x15\n\rmicro_batches\x18\x04 \x01(\r\"\x84\x01\n\x06Output\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x04type\x18\x02 \x01(\x0b\x32\x12.wsc.v1.TensorType\x12\r\n\x05group\x18\x03 \x01(\r\x12\r\n\x05value\x18\x04 \x01(\r\x12\x10\n\x08gathered\x18\x05 \x01(\x08\x12\x0b\n\x03\x64im\x18\x06 \x01(\r\x12\r\n\x05outer\x18\x07 \x01(\r\"Q\n\x0f\x43oordinatorPlan\x12\x1d\n\x06groups\x18\x01 \x03(\x0b\x32\r.wsc.v1.Group\x12\x1f\n\x07outputs\x18\x02 \x03(\x0b\x32\x0e.wsc.v1.Output\"G\n\tPrecision\x12\x1e\n\x04half\x18\x01 \x01(\x0e\x32\x10.wsc.v1.HalfType\x12\x1a\n\x12optimization_level\x18\x02 \x01(\r\"R\n\rMicroBatching\x12\x0c\n\x04size\x18\x01 \x01(\r\x12\x0f\n\x07\x65xplore\x18\x02 \x01(\x08\x12\x10\n\x08min_size\x18\x03 \x01(\r\x12\x10\n\x08max_size\x18\x04 \x01(\r\"\xb0\x01\n\x0e\x43ompileOptions\x12$\n\tprecision\x18\x01 \x01(\x0b\x32\x11.wsc.v1.Precision\x12-\n\x0ekernel_library\x18\x02 \x01(\x0e\x32\x15.wsc.v1.KernelLibrary\x12\x1a\n\x12wafer_memory_bytes\x18\x03 \x01(\x04\x12-\n\x0emicro_batching\x18\x04 \x01(\x0b\x32\x15.wsc.v1.MicroBatching\"[\n\x0c\x45xploredSize\x12\x0c\n\x04size\x18\x01 \x01(\r\x12\x17\n\x0frows_per_second\x18\x02 \x01(\x01\x12\x13\n\x0bwafer_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07refusal\x18\x04 \x01(\t\"\xdb\x02\n\x04Plan\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07num_csx\x18\x02 \x01(\r\x12\x12\n\nnum_shards\x18\x03 \x01(\r\x12\x12\n\nbatch_rows\x18\x04 \x01(\r\x12 \n\x05wafer\x18\x05 \x01(\x0b\x32\x11.wsc.v1.WaferPlan\x12$\n\x07memoryx\x18\x06 \x03(\x0b\x32\x13.wsc.v1.MemoryXPlan\x12\"\n\x06swarmx\x18\x07 \x01(\x0b\x32\x12.wsc.v1.SwarmXPlan\x12\"\n\x06worker\x18\x08 \x01(\x0b\x32\x12.wsc.v1.WorkerPlan\x12,\n\x0b\x63oordinator\x18\t \x01(\x0b\x32\x17.wsc.v1.CoordinatorPlan\x12$\n\tprecision\x18\n \x01(\x0b\x32\x11.wsc.v1.Precision\x12&\n\x08\x65xplored\x18\x0b \x03(\x0b\x32\x14.wsc.v1.ExploredSize*\x8b\x02\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45LEMENT_TYPE_BOOL\x10\x01\x12\x16\n\x12\x45LEMENT_TYPE_INT16\x10\x03\x12\x16\n\x12\x45LEMENT_TYPE_INT32\x10\x04\x12\x16\n\x12\x45LEMENT_TYPE_INT64\x10\x05\x12\x16\n\x12\x45LEMENT_TYPE_UINT8\x10\x06\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\n\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x0b\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT64\x10\x0c\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x0f*u\n\tReduction\x12\x19\n\x15REDUCTION_UNSPECIFIED\x10\x00\x12\x11\n\rREDUCTION_SUM\x10\x01\x12\x11\n\rREDUCTION_MAX\x10\x02\x12\x11\n\rREDUCTION_MIN\x10\x03\x12\x14\n\x10REDUCTION_GATHER\x10\x04*\x9f\x01\n\tGroupKind\x12\x1a\n\x16GROUP_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12GROUP_KIND_WEIGHTS\x10\x01\x12\x18\n\x14GROUP_KIND_REDUCTION\x10\x02\x12\x14\n\x10GROUP_KIND_BATCH\x10\x03\x12\x15\n\x11GROUP_KIND_OUTPUT\x10\x04\x12\x17\n\x13GROUP_KIND_EXCHANGE\x10\x05*e\n\rKernelLibrary\x12\x1e\n\x1aKERNEL_LIBRARY_UNSPECIFIED\x10\x00\x12\x17\n\x13KERNEL_LIBRARY_ATEN\x10\x01\x12\x1b\n\x17KERNEL_LIBRARY_INDUCTOR\x10\x02*m\n\x08HalfType\x12\x19\n\x15HALF_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11HALF_TYPE_FLOAT16\x10\x01\x12\x16\n\x12HALF_TYPE_BFLOAT16\x10\x02\x12\x17\n\x13HALF_TYPE_CBFLOAT16\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wsc.v1.plan_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ELEMENTTYPE']._serialized_start=2481
-  _globals['_ELEMENTTYPE']._serialized_end=2748
-  _globals['_REDUCTION']._serialized_start=2750
-  _globals['_REDUCTION']._serialized_end=2867
-  _globals['_GROUPKIND']._serialized_start=2870
-  _globals['_GROUPKIND']._serialized_end=3029
-  _globals['_KERNELLIBRARY']._serialized_start=3031
-  _globals['_KERNELLIBRARY']._serialized_end=3132
-  _globals['_HALFTYPE']._serialized_start=3134
-  _globals['_HALFTYPE']._serialized_end=3243
+  _globals['_ELEMENTTYPE']._serialized_start=2844
+  _globals['_ELEMENTTYPE']._serialized_end=3111
+  _globals['_REDUCTION']._serialized_start=3113
+  _globals['_REDUCTION']._serialized_end=3230
+  _globals['_GROUPKIND']._serialized_start=3233
+  _globals['_GROUPKIND']._serialized_end=3392
+  _globals['_KERNELLIBRARY']._serialized_start=3394
+  _globals['_KERNELLIBRARY']._serialized_end=3495
+  _globals['_HALFTYPE']._serialized_start=3497
+  _globals['_HALFTYPE']._serialized_end=3606
   _globals['_TENSORTYPE']._serialized_start=29
   _globals['_TENSORTYPE']._serialized_end=99
   _globals['_GROUPMEMBER']._serialized_start=101
@@ -56,31 +56,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECEIVE']._serialized_start=604
   _globals['_RECEIVE']._serialized_end=642
   _globals['_RUN']._serialized_start=644
-  _globals['_RUN']._serialized_end=745
-  _globals['_SEND']._serialized_start=747
-  _globals['_SEND']._serialized_end=768
-  _globals['_COMMIT']._serialized_start=770
-  _globals['_COMMIT']._serialized_end=808
-  _globals['_INSTRUCTION']._serialized_start=811
-  _globals['_INSTRUCTION']._serialized_end=960
-  _globals['_WAFERPLAN']._serialized_start=963
-  _globals['_WAFERPLAN']._serialized_end=1240
-  _globals['_STATESLOT']._serialized_start=1242
-  _globals['_STATESLOT']._serialized_end=1336
-  _globals['_MEMORYXPLAN']._serialized_start=1339
-  _globals['_MEMORYXPLAN']._serialized_end=1562
-  _globals['_SWARMXPLAN']._serialized_start=1564
-  _globals['_SWARMXPLAN']._serialized_end=1660
-  _globals['_WORKERPLAN']._serialized_start=1662
-  _globals['_WORKERPLAN']._serialized_end=1745
-  _globals['_OUTPUT']._serialized_start=1748
-  _globals['_OUTPUT']._serialized_end=1880
-  _globals['_COORDINATORPLAN']._serialized_start=1882
-  _globals['_COORDINATORPLAN']._serialized_end=1963
-  _globals['_PRECISION']._serialized_start=1965
-  _globals['_PRECISION']._serialized_end=2036
-  _globals['_COMPILEOPTIONS']._serialized_start=2039
-  _globals['_COMPILEOPTIONS']._serialized_end=2168
-  _globals['_PLAN']._serialized_start=2171
-  _globals['_PLAN']._serialized_end=2478
+  _globals['_RUN']._serialized_end=766
+  _globals['_SEND']._serialized_start=768
+  _globals['_SEND']._serialized_end=789
+  _globals['_COMMIT']._serialized_start=791
+  _globals['_COMMIT']._serialized_end=829
+  _globals['_INSTRUCTION']._serialized_start=832
+  _globals['_INSTRUCTION']._serialized_end=981
+  _globals['_WAFERPLAN']._serialized_start=984
+  _globals['_WAFERPLAN']._serialized_end=1316
+  _globals['_STATESLOT']._serialized_start=1318
+  _globals['_STATESLOT']._serialized_end=1412
+  _globals['_MEMORYXPLAN']._serialized_start=1415
+  _globals['_MEMORYXPLAN']._serialized_end=1638
+  _globals['_SWARMXPLAN']._serialized_start=1640
+  _globals['_SWARMXPLAN']._serialized_end=1736
+  _globals['_WORKERPLAN']._serialized_start=1738
+  _globals['_WORKERPLAN']._serialized_end=1844
+  _globals['_OUTPUT']._serialized_start=1847
+  _globals['_OUTPUT']._serialized_end=1979
+  _globals['_COORDINATORPLAN']._serialized_start=1981
+  _globals['_COORDINATORPLAN']._serialized_end=2062
+  _globals['_PRECISION']._serialized_start=2064
+  _globals['_PRECISION']._serialized_end=2135
+  _globals['_MICROBATCHING']._serialized_start=2137
+  _globals['_MICROBATCHING']._serialized_end=2219
+  _globals['_COMPILEOPTIONS']._serialized_start=2222
+  _globals['_COMPILEOPTIONS']._serialized_end=2398
+  _globals['_EXPLOREDSIZE']._serialized_start=2400
+  _globals['_EXPLOREDSIZE']._serialized_end=2491
+  _globals['_PLAN']._serialized_start=2494
+  _globals['_PLAN']._serialized_end=2841
 # @@protoc_insertion_point(module_scope)

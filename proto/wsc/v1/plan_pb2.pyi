@@ -64,7 +64,7 @@ class _ReductionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reduction.V
     REDUCTION_MAX: _Reduction.ValueType  # 2
     REDUCTION_MIN: _Reduction.ValueType  # 3
     REDUCTION_GATHER: _Reduction.ValueType  # 4
-    """one member; the parts lie one after the other, in wafer order"""
+    """a member for each micro-batch; the parts lie one after the other, in wafer order"""
 
 class Reduction(_Reduction, metaclass=_ReductionEnumTypeWrapper):
     """How SwarmX joins what the wafers send."""
@@ -74,7 +74,7 @@ REDUCTION_SUM: Reduction.ValueType  # 1
 REDUCTION_MAX: Reduction.ValueType  # 2
 REDUCTION_MIN: Reduction.ValueType  # 3
 REDUCTION_GATHER: Reduction.ValueType  # 4
-"""one member; the parts lie one after the other, in wafer order"""
+"""a member for each micro-batch; the parts lie one after the other, in wafer order"""
 Global___Reduction: _TypeAlias = Reduction  # noqa: Y015
 
 class _GroupKind:
@@ -179,7 +179,7 @@ Global___TensorType: _TypeAlias = TensorType  # noqa: Y015
 
 @_typing.final
 class GroupMember(_message.Message):
-    """One tensor in a group, at a byte offset in the group's buffer (a multiple of 64)."""
+    """One tensor in a group, at a byte offset in the group's buffer (a multiple of 64, but for the parts of what is gathered)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -378,7 +378,8 @@ Global___Receive: _TypeAlias = Receive  # noqa: Y015
 @_typing.final
 class Run(_message.Message):
     """Runs a kernel. On MemoryX, commits[i] != 0 names the state value whose buffer takes output i: nothing later in the step
-    reads the old value.
+    reads the old value. On a wafer a value that is reduced is made once for each micro-batch: what a later Run makes of it
+    is joined in place to what there is, as the reduction of its group says.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -389,8 +390,11 @@ class Run(_message.Message):
     COMMITS_FIELD_NUMBER: _builtins.int
     DROPS_FIELD_NUMBER: _builtins.int
     LAYER_FIELD_NUMBER: _builtins.int
+    MICRO_BATCH_FIELD_NUMBER: _builtins.int
     kernel: _builtins.int
     layer: _builtins.str
+    micro_batch: _builtins.int
+    """on a wafer: from 0"""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -410,10 +414,11 @@ class Run(_message.Message):
         commits: _abc.Iterable[_builtins.int] | None = ...,
         drops: _abc.Iterable[_builtins.int] | None = ...,
         layer: _builtins.str = ...,
+        micro_batch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "drops", b"drops", "inputs", b"inputs", "kernel", b"kernel", "layer", b"layer", "outputs", b"outputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "drops", b"drops", "inputs", b"inputs", "kernel", b"kernel", "layer", b"layer", "micro_batch", b"micro_batch", "outputs", b"outputs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -506,6 +511,11 @@ class WaferPlan(_message.Message):
     what it received and has not done with: a wafer its batch, and weights up to their window (told in reports); SwarmX one
     arena for each child, and, where it passes weights that came as bytes on by reference, a place for each of them; MemoryX
     one arena.
+
+    A wafer computes its rows of the batch in micro-batches: part k of the batch of wafer w is number w * micro_batches + k.
+    Segments are run in turns, each for so many micro-batches, one after the other: with micro_batches_at_once =
+    micro_batches layer by layer, each layer's weights being streamed once for all; with less the step goes through the
+    layers several times, and streams their weights each time.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -514,26 +524,32 @@ class WaferPlan(_message.Message):
     KERNELS_FIELD_NUMBER: _builtins.int
     INSTRUCTIONS_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
-    NUMBER_VALUE_FIELD_NUMBER: _builtins.int
+    NUMBER_VALUES_FIELD_NUMBER: _builtins.int
     KERNEL_LIBRARY_FIELD_NUMBER: _builtins.int
     FLOPS_FIELD_NUMBER: _builtins.int
     ARENA_FIELD_NUMBER: _builtins.int
     OWN_BYTES_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_AT_ONCE_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
     """of the wafer that this was made for; what the plan has it hold never exceeds it"""
-    number_value: _builtins.int
-    """int64 [1], the number of the wafer that runs the plan; 0: nothing reads it"""
     kernel_library: Global___KernelLibrary.ValueType
     flops: _builtins.int
     """of one step"""
     own_bytes: _builtins.int
     """see OWN MEMORY"""
+    micro_batches: _builtins.int
+    micro_batches_at_once: _builtins.int
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
     def kernels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Kernel]: ...
     @_builtins.property
     def instructions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Instruction]: ...
+    @_builtins.property
+    def number_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """int64 [1] each: the number of each micro-batch's part; empty: nothing reads them"""
+
     @_builtins.property
     def arena(self) -> Global___SendArena: ...
     def __init__(
@@ -543,15 +559,17 @@ class WaferPlan(_message.Message):
         kernels: _abc.Iterable[Global___Kernel] | None = ...,
         instructions: _abc.Iterable[Global___Instruction] | None = ...,
         memory_bytes: _builtins.int = ...,
-        number_value: _builtins.int = ...,
+        number_values: _abc.Iterable[_builtins.int] | None = ...,
         kernel_library: Global___KernelLibrary.ValueType = ...,
         flops: _builtins.int = ...,
         arena: Global___SendArena | None = ...,
         own_bytes: _builtins.int = ...,
+        micro_batches: _builtins.int = ...,
+        micro_batches_at_once: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "kernel_library", b"kernel_library", "kernels", b"kernels", "memory_bytes", b"memory_bytes", "number_value", b"number_value", "own_bytes", b"own_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "kernel_library", b"kernel_library", "kernels", b"kernels", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -671,20 +689,25 @@ class WorkerPlan(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     GLOBAL_ROWS_FIELD_NUMBER: _builtins.int
     LOCAL_ROWS_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: _builtins.int
     global_rows: _builtins.int
     local_rows: _builtins.int
+    micro_batches: _builtins.int
     @_builtins.property
-    def batch(self) -> Global___Group: ...
+    def batch(self) -> Global___Group:
+        """of every input one member for each micro-batch, after which those of the next input follow"""
+
     def __init__(
         self,
         *,
         batch: Global___Group | None = ...,
         global_rows: _builtins.int = ...,
         local_rows: _builtins.int = ...,
+        micro_batches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "global_rows", b"global_rows", "local_rows", b"local_rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "global_rows", b"global_rows", "local_rows", b"local_rows", "micro_batches", b"micro_batches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -779,6 +802,39 @@ class Precision(_message.Message):
 Global___Precision: _TypeAlias = Precision  # noqa: Y015
 
 @_typing.final
+class MicroBatching(_message.Message):
+    """Into how many micro-batches the compiler divides a wafer's rows. With a size: into those of so many rows. Without: into
+    as few as fit the wafer's memory; explore: into those whose step is predicted to be the fastest, of the sizes from
+    min_size to max_size (0: no limit).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_FIELD_NUMBER: _builtins.int
+    EXPLORE_FIELD_NUMBER: _builtins.int
+    MIN_SIZE_FIELD_NUMBER: _builtins.int
+    MAX_SIZE_FIELD_NUMBER: _builtins.int
+    size: _builtins.int
+    explore: _builtins.bool
+    min_size: _builtins.int
+    max_size: _builtins.int
+    def __init__(
+        self,
+        *,
+        size: _builtins.int = ...,
+        explore: _builtins.bool = ...,
+        min_size: _builtins.int = ...,
+        max_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["explore", b"explore", "max_size", b"max_size", "min_size", b"min_size", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MicroBatching: _TypeAlias = MicroBatching  # noqa: Y015
+
+@_typing.final
 class CompileOptions(_message.Message):
     """What a script may say of how a step is compiled."""
 
@@ -787,6 +843,7 @@ class CompileOptions(_message.Message):
     PRECISION_FIELD_NUMBER: _builtins.int
     KERNEL_LIBRARY_FIELD_NUMBER: _builtins.int
     WAFER_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHING_FIELD_NUMBER: _builtins.int
     kernel_library: Global___KernelLibrary.ValueType
     """of the layers; unspecified: aten"""
     wafer_memory_bytes: _builtins.int
@@ -795,20 +852,57 @@ class CompileOptions(_message.Message):
     def precision(self) -> Global___Precision:
         """absent: float32 throughout"""
 
+    @_builtins.property
+    def micro_batching(self) -> Global___MicroBatching:
+        """absent: a wafer computes all its rows at once"""
+
     def __init__(
         self,
         *,
         precision: Global___Precision | None = ...,
         kernel_library: Global___KernelLibrary.ValueType = ...,
         wafer_memory_bytes: _builtins.int = ...,
+        micro_batching: Global___MicroBatching | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["precision", b"precision"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["micro_batching", b"micro_batching", "precision", b"precision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kernel_library", b"kernel_library", "precision", b"precision", "wafer_memory_bytes", b"wafer_memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kernel_library", b"kernel_library", "micro_batching", b"micro_batching", "precision", b"precision", "wafer_memory_bytes", b"wafer_memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CompileOptions: _TypeAlias = CompileOptions  # noqa: Y015
+
+@_typing.final
+class ExploredSize(_message.Message):
+    """A micro-batch size that was tried."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_FIELD_NUMBER: _builtins.int
+    ROWS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    WAFER_BYTES_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    size: _builtins.int
+    rows_per_second: _builtins.float
+    """predicted, of the whole step"""
+    wafer_bytes: _builtins.int
+    refusal: _builtins.str
+    """empty: it can be compiled"""
+    def __init__(
+        self,
+        *,
+        size: _builtins.int = ...,
+        rows_per_second: _builtins.float = ...,
+        wafer_bytes: _builtins.int = ...,
+        refusal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "rows_per_second", b"rows_per_second", "size", b"size", "wafer_bytes", b"wafer_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExploredSize: _TypeAlias = ExploredSize  # noqa: Y015
 
 @_typing.final
 class Plan(_message.Message):
@@ -824,6 +918,7 @@ class Plan(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
+    EXPLORED_FIELD_NUMBER: _builtins.int
     format: _builtins.int
     num_csx: _builtins.int
     num_shards: _builtins.int
@@ -842,6 +937,8 @@ class Plan(_message.Message):
     def precision(self) -> Global___Precision:
         """absent: float32 throughout"""
 
+    @_builtins.property
+    def explored(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExploredSize]: ...
     def __init__(
         self,
         *,
@@ -855,10 +952,11 @@ class Plan(_message.Message):
         worker: Global___WorkerPlan | None = ...,
         coordinator: Global___CoordinatorPlan | None = ...,
         precision: Global___Precision | None = ...,
+        explored: _abc.Iterable[Global___ExploredSize] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "precision", b"precision", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "coordinator", b"coordinator", "format", b"format", "memoryx", b"memoryx", "num_csx", b"num_csx", "num_shards", b"num_shards", "precision", b"precision", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "coordinator", b"coordinator", "explored", b"explored", "format", b"format", "memoryx", b"memoryx", "num_csx", b"num_csx", "num_shards", b"num_shards", "precision", b"precision", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

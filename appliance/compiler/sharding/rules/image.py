@@ -64,7 +64,7 @@ def _within_planes(spatial: int) -> Rule:
         if cut.dim >= len(query.shape(0)) - spatial:
             raise query.mixes(f"acts on the dimension of the samples ({cut})")
         # The gradient of resizing is told the size of what was resized, batch and all.
-        sizes = {"input_size": list(cut.local_shape(query.result_shape(), query.num_csx))}
+        sizes = {"input_size": list(cut.local_shape(query.result_shape(), query.num_parts))}
         return Outcome(
             wants=[cut] * len(query.operands),
             results=[cut] * len(query.op.results),

@@ -127,7 +127,7 @@ def _picked_in_each_sample(query: Query) -> Outcome:
 
 def _picks_own(query: Query, indices: Sequence[SSAValue], cut_indices: Sequence[Placement]) -> bool:
     """Each sample picks among its own elements: the counter of the samples is whole, all else is cut at the samples."""
-    if query.num_csx == 1 or cut_indices[0].is_sharded or not query.shape(0):
+    if query.num_parts == 1 or cut_indices[0].is_sharded or not query.shape(0):
         return False
     return query.sharded[0].dim == 0 and picks_own(query.shape(0)[0], indices)
 

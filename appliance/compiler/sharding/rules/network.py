@@ -63,7 +63,7 @@ def bmm(query: Query) -> Outcome:
 def baddbmm(query: Query) -> Outcome:
     """What is added is lined up at the right, and may be repeated."""
     _, left, right = query.placements
-    inner = bmm(Query(query.op, [left, right], query.num_csx))
+    inner = bmm(Query(query.op, [left, right], query.num_parts))
     (result,) = inner.results
     if not result.is_sharded:
         if query.sharded:
@@ -117,7 +117,7 @@ def nll_loss(query: Query) -> Outcome:
     cut = query.sharded[0]
     if cut.dim != 0 or len(query.shape(0)) == 1:
         return query.replicated()
-    if reduction == MEAN and query.num_csx > 1:
+    if reduction == MEAN and query.num_parts > 1:
         raise Decompose
     wants = [cut, cut, *[R] * (len(query.placements) - 2)]
     return Outcome(wants=wants, results=[cut if reduction == NONE else SUM, SUM])
@@ -161,7 +161,7 @@ def elementwise_loss(query: Query) -> Outcome:
     reduction = query.get("reduction", MEAN)
     if query.shape(0) != query.shape(1):
         raise query.mixes("takes an input and a target of different shapes")
-    if reduction == MEAN and query.num_csx > 1:
+    if reduction == MEAN and query.num_parts > 1:
         raise Decompose
     wants = [_aligned(query, index, cut) for index in range(len(query.operands))]
     return Outcome(wants=wants, results=[cut if reduction == NONE else SUM])
@@ -180,7 +180,7 @@ def elementwise_loss_backward(query: Query) -> Outcome:
         return query.replicated()
     if query.shape(1) != query.shape(2):
         raise query.mixes("takes an input and a target of different shapes")
-    if query.get("reduction", MEAN) == MEAN and query.num_csx > 1:
+    if query.get("reduction", MEAN) == MEAN and query.num_parts > 1:
         raise Decompose
     wants = [_aligned(query, index, cut) for index in range(len(query.operands))]
     return Outcome(wants=wants, results=[cut])

@@ -17,7 +17,7 @@ def group_norm(query: Query) -> Outcome:
     if not cut.is_sharded or cut.dim != 0:
         raise query.mixes("normalises over the samples")
     wants = [cut, *[R] * (len(query.operands) - 1)]
-    return Outcome(wants=wants, results=[cut] * 3, attributes={"N": query.get("N") // query.num_csx})
+    return Outcome(wants=wants, results=[cut] * 3, attributes={"N": query.get("N") // query.num_parts})
 
 
 @rule("aten.native_group_norm_backward")
@@ -29,7 +29,7 @@ def group_norm_backward(query: Query) -> Outcome:
     if cut.dim != 0:
         raise query.mixes("normalises over the samples")
     wants = [cut] * 4 + [R] * (len(query.operands) - 4)
-    return Outcome(wants=wants, results=[cut, SUM, SUM], attributes={"N": query.get("N") // query.num_csx})
+    return Outcome(wants=wants, results=[cut, SUM, SUM], attributes={"N": query.get("N") // query.num_parts})
 
 
 @rule("aten._native_batch_norm_legit_functional", "aten._native_batch_norm_legit.no_stats")

@@ -32,14 +32,14 @@ class Placement:
         """The same cut, of another dimension."""
         return Placement("S", dim, self.outer)
 
-    def local_shape(self, shape: Shape, num_csx: int) -> Shape:
-        """What one wafer has of a value of this shape. ValueError if it cannot be cut evenly."""
+    def local_shape(self, shape: Shape, num_parts: int) -> Shape:
+        """What a part has of a value of this shape. ValueError if it cannot be cut evenly."""
         if not self.is_sharded:
             return shape
         size = shape[self.dim]
-        if size % (self.outer * num_csx):
-            raise ValueError(f"dimension {self.dim} of {list(shape)} cannot be cut for {num_csx} wafers")
-        return (*shape[: self.dim], size // num_csx, *shape[self.dim + 1 :])
+        if size % (self.outer * num_parts):
+            raise ValueError(f"dimension {self.dim} of {list(shape)} cannot be cut in {num_parts} parts")
+        return (*shape[: self.dim], size // num_parts, *shape[self.dim + 1 :])
 
     def __str__(self) -> str:
         match self.kind:

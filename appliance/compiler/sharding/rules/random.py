@@ -11,6 +11,6 @@ def random(query: Query) -> Outcome:
     if part is None:
         return query.replicated()
     dim, outer, count = part
-    if count != query.num_csx or query.shape(len(query.operands) - 1) != (count,):
+    if count != query.num_parts or query.shape(len(query.operands) - 1) != (count,):
         raise query.mixes(f"is drawn in {count} parts")
     return Outcome(wants=[*[R] * (len(query.operands) - 1), sharded(0)], results=[sharded(dim, outer)])

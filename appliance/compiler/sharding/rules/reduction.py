@@ -64,7 +64,7 @@ def truth(query: Query) -> Outcome:
 def _kept_or_decomposed(query: Query, placement: Placement, dims: set[int]) -> Outcome:
     """Of a reduction that is no sum: its results are cut, or it is taken apart where it goes over the samples."""
     kept = kept_dim(query, placement, dims, bool(query.get("keepdim", False)))
-    if kept is None and query.num_csx > 1:
+    if kept is None and query.num_parts > 1:
         raise Decompose
     return Outcome(wants=[placement], results=[SUM if kept is None else kept] * len(query.op.results))
 

@@ -37,10 +37,10 @@ class Outcome:
 class Query:
     """One operation with the placements that its operands have."""
 
-    def __init__(self, op: Operation, placements: Sequence[Placement], num_csx: int) -> None:
+    def __init__(self, op: Operation, placements: Sequence[Placement], num_parts: int) -> None:
         self.op = op
         self.placements = placements
-        self.num_csx = num_csx
+        self.num_parts = num_parts
 
     @cached_property
     def attributes(self) -> dict[str, AttrValue]:

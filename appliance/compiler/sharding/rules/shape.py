@@ -23,11 +23,11 @@ def move(query: Query, new_dim: Callable[[int], int | None]) -> Outcome:
 
 @rule("cirh.Transpose")
 def transpose(query: Query) -> Outcome:
-    moved = move(Query(query.op, query.placements[:1], query.num_csx), permutation_of(query.op).index)
+    moved = move(Query(query.op, query.placements[:1], query.num_parts), permutation_of(query.op).index)
     return Outcome(wants=[*moved.wants, R], results=moved.results)
 
 
-def reshaped_dim(placement: Placement, old: Shape, new: Shape, num_csx: int) -> Placement | None:
+def reshaped_dim(placement: Placement, old: Shape, new: Shape, num_parts: int) -> Placement | None:
     """Where the cut of a reshaped value is; None if the reshape cuts through it.
 
     The cut factor begins at a certain linear position of the index space; a new dimension must begin there too, behind
@@ -35,7 +35,7 @@ def reshaped_dim(placement: Placement, old: Shape, new: Shape, num_csx: int) -> 
     """
     if 0 in new:
         # Without elements every cut that leaves the other sizes alone is as good as any other.
-        fits_all = [dim for dim, size in enumerate(new) if size % (placement.outer * num_csx) == 0]
+        fits_all = [dim for dim, size in enumerate(new) if size % (placement.outer * num_parts) == 0]
         same = [dim for dim in fits_all if new[dim] == old[placement.dim]]
         return placement.at((same or fits_all)[0])
     position = math.prod(old[: placement.dim]) * placement.outer
@@ -43,7 +43,7 @@ def reshaped_dim(placement: Placement, old: Shape, new: Shape, num_csx: int) -> 
     for dim, size in enumerate(new):
         if position % begin == 0:
             outer = position // begin
-            fits = size % outer == 0 and (size // outer) % num_csx == 0
+            fits = size % outer == 0 and (size // outer) % num_parts == 0
             # Dimensions of size 1 could all bear the position; the one with elements behind it is meant.
             if fits and (size // outer > 1 or dim == len(new) - 1):
                 return sharded(dim, outer)
@@ -56,7 +56,7 @@ def reshape(query: Query) -> Outcome:
     placement = query.placements[0]
     if not placement.is_sharded:
         return move(query, lambda dim: dim)
-    moved = reshaped_dim(placement, query.shape(0), query.result_shape(), query.num_csx)
+    moved = reshaped_dim(placement, query.shape(0), query.result_shape(), query.num_parts)
     if moved is None:
         old, new = list(query.shape(0)), list(query.result_shape())
         raise query.mixes(f"from {old} to {new} cuts through the samples ({placement})")
@@ -129,14 +129,14 @@ def slice_(query: Query) -> Outcome:
         start, end = query.get("start") or 0, query.get("end")
         size = query.result_shape()[axis]
         if query.get("step", 1) == 1 and start % block == 0 and size % block == 0 and end == start + size > start:
-            local = {"start": start // query.num_csx, "end": end // query.num_csx}
+            local = {"start": start // query.num_parts, "end": end // query.num_parts}
             return Outcome(wants=[placement], results=[sharded(axis, size // block)], attributes=local)
     return _keeps_axis(query, axis, removed=False)
 
 
 def _local_sizes(query: Query, outcome: Outcome, attribute: str) -> Outcome:
     """Adds the local value of an attribute that holds the result's sizes."""
-    local = outcome.results[0].local_shape(query.result_shape(), query.num_csx)
+    local = outcome.results[0].local_shape(query.result_shape(), query.num_parts)
     return Outcome(wants=outcome.wants, results=outcome.results, attributes={attribute: list(local)})
 
 

@@ -3,6 +3,7 @@
 import logging
 
 from cstorch import backends
+from cstorch.backends.csx_flags import MicroBatchSize
 from cstorch.backends.mixed_precision import get_half_dtype_str, mixed_precision
 from cstorch.session.execution.target import Target
 from cstorch.session.job import Job
@@ -44,6 +45,8 @@ def compile_step(target: Target, text: str, *, trains: bool) -> tuple[Job, coord
     if compiled.report:
         where = " (on the cluster)" if job.gateway else ""
         logger.info("Compile report: %s%s", compiled.report, where)
+    for note in compiled.notes:
+        logger.info("%s", note)
     logger.info("Compile was successful!")
     if target.compile_only:
         logger.info("With compile_only nothing is run, and no weights were sent")
@@ -61,7 +64,24 @@ def _compile_options() -> plan_pb2.CompileOptions:
         kernel_library=plan_pb2.KernelLibrary.Value(f"KERNEL_LIBRARY_{library.upper()}"),
         wafer_memory_bytes=(backends.csx.debug.wafer_memory_gi or 0) << 30,
     )
+    micro_batching = _micro_batching(backends.csx.performance.micro_batch_size)
+    if micro_batching is not None:
+        options.micro_batching.CopyFrom(micro_batching)
     if mixed_precision():
         options.precision.half = half_type()
         options.precision.optimization_level = backends.csx.precision.optimization_level
     return options
+
+
+def _micro_batching(size: MicroBatchSize) -> plan_pb2.MicroBatching | None:
+    match size:
+        case None:
+            return None
+        case int():
+            return plan_pb2.MicroBatching(size=size)
+        case "auto":
+            return plan_pb2.MicroBatching()
+        case "explore":
+            return plan_pb2.MicroBatching(explore=True)
+    bounds = size["explore"]
+    return plan_pb2.MicroBatching(explore=True, min_size=bounds.get("min", 0), max_size=bounds.get("max", 0))

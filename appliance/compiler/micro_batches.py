@@ -1,0 +1,129 @@
+"""Into how many micro-batches a wafer's rows are divided: as the script says, as few as fit, or the fastest."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from appliance.compiler.core.errors import CompileError, WaferMemoryError
+from appliance.compiler.core.micro_batching import MicroBatching
+from appliance.compiler.core.target import Target
+from appliance.compiler.cost.machine_model import MachineModel
+from appliance.compiler.pipeline import compile_module
+from appliance.compiler.report.builder import make_report
+from appliance.compiler.sharding.propagate import batch_rows
+from appliance.drawing.quantities import bytes_text
+from cirh.text.parser import parse_module
+from wsc.v1 import plan_pb2
+
+Keep = Callable[[str, str], None]
+
+
+def compile_in_micro_batches(
+    text: str,
+    target: Target,
+    asked: MicroBatching | None,
+    machine: Callable[[], MachineModel],
+    keep: Keep | None = None,
+) -> plan_pb2.Plan:
+    """Compiles a step, its batch being divided as asked. None: not at all.
+
+    machine: what predicted times rest on. The rest as of `compile_module`, also what it raises.
+    """
+    if asked is None:
+        return compile_module(text, target, keep)
+    if asked.explore:
+        return _fastest(text, target, asked, machine(), keep)
+    if asked.size:
+        rows = _rows_of_a_wafer(text, target)
+        if rows % asked.size:
+            sizes = ", ".join(map(str, reversed(list(_sizes(rows)))))
+            raise CompileError(
+                f"micro_batch_size={asked.size} does not divide the {rows} rows that a wafer has of a batch of "
+                f"{rows * target.num_csx}; use one of {sizes}"
+            )
+        return compile_module(text, replace(target, micro_batches=rows // asked.size), keep)
+    return _largest(text, target, keep)
+
+
+def _largest(text: str, target: Target, keep: Keep | None) -> plan_pb2.Plan:
+    """With the largest micro-batches that fit a wafer's memory."""
+    try:
+        return compile_module(text, target, keep)
+    except WaferMemoryError as error:
+        too_large = error
+    rows = _rows_of_a_wafer(text, target)
+    for size in _sizes(rows):
+        if size == rows or size > max(1.0, too_large.fitting_share * rows):
+            continue
+        try:
+            return compile_module(text, replace(target, micro_batches=rows // size), keep)
+        except WaferMemoryError as error:
+            last = error
+        except CompileError as error:
+            raise CompileError(f"{too_large}; micro-batches do not help: {error}") from error
+    raise last if rows > 1 else too_large
+
+
+def _fastest(
+    text: str, target: Target, asked: MicroBatching, machine: MachineModel, keep: Keep | None
+) -> plan_pb2.Plan:
+    """With the micro-batches of which the step is predicted to take the least time. The plan tells of all."""
+    rows = _rows_of_a_wafer(text, target)
+    tried: list[plan_pb2.ExploredSize] = []
+    for size in _sizes(rows):
+        if not asked.min_size <= size <= (asked.max_size or rows):
+            continue
+        try:
+            plan = compile_module(text, replace(target, micro_batches=rows // size))
+        except CompileError as error:
+            tried.append(plan_pb2.ExploredSize(size=size, refusal=_first_part(error)))
+            continue
+        report = make_report(plan, "", machine)
+        tried.append(
+            plan_pb2.ExploredSize(
+                size=size, rows_per_second=report.totals.rows_per_second, wafer_bytes=report.memory.peak.total_bytes
+            )
+        )
+    possible = [each for each in tried if not each.refusal]
+    if not possible:
+        bounds = f"from {max(asked.min_size, 1)} to {asked.max_size or rows}"
+        why = f": {tried[-1].size} rows: {tried[-1].refusal}" if tried else f", as none divides a wafer's {rows} rows"
+        raise CompileError(f"no micro-batch size {bounds} can be compiled{why}; explore others")
+    best = max(possible, key=lambda each: each.rows_per_second)
+    plan = compile_module(text, replace(target, micro_batches=rows // best.size), keep)
+    plan.explored.extend(tried)
+    return plan
+
+
+def _first_part(error: CompileError) -> str:
+    """What is wrong, without the way out."""
+    return str(error).split(";")[0]
+
+
+def _rows_of_a_wafer(text: str, target: Target) -> int:
+    return batch_rows(parse_module(text), target.num_csx) // target.num_csx
+
+
+def _sizes(rows: int) -> Iterator[int]:
+    """All sizes that divide the rows, the largest first."""
+    return (size for size in range(rows, 0, -1) if rows % size == 0)
+
+
+def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
+    """What a user is told of a plan's micro-batches, in lines."""
+    count, at_once = plan.wafer.micro_batches, plan.wafer.micro_batches_at_once
+    rows = plan.worker.local_rows // count
+    notes = [
+        f"micro_batch_size={each.size}: {each.refusal or f'{each.rows_per_second:,.0f} rows/s predicted'}"
+        + ("" if each.refusal else f", {bytes_text(each.wafer_bytes)} of a wafer's memory")
+        for each in plan.explored
+    ]
+    if count > 1:
+        if at_once == count:
+            how = "layer by layer: each layer's weights are streamed once for all of them"
+        else:
+            how = (
+                f"{at_once} at a time, as the activations of more do not fit its memory: weights are streamed "
+                f"{count // at_once} times"
+            )
+        notes.append(f"Each wafer computes its {plan.worker.local_rows} rows in {count} micro-batches of {rows}, {how}")
+    return notes
