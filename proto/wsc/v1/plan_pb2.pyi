@@ -154,6 +154,26 @@ HALF_TYPE_CBFLOAT16: HalfType.ValueType  # 3
 """emulated: float32 tensors with rounded values"""
 Global___HalfType: _TypeAlias = HalfType  # noqa: Y015
 
+class _ExecutionStrategy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ExecutionStrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExecutionStrategy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EXECUTION_STRATEGY_UNSPECIFIED: _ExecutionStrategy.ValueType  # 0
+    """weight streaming"""
+    EXECUTION_STRATEGY_WEIGHT_STREAMING: _ExecutionStrategy.ValueType  # 1
+    EXECUTION_STRATEGY_PIPELINE: _ExecutionStrategy.ValueType  # 2
+
+class ExecutionStrategy(_ExecutionStrategy, metaclass=_ExecutionStrategyEnumTypeWrapper):
+    """How a step is run."""
+
+EXECUTION_STRATEGY_UNSPECIFIED: ExecutionStrategy.ValueType  # 0
+"""weight streaming"""
+EXECUTION_STRATEGY_WEIGHT_STREAMING: ExecutionStrategy.ValueType  # 1
+EXECUTION_STRATEGY_PIPELINE: ExecutionStrategy.ValueType  # 2
+Global___ExecutionStrategy: _TypeAlias = ExecutionStrategy  # noqa: Y015
+
 @_typing.final
 class TensorType(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -835,6 +855,144 @@ class MicroBatching(_message.Message):
 Global___MicroBatching: _TypeAlias = MicroBatching  # noqa: Y015
 
 @_typing.final
+class JoinedValue(_message.Message):
+    """A value that micro-batches make in parts, which are joined in place as they are made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    REDUCTION_FIELD_NUMBER: _builtins.int
+    value: _builtins.int
+    reduction: Global___Reduction.ValueType
+    """SUM, MAX or MIN; GATHER: each micro-batch makes a member of an output group"""
+    @_builtins.property
+    def type(self) -> Global___TensorType: ...
+    def __init__(
+        self,
+        *,
+        value: _builtins.int = ...,
+        type: Global___TensorType | None = ...,
+        reduction: Global___Reduction.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["type", b"type"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reduction", b"reduction", "type", b"type", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinedValue: _TypeAlias = JoinedValue  # noqa: Y015
+
+@_typing.final
+class Region(_message.Message):
+    """A rectangle of the wafer that has some layers: their weights, optimizer state, and all work on them.
+
+    Its instructions are run in order in each step, at the same time as those of other regions. A Run waits until its
+    inputs are there: in layer pipelined mode values are made once in a step, by the region whose Run or Receive makes
+    them, and may be read by all regions. `drops` are of values that no other region reads; what several regions read is
+    dropped behind the last of all its reads. `commits` are as on MemoryX: nothing in any region reads the old value later.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    X_FIELD_NUMBER: _builtins.int
+    Y_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    HEIGHT_FIELD_NUMBER: _builtins.int
+    INSTRUCTIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of its first and last layer"""
+    x: _builtins.int
+    """place on the wafer, in cells of the floor plan"""
+    y: _builtins.int
+    width: _builtins.int
+    height: _builtins.int
+    @_builtins.property
+    def instructions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Instruction]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        x: _builtins.int = ...,
+        y: _builtins.int = ...,
+        width: _builtins.int = ...,
+        height: _builtins.int = ...,
+        instructions: _abc.Iterable[Global___Instruction] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["height", b"height", "instructions", b"instructions", "name", b"name", "width", b"width", "x", b"x", "y", b"y"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Region: _TypeAlias = Region  # noqa: Y015
+
+@_typing.final
+class PipelinePlan(_message.Message):
+    """Layer pipelined mode: all weights and optimizer state are on the one wafer, and several micro-batches are in flight.
+    Receives are of the batch, Sends of groups of kind OUTPUT, which go from the wafer to the coordinator.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
+    REGIONS_FIELD_NUMBER: _builtins.int
+    JOINED_FIELD_NUMBER: _builtins.int
+    NUMBER_VALUES_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: _builtins.int
+    KERNEL_LIBRARY_FIELD_NUMBER: _builtins.int
+    FLOPS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    OWN_BYTES_FIELD_NUMBER: _builtins.int
+    micro_batches: _builtins.int
+    kernel_library: Global___KernelLibrary.ValueType
+    flops: _builtins.int
+    """of one step"""
+    memory_bytes: _builtins.int
+    """of the wafer that this was made for"""
+    own_bytes: _builtins.int
+    """see OWN MEMORY; states included"""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSlot]: ...
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
+    @_builtins.property
+    def kernels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Kernel]: ...
+    @_builtins.property
+    def regions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Region]: ...
+    @_builtins.property
+    def joined(self) -> _containers.RepeatedCompositeFieldContainer[Global___JoinedValue]: ...
+    @_builtins.property
+    def number_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as of WaferPlan"""
+
+    def __init__(
+        self,
+        *,
+        states: _abc.Iterable[Global___StateSlot] | None = ...,
+        groups: _abc.Iterable[Global___Group] | None = ...,
+        kernels: _abc.Iterable[Global___Kernel] | None = ...,
+        regions: _abc.Iterable[Global___Region] | None = ...,
+        joined: _abc.Iterable[Global___JoinedValue] | None = ...,
+        number_values: _abc.Iterable[_builtins.int] | None = ...,
+        micro_batches: _builtins.int = ...,
+        kernel_library: Global___KernelLibrary.ValueType = ...,
+        flops: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        own_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flops", b"flops", "groups", b"groups", "joined", b"joined", "kernel_library", b"kernel_library", "kernels", b"kernels", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "number_values", b"number_values", "own_bytes", b"own_bytes", "regions", b"regions", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PipelinePlan: _TypeAlias = PipelinePlan  # noqa: Y015
+
+@_typing.final
 class CompileOptions(_message.Message):
     """What a script may say of how a step is compiled."""
 
@@ -844,10 +1002,12 @@ class CompileOptions(_message.Message):
     KERNEL_LIBRARY_FIELD_NUMBER: _builtins.int
     WAFER_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     MICRO_BATCHING_FIELD_NUMBER: _builtins.int
+    EXECUTION_STRATEGY_FIELD_NUMBER: _builtins.int
     kernel_library: Global___KernelLibrary.ValueType
     """of the layers; unspecified: aten"""
     wafer_memory_bytes: _builtins.int
     """what a wafer may hold; 0: 8 GiB"""
+    execution_strategy: Global___ExecutionStrategy.ValueType
     @_builtins.property
     def precision(self) -> Global___Precision:
         """absent: float32 throughout"""
@@ -863,10 +1023,11 @@ class CompileOptions(_message.Message):
         kernel_library: Global___KernelLibrary.ValueType = ...,
         wafer_memory_bytes: _builtins.int = ...,
         micro_batching: Global___MicroBatching | None = ...,
+        execution_strategy: Global___ExecutionStrategy.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["micro_batching", b"micro_batching", "precision", b"precision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kernel_library", b"kernel_library", "micro_batching", b"micro_batching", "precision", b"precision", "wafer_memory_bytes", b"wafer_memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution_strategy", b"execution_strategy", "kernel_library", b"kernel_library", "micro_batching", b"micro_batching", "precision", b"precision", "wafer_memory_bytes", b"wafer_memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -919,6 +1080,7 @@ class Plan(_message.Message):
     COORDINATOR_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     EXPLORED_FIELD_NUMBER: _builtins.int
+    PIPELINE_FIELD_NUMBER: _builtins.int
     format: _builtins.int
     num_csx: _builtins.int
     num_shards: _builtins.int
@@ -939,6 +1101,10 @@ class Plan(_message.Message):
 
     @_builtins.property
     def explored(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExploredSize]: ...
+    @_builtins.property
+    def pipeline(self) -> Global___PipelinePlan:
+        """present: layer pipelined mode; wafer, memoryx and swarmx are empty then"""
+
     def __init__(
         self,
         *,
@@ -953,10 +1119,11 @@ class Plan(_message.Message):
         coordinator: Global___CoordinatorPlan | None = ...,
         precision: Global___Precision | None = ...,
         explored: _abc.Iterable[Global___ExploredSize] | None = ...,
+        pipeline: Global___PipelinePlan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "precision", b"precision", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "pipeline", b"pipeline", "precision", b"precision", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "coordinator", b"coordinator", "explored", b"explored", "format", b"format", "memoryx", b"memoryx", "num_csx", b"num_csx", "num_shards", b"num_shards", "precision", b"precision", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "coordinator", b"coordinator", "explored", b"explored", "format", b"format", "memoryx", b"memoryx", "num_csx", b"num_csx", "num_shards", b"num_shards", "pipeline", b"pipeline", "precision", b"precision", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
