@@ -73,16 +73,25 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
         member.value for group in reductions if group.reduction != plan_pb2.REDUCTION_GATHER for member in group.members
     }
     made: Counter[int] = Counter()
+    parts = dict(zip(plan.number_values, range(plan.micro_batches), strict=False))  # value -> whose it is
+    before: plan_pb2.Run | None = None
     for instruction in plan.instructions:
         match instruction.WhichOneof("kind"):
             case "receive":
                 require(not instruction.receive.keep, "the wafer keeps what it receives until it drops it")
-                role.receive(instruction.receive.group)
+                group = role.receive(instruction.receive.group)
+                if group.kind == plan_pb2.GROUP_KIND_BATCH:
+                    members = enumerate(group.members)
+                    parts.update((member.value, index % plan.micro_batches) for index, member in members)
             case "run":
                 require(not instruction.run.commits, "the wafer has no states to commit to")
                 run = instruction.run
-                require(run.micro_batch < plan.micro_batches, "the wafer has no such micro-batch")
+                _check_turn(plan, before, run)
+                before = run
                 role.run(run, joined=joined)
+                parts.update((value, run.micro_batch) for value in run.outputs if value not in joined)
+                own = all(parts.get(value, run.micro_batch) == run.micro_batch for value in run.inputs)
+                require(own, "a micro-batch reads what belongs to another")
                 role.drop(run)
                 for value in joined.intersection(run.outputs):
                     require(
@@ -94,6 +103,7 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
                 role.send(instruction.send.group)
             case kind:
                 raise PlanError(f"a wafer has no instruction {kind}")
+    require(before is None or before.micro_batch == plan.micro_batches - 1, "the last turn is not whole")
     require(set(made.values()) <= {plan.micro_batches}, "a value lacks the parts of some micro-batches")
     if numbers:
         others = {member.value for group in plan.groups for member in group.members} | role.made
@@ -101,6 +111,16 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
             numbers <= role.used and numbers.isdisjoint(others), "a part's number is something else, or is not read"
         )
     role.finish()
+
+
+def _check_turn(plan: plan_pb2.WaferPlan, before: plan_pb2.Run | None, run: plan_pb2.Run) -> None:
+    """A segment is run for a number of micro-batches, in order, before another one is."""
+    require(run.micro_batch < plan.micro_batches, "the wafer has no such micro-batch")
+    follows = before is not None and run.micro_batch == before.micro_batch + 1
+    if follows and before is not None and (before.kernel, before.layer) == (run.kernel, run.layer):
+        return
+    whole = before is None or (before.micro_batch + 1) % plan.micro_batches_at_once == 0
+    require(whole and run.micro_batch % plan.micro_batches_at_once == 0, "micro-batches are not run in their order")
 
 
 def _check_shard(plan: plan_pb2.MemoryXPlan, role: Role) -> None:
@@ -117,6 +137,7 @@ def _check_shard(plan: plan_pb2.MemoryXPlan, role: Role) -> None:
                 role.receive(instruction.receive.group)
             case "run":
                 run = instruction.run
+                require(run.micro_batch == 0, f"{role.name} divides its work into micro-batches")
                 outputs = role.run(run).outputs
                 require(states.keys().isdisjoint(run.outputs), f"{role.name} makes a value that is a state's")
                 require(states.keys().isdisjoint(run.drops), f"{role.name} drops a state")

@@ -99,9 +99,9 @@ def mutations(plan: plan_pb2.Plan) -> Iterator[tuple[str, str, Callable[[], None
                 yield name, f"{name} {before!r} -> {after!r}", lambda: put(after), lambda: put(before)  # noqa: B023
 
 
-@pytest.mark.parametrize(("wafers", "shards"), [(1, 1), (2, 2)])
-def test_every_changed_field_is_noticed(traced: Traced, wafers: int, shards: int) -> None:
-    plan = traced.plan(wafers, shards)
+@pytest.mark.parametrize(("wafers", "shards", "micro_batches"), [(1, 1, 1), (2, 2, 1), (2, 1, 2)])
+def test_every_changed_field_is_noticed(traced: Traced, wafers: int, shards: int, micro_batches: int) -> None:
+    plan = traced.plan(wafers, shards, micro_batches=micro_batches)
     check_plan(plan)
     whole = plan.SerializeToString(deterministic=True)
     missed = []
