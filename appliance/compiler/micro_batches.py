@@ -10,7 +10,6 @@ from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.pipeline import compile_module
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.sharding.propagate import batch_rows
-from appliance.drawing.quantities import bytes_text
 from cirh.text.parser import parse_module
 from wsc.v1 import plan_pb2
 
@@ -50,17 +49,17 @@ def _largest(text: str, target: Target, keep: Keep | None) -> plan_pb2.Plan:
         return compile_module(text, target, keep)
     except WaferMemoryError as error:
         too_large = error
-    rows = _rows_of_a_wafer(text, target)
-    for size in _sizes(rows):
-        if size == rows or size > max(1.0, too_large.fitting_share * rows):
-            continue
+    last = too_large
+    size = rows = _rows_of_a_wafer(text, target)
+    while (fitting := last.fitting_share * size) >= 1 and size > 1:
+        size = next(smaller for smaller in _sizes(rows) if smaller < size and smaller <= fitting)
         try:
             return compile_module(text, replace(target, micro_batches=rows // size), keep)
         except WaferMemoryError as error:
             last = error
         except CompileError as error:
             raise CompileError(f"{too_large}; micro-batches do not help: {error}") from error
-    raise last if rows > 1 else too_large
+    raise last
 
 
 def _fastest(
@@ -106,24 +105,3 @@ def _rows_of_a_wafer(text: str, target: Target) -> int:
 def _sizes(rows: int) -> Iterator[int]:
     """All sizes that divide the rows, the largest first."""
     return (size for size in range(rows, 0, -1) if rows % size == 0)
-
-
-def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
-    """What a user is told of a plan's micro-batches, in lines."""
-    count, at_once = plan.wafer.micro_batches, plan.wafer.micro_batches_at_once
-    rows = plan.worker.local_rows // count
-    notes = [
-        f"micro_batch_size={each.size}: {each.refusal or f'{each.rows_per_second:,.0f} rows/s predicted'}"
-        + ("" if each.refusal else f", {bytes_text(each.wafer_bytes)} of a wafer's memory")
-        for each in plan.explored
-    ]
-    if count > 1:
-        if at_once == count:
-            how = "layer by layer: each layer's weights are streamed once for all of them"
-        else:
-            how = (
-                f"{at_once} at a time, as the activations of more do not fit its memory: weights are streamed "
-                f"{count // at_once} times"
-            )
-        notes.append(f"Each wafer computes its {plan.worker.local_rows} rows in {count} micro-batches of {rows}, {how}")
-    return notes

@@ -13,7 +13,7 @@ from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, Numbers
 from appliance.compiler.partition.shards import Sharing, divide
 from appliance.compiler.wafer.arena import lay_out_arena
-from appliance.compiler.wafer.memory_plan import check_memory, plan_memory
+from appliance.compiler.wafer.memory_plan import MemoryPlan, check_memory, plan_memory
 from appliance.compiler.wafer.schedule import WaferSchedule, schedule_wafer
 from cirh.dialect import types
 from wsc.v1 import plan_pb2
@@ -58,9 +58,10 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
 def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, WaferSchedule]:
     """The wafer's part, with as many micro-batches at once as fit its memory: so weights are streamed least."""
     profiles: Mapping[int, KernelProfile] = {}
-    for at_once in range(target.micro_batches, 0, -1):
-        if target.micro_batches % at_once:
-            continue
+    possible = [at_once for at_once in range(1, target.micro_batches + 1) if target.micro_batches % at_once == 0]
+
+    def fitted(at_once: int) -> tuple[Numbers, WaferSchedule, MemoryPlan]:
+        nonlocal profiles
         numbers = Numbers()
         wafer = schedule_wafer(cut, sharing, target, numbers, at_once)
         plan = wafer.plan
@@ -71,9 +72,23 @@ def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, Waf
         plan.arena.CopyFrom(lay_out_arena(plan))
         memory = plan_memory(plan, profiles, target.wafer_memory_bytes)
         plan.own_bytes = memory.own_bytes
-        if at_once == 1 or memory.peak.total_bytes <= target.wafer_memory_bytes:
-            break
-    check_memory(memory, target.num_csx, cut.sharding.batch_rows, target.micro_batches)
+        return numbers, wafer, memory
+
+    numbers, wafer, memory = fitted(possible[-1])
+    if memory.fits or len(possible) == 1:
+        check_memory(memory, target.num_csx, cut.sharding.batch_rows, target.micro_batches)
+        return numbers, wafer
+    numbers, wafer, memory = fitted(1)
+    check_memory(memory, target.num_csx, cut.sharding.batch_rows, target.micro_batches, wafer.whole_batch_first)
+    # Of 1 it is known that it fits, of all that they do not: memory grows with what is between.
+    low, high = 0, len(possible) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = fitted(possible[middle])
+        if tried[2].fits:
+            low, (numbers, wafer, memory) = middle, tried
+        else:
+            high = middle
     return numbers, wafer
 
 

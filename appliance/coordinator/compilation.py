@@ -61,7 +61,7 @@ def cached_compiler(folder: Path, root: Path) -> Compile:
 
 def notes_of(plan: plan_pb2.Plan) -> list[str]:
     """What the user is told of a plan, in lines."""
-    from appliance.compiler.micro_batches import micro_batch_notes
+    from appliance.compiler.report.micro_batch_notes import micro_batch_notes
 
     return micro_batch_notes(plan)
 

@@ -1,8 +1,9 @@
 """Helpers for the tests of the compiler: steps traced by the real client, compiled, and run beside plain torch."""
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -11,8 +12,10 @@ from plan_simulator import Simulation
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from appliance.compiler import plan as plan_module
 from appliance.compiler.pipeline import Target, compile_module
 from appliance.compiler.plan_check.check import check_plan
+from appliance.compiler.wafer.schedule import schedule_wafer
 from cirh.text.printer import print_module
 from cstorch.lowering import lower
 from cstorch.metrics import metric as metric_module
@@ -27,6 +30,17 @@ Getters = dict[str, Callable[[], torch.Tensor]]
 Step = Callable[[Any], Any]
 # Gets the model, moved to the tracing device or plain; returns the step and further states.
 Build = Callable[[Any], "Step | tuple[Step, Getters]"]
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Micro-batches go through the layers one by one, though there is memory for all."""
+
+    def schedule(cut: Any, sharing: Any, target: Target, numbers: Any, at_once: int) -> Any:
+        return schedule_wafer(cut, sharing, target, numbers, 1)
+
+    with mock.patch.object(plan_module, "schedule_wafer", schedule):
+        yield
 
 
 class Traced:

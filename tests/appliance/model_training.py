@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from compiled_steps import Getters, Step, Traced
+from compiled_steps import Getters, Step, Traced, one_at_a_time
 from counted_random import CountedRandom
 from model_zoo_contrastive import Towers, clip, pairs
 from model_zoo_images import DLRM, Perceptron, ResNet, ViT, clicks, images
@@ -149,10 +149,15 @@ def plain(name: str, autocast: torch.dtype | None, seed: int) -> Run:
     return Run.of(losses, states_of(name, network))
 
 
-def simulated(name: str, precision: Precision | None, wafers: int, seed: int) -> Run:
-    """What a simulated cluster of so many wafers, and as many shards, makes of a seed."""
+def simulated(
+    name: str, precision: Precision | None, wafers: int, seed: int, micro_batches: int = 1, rounds: bool = False
+) -> Run:
+    """What a simulated cluster of so many wafers, and as many shards, makes of a seed.
+
+    rounds: micro-batches go through the layers one at a time.
+    """
     network, batches = start(name, seed)
-    simulation = _simulation(name, precision, wafers)
+    simulation = _simulation(name, precision, wafers, micro_batches, rounds)
     simulation.states = {**traced(name).initial, **states_of(name, network)}
     if COUNTER in simulation.states:
         simulation.states[COUNTER] = torch.tensor(counter(seed))
@@ -166,8 +171,11 @@ def counter(seed: int) -> int:
 
 
 @functools.cache
-def _simulation(name: str, precision: Precision | None, wafers: int) -> Simulation:
-    return Simulation(traced(name).plan(wafers, wafers, precision=precision), traced(name).initial)
+def _simulation(name: str, precision: Precision | None, wafers: int, micro_batches: int, rounds: bool) -> Simulation:
+    with one_at_a_time() if rounds else contextlib.nullcontext():
+        plan = traced(name).plan(wafers, wafers, precision=precision, micro_batches=micro_batches)
+    assert plan.wafer.micro_batches_at_once == (1 if rounds else micro_batches)
+    return Simulation(plan, traced(name).initial)
 
 
 def states_of(name: str, network: nn.Module) -> dict[str, torch.Tensor]:

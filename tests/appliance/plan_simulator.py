@@ -76,7 +76,8 @@ class Simulation:
             frame = wires.take(source, "coordinator", group.id, step)
             assert frame is not None, f"group {group.id} of step {step} did not come"
             data = bytearray(group.nbytes)
-            for member, tensor in zip(group.members, frame.tensors, strict=True):
+            members = group.members[:1] if group.reduction == plan_pb2.REDUCTION_GATHER else group.members
+            for member, tensor in zip(members, frame.tensors, strict=True):
                 raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
                 data[member.offset : member.offset + len(raw)] = raw
             frames[group.id] = memoryview(data)

@@ -38,6 +38,7 @@ LAYOUT = {
     ],
     "global_rows": ROWS,
     "local_rows": ROWS,
+    "micro_batches": 1,
     "slot_bytes": SLOT_BYTES,
     "num_slots": SLOTS,
 }

@@ -21,18 +21,24 @@ def batch(number: int, rows: int = ROWS) -> dict[str, Any]:
     return {"x": x, "y": torch.arange(rows), "name": "b"}
 
 
-def members(rows: int) -> list[dict[str, Any]]:
-    return [
-        {"dtype": "float32", "shape": [rows, 1], "offset": 0},
-        {"dtype": "int64", "shape": [rows], "offset": 64},
-    ]
+def members(rows: int, micro_batches: int) -> list[dict[str, Any]]:
+    numbers = {"dtype": "float32", "shape": [rows, 1], "offset": 0}
+    labels = {"dtype": "int64", "shape": [rows], "offset": 64}
+    return [numbers] * micro_batches + [labels] * micro_batches
 
 
-def selection(*, wafer: int = 0, worker: int = 0, num_workers: int = 1, num_csx: int = 1) -> Selection:
+def selection(
+    *, wafer: int = 0, worker: int = 0, num_workers: int = 1, num_csx: int = 1, micro_batches: int = 1
+) -> Selection:
     local = ROWS // num_csx
     return Selection(
         {"wafer": wafer, "worker": worker, "num_workers": num_workers},
-        {"members": members(local), "global_rows": ROWS, "local_rows": local},
+        {
+            "members": members(local // micro_batches, micro_batches),
+            "global_rows": ROWS,
+            "local_rows": local,
+            "micro_batches": micro_batches,
+        },
         "input_fn (train.py:7)",
     )
 
@@ -55,6 +61,13 @@ def test_workers_deal_out_batches_and_wafers_cut_rows() -> None:
     assert taken[0, 0] == [[0, 1], [300, 301], [600, 601]]
     assert taken[1, 0] == [[2, 3], [302, 303], [602, 603]]
     assert taken[1, 2] == [[202, 203], [502, 503]]
+
+
+def test_rows_are_divided_into_micro_batches_tensor_by_tensor() -> None:
+    (taken,) = own(selection(wafer=1, num_csx=2, micro_batches=2), iter([batch(3)]))
+    assert [tensor.flatten().tolist() for tensor in taken] == [[302], [303], [2], [3]]
+    (whole,) = own(selection(micro_batches=2), iter([batch(0)]))
+    assert [tensor.flatten().tolist() for tensor in whole] == [[0, 1], [2, 3], [0, 1], [2, 3]]
 
 
 def test_batches_of_one_wafers_rows_are_taken_as_they_are() -> None:

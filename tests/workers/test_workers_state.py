@@ -56,7 +56,8 @@ def run(
     member = {"dtype": "float32", "shape": [ROWS], "offset": 0}
     files = Files()
     position = Position(loader, files, prepare, [step for step in range(1, worker + 1) if step in wanted])
-    selection = Selection(prepare, {"members": [member], "global_rows": ROWS, "local_rows": ROWS}, "input_fn")
+    load = {"members": [member], "global_rows": ROWS, "local_rows": ROWS, "micro_batches": 1}
+    selection = Selection(prepare, load, "input_fn")
     batches = selection.own(endless(loader, num_workers), position)
     taken = []
     for step in range(worker + 1, num_steps + 1, num_workers):

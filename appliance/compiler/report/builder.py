@@ -10,6 +10,7 @@ from appliance.compiler.core.target import KernelLibrary
 from appliance.compiler.cost.kernel_profile import KernelProfile, loop_time, operations_time, profile_kernels
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.partition.layers import BACKWARD
+from appliance.compiler.report.micro_batch_notes import micro_batch_notes
 from appliance.compiler.report.report import (
     REPORT_FORMAT,
     LayerReport,
@@ -50,6 +51,8 @@ def make_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Re
         num_csx=plan.num_csx,
         num_shards=plan.num_shards,
         batch_rows=plan.batch_rows,
+        micro_batches=plan.wafer.micro_batches,
+        micro_batch_notes=tuple(micro_batch_notes(plan)),
         machine=machine,
         totals=Totals(
             parameters=sum(layer.parameters for layer in layers),
@@ -57,7 +60,7 @@ def make_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Re
             streamed_bytes=sum(layer.streamed_bytes for layer in layers),
             gradient_bytes=sum(layer.gradient_bytes for layer in layers),
             wafer_kernels=len(plan.wafer.kernels),
-            segments=sum(1 for _ in _runs(plan.wafer.instructions)),
+            segments=sum(1 for run in _runs(plan.wafer.instructions) if run.micro_batch == 0),
             step_seconds=timeline.step_seconds,
             rows_per_second=plan.batch_rows / timeline.step_seconds if timeline.step_seconds else 0.0,
         ),

@@ -40,11 +40,13 @@ def _summary(report: Report) -> str:
         ("a wafer's peak", bytes_text(memory.peak.total_bytes), memory.peak.total_bytes),
         ("segments, kernels", f"{totals.segments}, {totals.wafer_kernels}", totals.segments),
     )
+    notes = "".join(f"<p>{escape(note)}.</p>" for note in report.micro_batch_notes)
     shown = "".join(f'<div><dt>{name}</dt><dd data-value="{value}">{text}</dd></div>' for name, text, value in tiles)
     return (
         f"<header><h1>Compile report</h1><p>{report.num_csx} {_plural('wafer', report.num_csx)}, {report.num_shards} "
         f"MemoryX {_plural('shard', report.num_shards)}, a batch of {report.batch_rows} rows. Artifact "
-        f'<code>{escape(report.artifact)}</code></p></header>\n<dl class="tiles">{shown}</dl>'
+        f"<code>{escape(report.artifact)}</code></p>{notes}</header>\n"
+        f'<dl class="tiles">{shown}</dl>'
     )
 
 

@@ -81,6 +81,8 @@ class Report:
     num_csx: int
     num_shards: int
     batch_rows: int
+    micro_batches: int  # of each wafer
+    micro_batch_notes: tuple[str, ...]  # what the user is told of them
     machine: MachineModel
     totals: Totals
     layers: tuple[LayerReport, ...]

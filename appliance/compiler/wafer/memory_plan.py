@@ -61,6 +61,11 @@ class MemoryPlan:
         return max(self.points, key=lambda point: point.total_bytes)
 
     @property
+    def fits(self) -> bool:
+        """Whether the wafer has room for it."""
+        return self.peak.total_bytes <= self.capacity_bytes
+
+    @property
     def own_bytes(self) -> int:
         """The most that is the wafer's own at once."""
         return max(point.own_bytes for point in self.points)
@@ -147,8 +152,13 @@ def _idle(batch_bytes: int) -> MemoryPoint:
     )
 
 
-def check_memory(plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches: int) -> int:
-    """The most that a wafer holds, in bytes. WaferMemoryError if it has less: how much, where, and what to change."""
+def check_memory(
+    plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches: int, whole_batch_first: bool = False
+) -> int:
+    """The most that a wafer holds, in bytes. WaferMemoryError if it has less: how much, where, and what to change.
+
+    whole_batch_first: most of the step goes layer by layer, as something is wanted of the whole batch.
+    """
     peak = plan.peak
     over = peak.total_bytes - plan.capacity_bytes
     if over > 0:
@@ -160,18 +170,23 @@ def check_memory(plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches
         raise WaferMemoryError(
             f"the step needs {bytes_text(peak.total_bytes)} of a wafer's memory, {bytes_text(over)} more than it has "
             f"({bytes_text(plan.capacity_bytes)}), in segment {peak.segment}: {parts}; "
-            f"{_way_out(plan, num_csx, global_rows, micro_batches)}",
+            f"{_way_out(plan, num_csx, global_rows, micro_batches, whole_batch_first)}",
             fitting_share=min(_fitting_share(point, plan.capacity_bytes) for point in plan.points),
         )
     return peak.total_bytes
 
 
-def _way_out(plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches: int) -> str:
+def _way_out(plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches: int, whole_batch_first: bool) -> str:
     tightest = min(plan.points, key=lambda point: _fitting_share(point, plan.capacity_bytes))
     share = _fitting_share(tightest, plan.capacity_bytes)
     rows = int(global_rows // (num_csx * micro_batches) * share)
     needed = math.ceil(plan.peak.total_bytes / (1 << 30))
     larger = f"let wafers take more of their hosts' memory: cstorch.backends.csx.debug.wafer_memory_gi = {needed}"
+    if whole_batch_first:
+        return (
+            "micro-batches do not help, as the statistics of the whole batch (batch norm, scores of all samples) are "
+            f"made layer by layer of all its rows: use a smaller batch, more wafers (num_csx), or {larger}"
+        )
     if rows < 1:
         return (
             f"weights and gradients of segment {tightest.segment} leave no room for a single row of the batch, so "

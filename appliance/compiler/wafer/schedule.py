@@ -30,7 +30,7 @@ from appliance.compiler.wafer.streams import (
     release,
     unheard_shards,
 )
-from appliance.compiler.wafer.turns import Work, order_turns
+from appliance.compiler.wafer.turns import Work, num_of_whole_batch, order_turns
 from cirh.dialect.operations import func_of
 from cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
@@ -47,13 +47,15 @@ class WaferSchedule:
     departures: list[Departure]  # in order
     last_read: Mapping[SSAValue, int]  # the last turn that reads a value
     localiser: Localiser
+    whole_batch_first: bool  # most segments are run for all micro-batches before the next one is
 
 
 def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers, at_once: int) -> WaferSchedule:
     """Makes the program. at_once: micro-batches that go through the layers together."""
     localiser = Localiser(cut.sharding)
     waits = Waits(cut)
-    work = order_turns(_make_work(cut, waits), waits, target.micro_batches, at_once)
+    segments = _make_work(cut, waits)
+    work = order_turns(segments, waits, target.micro_batches, at_once)
     last_read = last_reads(work)
     loads = find_loads(cut, sharing, target, numbers, work, waits)
     tokens, batch = make_tokens(sharing, numbers), make_batch(cut, numbers, localiser, target.micro_batches)
@@ -72,6 +74,7 @@ def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers,
         departures=departures,
         last_read=last_read,
         localiser=localiser,
+        whole_batch_first=2 * num_of_whole_batch(segments, waits) > len(segments),
     )
 
 

@@ -30,7 +30,7 @@ class Work:
 
 def order_turns(segments: Sequence[Work], waits: Waits, micro_batches: int, at_once: int) -> list[Work]:
     """All turns in order. at_once divides micro_batches."""
-    whole = len_of_whole_batch(segments, waits)
+    whole = num_of_whole_batch(segments, waits)
     turns = _turns(segments[:whole], range(micro_batches), is_last=True)
     for begin in range(0, micro_batches, at_once):
         now = range(begin, begin + at_once)
@@ -42,7 +42,7 @@ def _turns(segments: Iterable[Work], micro_batches: range, *, is_last: bool) -> 
     return [replace(work, micro_batches=micro_batches, is_last=is_last) for work in segments]
 
 
-def len_of_whole_batch(segments: Sequence[Work], waits: Waits) -> int:
+def num_of_whole_batch(segments: Sequence[Work], waits: Waits) -> int:
     """How many segments, from the first, must have been run for the whole batch before others can be."""
     home = {value: position for position, work in enumerate(segments) for value in work.outputs}
     waited = {value for work in segments for op in work.segment.ops for value in waits.returned(op)}

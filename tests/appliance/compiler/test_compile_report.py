@@ -112,7 +112,9 @@ def test_a_refusal_says_what_would_fit(traced: Traced) -> None:
     rows, wafers = int(found[1]), int(found[2])
     assert (rows, wafers) == (8, 2)
     # What it says is so.
-    check_memory(dataclasses.replace(report(traced, wafers).memory, capacity_bytes=tight), wafers, ROWS)
+    check_memory(
+        dataclasses.replace(report(traced, wafers).memory, capacity_bytes=tight), wafers, ROWS, micro_batches=1
+    )
     traced.plan(wafers, wafer_memory_bytes=tight)
     traced.plan(1, wafer_memory_bytes=peak.total_bytes)
     with pytest.raises(CompileError, match="leave no room for a single row"):
@@ -175,8 +177,8 @@ def test_the_kernel_of_attention_is_told_with_its_reason() -> None:
 def test_json_has_stable_names(traced: Traced) -> None:
     data = json.loads(report(traced, 2, 2).to_json())
     assert list(data) == [
-        *("format", "artifact", "num_csx", "num_shards", "batch_rows", "machine", "totals", "layers", "memory"),
-        *("shards", "floor_plan", "timeline"),
+        *("format", "artifact", "num_csx", "num_shards", "batch_rows", "micro_batches", "micro_batch_notes"),
+        *("machine", "totals", "layers", "memory", "shards", "floor_plan", "timeline"),
     ]
     assert set(data["layers"][0]) == {
         *("layer", "parameters", "flops", "streamed_bytes", "gradient_bytes", "activation_bytes", "kernels", "library"),

@@ -1,5 +1,6 @@
 """The sharding rules: random programs are right or refused, and a rule that is broken is noticed."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from compiled_steps import Traced
+from compiled_steps import Traced, one_at_a_time
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from mutations import (
@@ -89,6 +90,32 @@ def test_random_programs_are_right_or_refused() -> None:
 
     run()
     assert found["equal"] > 30, found
+    assert found["not lowered"] < 10, found
+
+
+def test_random_programs_in_micro_batches_are_right_or_refused() -> None:
+    found: Counter[str] = Counter()
+
+    @seed(0)
+    @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, 1 << 20), st.sampled_from([(1, 2), (1, 3), (2, 2), (2, 3), (3, 4)]), st.booleans())
+    def run(number: int, cut: tuple[int, int], rounds: bool) -> None:
+        wafers, micro_batches = cut
+        try:
+            traced, batch = traced_program(number)
+        except LoweringError:
+            found["not lowered"] += 1
+            return
+        with one_at_a_time() if rounds else contextlib.nullcontext():
+            try:
+                shards = 1 + number % 2
+                traced.check([batch], [(wafers, shards)], seeds=[number % 5], micro_batches=micro_batches)
+                found[f"equal, {rounds=}"] += 1
+            except CompileError:
+                found["refused"] += 1
+
+    run()
+    assert min(found["equal, rounds=False"], found["equal, rounds=True"]) > 5, found
     assert found["not lowered"] < 10, found
 
 

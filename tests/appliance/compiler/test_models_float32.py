@@ -10,3 +10,13 @@ pytestmark = pytest.mark.parity
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_gives_what_plain_torch_gives(name: str, wafers: int) -> None:
     assert_equal(simulated(name, None, wafers, seed=0), plain(name, None, seed=0), losses=1e-5, states=1e-4)
+
+
+@pytest.mark.parametrize(("wafers", "micro_batches", "rounds"), [(1, 2, True), (1, 4, False), (2, 2, True)])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt2", "bert", "t5", "dlrm", "clip"])
+def test_training_in_micro_batches_gives_what_plain_torch_gives(
+    name: str, wafers: int, micro_batches: int, rounds: bool
+) -> None:
+    """Batch norm, counts of labels and scores of all samples with all are of the whole batch."""
+    ours = simulated(name, None, wafers, 0, micro_batches, rounds)
+    assert_equal(ours, plain(name, None, seed=0), losses=1e-5, states=1e-4)

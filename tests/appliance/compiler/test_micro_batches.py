@@ -1,0 +1,156 @@
+"""Into how many micro-batches a batch is divided, and what is said of it."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from compiled_steps import Traced
+from torch import nn
+
+from appliance.compiler.core.errors import CompileError, WaferMemoryError
+from appliance.compiler.core.micro_batching import MicroBatching
+from appliance.compiler.cost.machine_model import MachineModel
+from appliance.compiler.micro_batches import compile_in_micro_batches
+from appliance.compiler.pipeline import Target
+from appliance.compiler.plan_check.check import check_plan
+from appliance.compiler.report.builder import make_report
+from appliance.compiler.report.micro_batch_notes import micro_batch_notes
+from wsc.v1 import plan_pb2
+
+ROWS, WIDTH, LAYERS = 768, 16, 12
+MACHINE = MachineModel(
+    source="a test",
+    float32_flops_per_second=1e10,
+    half_flops_per_second=1e10,
+    bytes_per_second=1e9,
+    stream_bytes_per_second=1e9,
+    operation_seconds=1e-5,
+    message_seconds=1e-5,
+)
+
+
+class Deep(nn.Module):
+    """Small weights, and many activations."""
+
+    def __init__(self, normalised: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.norm = nn.BatchNorm1d(WIDTH) if normalised else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.norm(torch.tanh(layer(x)))
+        return x.square().mean()
+
+
+def traced_deep(normalised: bool) -> Traced:
+    def build(model: Any) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch: torch.Tensor) -> torch.Tensor:
+            loss = model(batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    torch.manual_seed(0)
+    return Traced(
+        build,
+        Deep(normalised),
+        torch.randn(ROWS, WIDTH, dtype=torch.float64 if normalised else None),
+        double=normalised,
+    )
+
+
+@pytest.fixture(scope="module")
+def deep() -> Traced:
+    return traced_deep(normalised=False)
+
+
+def compiled(text: str, asked: MicroBatching | None, memory: int = 1 << 30, wafers: int = 1) -> plan_pb2.Plan:
+    target = Target(num_csx=wafers, num_shards=1, wafer_memory_bytes=memory)
+    plan = compile_in_micro_batches(text, target, asked, lambda: MACHINE)
+    check_plan(plan)
+    return plan
+
+
+def streamed(plan: plan_pb2.Plan) -> int:
+    sizes = {group.id: group.nbytes for group in plan.wafer.groups if group.kind == plan_pb2.GROUP_KIND_WEIGHTS}
+    return sum(sizes.get(instruction.receive.group, 0) for instruction in plan.wafer.instructions)
+
+
+def needed(text: str) -> int:
+    """The least memory with which a wafer computes all its rows at once."""
+    return make_report(compiled(text, None), "key", MACHINE).memory.peak.total_bytes
+
+
+def test_a_size_is_taken_and_one_that_does_not_divide_the_rows_is_refused(deep: Traced) -> None:
+    assert compiled(deep.text, None).wafer.micro_batches == 1
+    assert compiled(deep.text, MicroBatching(size=192)).wafer.micro_batches == 4
+    assert compiled(deep.text, MicroBatching(size=192), wafers=2).wafer.micro_batches == 2
+    with pytest.raises(CompileError, match=r"size=50 does not divide the 384 rows .* one of 1, 2, 3, .*, 192, 384$"):
+        compiled(deep.text, MicroBatching(size=50), wafers=2)
+
+
+def test_activations_of_eight_times_the_memory_are_divided(deep: Traced) -> None:
+    everything = needed(deep.text)
+    memory = everything // 8
+    with pytest.raises(WaferMemoryError, match=r"use micro-batches of at most about \d+ rows"):
+        compiled(deep.text, None, memory)
+    plan = compiled(deep.text, MicroBatching(), memory)
+    rows = ROWS // plan.wafer.micro_batches
+    assert plan.wafer.micro_batches > 8
+    assert plan.wafer.own_bytes <= memory
+    larger = min(size for size in range(rows + 1, ROWS + 1) if ROWS % size == 0)
+    with pytest.raises(WaferMemoryError):
+        compiled(deep.text, MicroBatching(size=larger), memory)
+    (note,) = micro_batch_notes(plan)
+    assert f"{plan.wafer.micro_batches} micro-batches of {rows}" in note
+    deep.check([torch.randn(ROWS, WIDTH)], [(1, 1)], rtol=1e-5, micro_batches=ROWS // rows, wafer_memory_bytes=memory)
+
+
+def test_what_fits_is_not_divided(deep: Traced) -> None:
+    plan = compiled(deep.text, MicroBatching())
+    assert (plan.wafer.micro_batches, plan.wafer.micro_batches_at_once) == (1, 1)
+    assert micro_batch_notes(plan) == []
+
+
+def test_weights_are_streamed_as_seldom_as_memory_allows(deep: Traced) -> None:
+    """With room for all, each layer's weights come once for all micro-batches; with less, more often."""
+    roomy = compiled(deep.text, MicroBatching(size=96))
+    assert roomy.wafer.micro_batches_at_once == 8
+    assert "layer by layer" in micro_batch_notes(roomy)[0]
+    tight = compiled(deep.text, MicroBatching(size=96), memory=needed(deep.text) // 3)
+    at_once = tight.wafer.micro_batches_at_once
+    assert 1 <= at_once < 8
+    # A little less where one time through the layers ends and the next one begins.
+    assert 0.9 * 8 / at_once <= streamed(tight) / streamed(roomy) <= 8 / at_once
+    assert f"{at_once} at a time" in micro_batch_notes(tight)[0]
+
+
+def test_statistics_of_the_batch_are_not_those_of_a_micro_batch() -> None:
+    normalised = traced_deep(normalised=True)
+    batches = [torch.randn(ROWS, WIDTH, dtype=torch.float64) for _ in range(2)]
+    normalised.check(batches, [(1, 1), (2, 1)], micro_batches=4)
+    memory = needed(normalised.text) // 8
+    with pytest.raises(WaferMemoryError, match="micro-batches do not help, as the statistics of the whole batch"):
+        compiled(normalised.text, MicroBatching(), memory)
+
+
+def test_all_sizes_are_explored_within_bounds(deep: Traced) -> None:
+    plan = compiled(deep.text, MicroBatching(explore=True, min_size=96, max_size=384), memory=needed(deep.text) // 2)
+    tried = {each.size: each for each in plan.explored}
+    assert list(tried) == [384, 256, 192, 128, 96]
+    rates = {size: each.rows_per_second for size, each in tried.items() if not each.refusal}
+    assert ROWS // plan.wafer.micro_batches == max(rates, key=lambda size: rates[size])
+    notes = micro_batch_notes(plan)
+    assert len(notes) == 6
+    assert re.fullmatch(r"micro_batch_size=96: [\d,]+ rows/s predicted, [\d.]+ [KM]iB of a wafer's memory", notes[4])
+    with pytest.raises(CompileError, match="no micro-batch size from 5 to 5 can be compiled, as none divides"):
+        compiled(deep.text, MicroBatching(explore=True, min_size=5, max_size=5))
+    with pytest.raises(CompileError, match=r"from 768 to 768 can be compiled: 768 rows: the step needs"):
+        compiled(deep.text, MicroBatching(explore=True, min_size=768), memory=needed(deep.text) // 8)
