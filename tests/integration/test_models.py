@@ -48,11 +48,15 @@ def trained(name: str, folder: Path) -> Run:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("name", ["gpt2", "cnn", "dlrm", "clip"])
+@pytest.mark.parametrize(
+    ("name", "rows"), [("gpt2", None), ("cnn", None), ("dlrm", None), ("clip", None), ("gpt2", 2), ("cnn", 3)]
+)
 def test_training_gives_what_plain_torch_gives(
-    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, rows: int | None
 ) -> None:
+    """rows: of a micro-batch; None: all that a wafer has."""
     monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
+    cstorch.backends.csx.performance.micro_batch_size = rows
     assert_equal(trained(name, tmp_path), plain(name, None, SEED), losses=1e-5, states=1e-4)
 
 

@@ -1,0 +1,79 @@
+"""A model whose activations are eight times a wafer's memory trains on real processes as in plain PyTorch."""
+
+import copy
+import logging
+from pathlib import Path
+
+import batches
+import pytest
+import torch
+from cluster_rig import RunningCluster
+from torch import nn
+
+import cerebras.pytorch as cstorch
+from cstorch.session.execution import compiling
+from wsc.v1 import plan_pb2
+
+ROWS, WIDTH, LAYERS, STEPS = 4096, 32, 16, 4
+ACTIVATION_BYTES = 2 * LAYERS * ROWS * WIDTH * 4  # before and behind each nonlinearity
+
+pytestmark = pytest.mark.cluster
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
+
+
+def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return (model(batch) - batch).square().mean()
+
+
+def plain(model: nn.Module, given: list[torch.Tensor]) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = []
+    for batch in given:
+        loss = loss_of(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_activations_of_eight_times_a_wafers_memory(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
+    options = compiling._compile_options
+
+    def with_little_memory() -> plan_pb2.CompileOptions:
+        made = options()
+        made.wafer_memory_bytes = ACTIVATION_BYTES // 8
+        return made
+
+    monkeypatch.setattr(compiling, "_compile_options", with_little_memory)
+    model = network()
+    given = [torch.randn(ROWS, WIDTH) for _ in range(STEPS)]
+    expected = copy.deepcopy(model)
+    expected_losses = plain(expected, given)
+    compiled = cstorch.compile(model, cstorch.backend("CSX", artifact_dir=tmp_path))
+    optimizer = cstorch.optim.SGD(model.parameters(), lr=0.5)
+    losses: list[float] = []
+
+    @cstorch.trace
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        loss = loss_of(compiled, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    keep = cstorch.step_closure(lambda loss: losses.append(loss.item()))
+    with caplog.at_level(logging.INFO, "cstorch"):
+        for batch in cstorch.utils.data.DataExecutor(cstorch.utils.data.DataLoader(batches.input_fn, given)):
+            keep(step(batch))
+    assert losses == pytest.approx(expected_losses, rel=1e-5)
+    for name, weight in expected.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name].cpu(), weight, rtol=1e-5, atol=1e-6)
+    assert any(f"Each wafer computes its {ROWS} rows in " in message for message in caplog.messages)
