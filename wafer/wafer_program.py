@@ -69,6 +69,7 @@ class WaferProgram:
             for member in group.members
         }
         self._made: set[int] = set()  # values that a Run makes that was added
+        self._divided = plan.micro_batches > 1
         self._counts = ArenaCounts(plan.arena)
         self._released = 0  # the last count that was waited for
         self._buffers = SendBuffers(
@@ -140,7 +141,8 @@ class WaferProgram:
             for index in drops:
                 tensors[index] = None
 
-        self._program.add(run_kernel, run.layer or f"kernel {run.kernel}")
+        what = run.layer or f"kernel {run.kernel}"
+        self._program.add(run_kernel, f"{what}, micro-batch {run.micro_batch + 1}" if self._divided else what)
 
     def _joining(self, run: plan_pb2.Run, kernel: WaferKernel) -> WaferKernel:
         """The kernel of a later micro-batch: what is reduced is joined to what the ones before have made of it."""

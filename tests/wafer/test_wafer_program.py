@@ -101,28 +101,51 @@ def test_value_that_several_groups_send_and_outputs_of_some_steps(ends: tuple[So
         each.close()
 
 
-def test_a_kernel_may_read_the_number_of_its_wafer(ends: tuple[SocketLink, SocketLink]) -> None:
+@pytest.mark.parametrize(
+    ("micro_batches", "reduction", "expected"),
+    [
+        (1, plan_pb2.REDUCTION_SUM, [6]),
+        (3, plan_pb2.REDUCTION_SUM, [60]),
+        (3, plan_pb2.REDUCTION_MAX, [22]),
+        (3, plan_pb2.REDUCTION_MIN, [18]),
+        (3, plan_pb2.REDUCTION_GATHER, [18, 20, 22]),
+    ],
+)
+def test_micro_batches_know_their_numbers_and_join_what_they_make(
+    ends: tuple[SocketLink, SocketLink],
+    micro_batches: int,
+    reduction: "plan_pb2.Reduction.ValueType",
+    expected: list[int],
+) -> None:
+    """Each makes twice the number of its part of the batch, on wafer 3."""
     builder = GraphBuilder()
     number = builder.argument(tensor_type((1,), torch.int64))
     kernel = print_module(builder.finish([(builder.op("cirh.Add", [number, number])[0], None)]))
     type = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_INT64, shape=[1])
+    gathered = reduction == plan_pb2.REDUCTION_GATHER
+    made = range(20, 20 + micro_batches) if gathered else [20]
     sent = plan_pb2.Group(
         id=1,
         kind=plan_pb2.GROUP_KIND_REDUCTION,
-        members=[plan_pb2.GroupMember(value=2, type=type)],
-        nbytes=8,
-        reduction=plan_pb2.REDUCTION_SUM,
-        shards=[0],
+        members=[plan_pb2.GroupMember(value=value, type=type, offset=8 * i) for i, value in enumerate(made)],
+        nbytes=8 * len(made),
+        reduction=reduction,
+        shards=[] if gathered else [0],
+        to_coordinator=gathered,
     )
+    runs = [
+        plan_pb2.Run(kernel=1, inputs=[9 + k], outputs=[made[k] if gathered else 20], micro_batch=k)
+        for k in range(micro_batches)
+    ]
     plan = plan_pb2.WaferPlan(
         groups=[sent],
         kernels=[plan_pb2.Kernel(id=1, cirh=kernel)],
         instructions=[
-            plan_pb2.Instruction(run=plan_pb2.Run(kernel=1, inputs=[9], outputs=[2])),
+            *(plan_pb2.Instruction(run=run) for run in runs),
             plan_pb2.Instruction(send=plan_pb2.Send(group=1)),
         ],
-        number_values=[9],
-        micro_batches=1,
+        number_values=range(9, 9 + micro_batches),
+        micro_batches=micro_batches,
     )
     parent, far = ends
     hub, far_hub = Hub(), Hub()
@@ -131,7 +154,7 @@ def test_a_kernel_may_read_the_number_of_its_wafer(ends: tuple[SocketLink, Socke
     program = WaferProgram(plan, 3, hub, {(node_pb2.LINK_PURPOSE_PARENT, 0): parent})
     program.run(StepSchedule(num_steps=2, activation_steps=1, checkpoint_steps=frozenset(), run_ahead_steps=8))
     for step in (1, 2):
-        assert far_hub.receive(far, 1, step).tensor(torch.int64, (1,), 0).tolist() == [6]
+        assert far_hub.receive(far, 1, step).tensor(torch.int64, (len(made),), 0).tolist() == expected
     program.close()
     for each in (hub, far_hub):
         each.close()

@@ -40,3 +40,13 @@ def test_errors_are_within_those_of_autocast(name: str, level: int, wafers: int)
     theirs = errors(name, [plain(name, torch.bfloat16, seed) for seed in SEEDS])
     for error, allowed in zip(ours, theirs, strict=True):
         assert 0 < error <= BOUND * allowed
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("name", ["cnn", "gpt2", "bert", "t5"])
+def test_errors_in_micro_batches_are_within_those_of_autocast(name: str) -> None:
+    """Parts of a gradient are added in float32."""
+    ours = errors(name, [simulated(name, Precision(half=Half.BFLOAT16), 1, seed, 4, True) for seed in SEEDS])
+    theirs = errors(name, [plain(name, torch.bfloat16, seed) for seed in SEEDS])
+    for error, allowed in zip(ours, theirs, strict=True):
+        assert 0 < error <= BOUND * allowed
