@@ -72,9 +72,13 @@ def _weights_at(plan: plan_pb2.WaferPlan, groups: Mapping[int, plan_pb2.Group]) 
         ahead = 0
         for shard, stream in received.items():
             following = [nbytes for at, nbytes in stream if at > position]
-            if position >= last_sent.get(shard, -1):
-                # Nothing that the shard waits for is still to be sent: it may be in the steps that follow.
-                following += islice(cycle(nbytes for _, nbytes in stream), WEIGHTS_WINDOW)
+            sizes = [nbytes for _, nbytes in stream]
+            if shard not in last_sent:
+                # The shard waits for nothing, and may be any number of steps ahead.
+                following += islice(cycle(sizes), WEIGHTS_WINDOW)
+            elif position >= last_sent[shard]:
+                # It has all of this step, and waits for something of the next.
+                following += sizes
             ahead += sum(following[:WEIGHTS_WINDOW])
         yield sum(groups[group].nbytes for group, values in held.items() if values) + receiving_bytes(ahead, largest)
         if instruction.HasField("run"):

@@ -507,7 +507,7 @@ class WaferPlan(_message.Message):
     LINK MEMORY of a role is the most that it has besides if all its links are between hosts: what it received as bytes and
     has not done with, and copies of what waits to be sent. A wafer: batches of one worker, up to its ring, and weights, up
     to their window; SwarmX: the same weights, and what is sent from the arena, from each child; MemoryX: what is sent from
-    the arena. Each: the queues of its links.
+    the arena. Each: the queues of its links. Beside it lie holes in the heap, some MB.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
