@@ -4,6 +4,7 @@ All of it follows from what bounds a link: the window of weights groups, the are
 worker's ring of batches, and the queue of the gRPC lane.
 """
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
@@ -52,17 +53,19 @@ def _wafer_bytes(plan: plan_pb2.WaferPlan) -> int:
 
 def _weights_at(plan: plan_pb2.WaferPlan, groups: Mapping[int, plan_pb2.Group]) -> Iterator[int]:
     """By instruction: weights that are still to be read, and those that may have come ahead of their turn."""
-    received: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by shard: positions and bytes
+    positions: dict[int, list[int]] = defaultdict(list)  # by shard: where its weights are received
+    sizes: dict[int, list[int]] = defaultdict(list)
     last_sent: dict[int, int] = {}  # by shard
     for position, instruction in enumerate(plan.instructions):
         match instruction.WhichOneof("kind"):
             case "receive":
                 group = groups[instruction.receive.group]
                 if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
-                    received[group.source_shard].append((position, group.nbytes))
+                    positions[group.source_shard].append(position)
+                    sizes[group.source_shard].append(group.nbytes)
             case "send":
                 last_sent.update(dict.fromkeys(groups[instruction.send.group].shards, position))
-    largest = max((nbytes for stream in received.values() for _, nbytes in stream), default=0)
+    largest = max((nbytes for stream in sizes.values() for nbytes in stream), default=0)
     held: dict[int, set[int]] = {}  # group -> its values that are still to be read
     for position, instruction in enumerate(plan.instructions):
         if instruction.HasField("receive"):
@@ -70,20 +73,20 @@ def _weights_at(plan: plan_pb2.WaferPlan, groups: Mapping[int, plan_pb2.Group]) 
             if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
                 held[group.id] = {member.value for member in group.members}
         ahead = 0
-        for shard, stream in received.items():
-            following = [nbytes for at, nbytes in stream if at > position]
-            sizes = [nbytes for _, nbytes in stream]
+        for shard, stream in sizes.items():
+            taken = bisect_right(positions[shard], position)
+            following = stream[taken : taken + WEIGHTS_WINDOW]
             if shard not in last_sent:
                 # The shard waits for nothing, and may be any number of steps ahead.
-                following += islice(cycle(sizes), WEIGHTS_WINDOW)
+                following += islice(cycle(stream), WEIGHTS_WINDOW)
             elif position >= last_sent[shard]:
                 # It has all of this step, and waits for something of the next.
-                following += sizes
+                following += stream[:WEIGHTS_WINDOW]
             ahead += sum(following[:WEIGHTS_WINDOW])
-        yield sum(groups[group].nbytes for group, values in held.items() if values) + receiving_bytes(ahead, largest)
+        yield sum(groups[group].nbytes for group in held) + receiving_bytes(ahead, largest)
         if instruction.HasField("run"):
-            for values in held.values():
-                values.difference_update(instruction.run.drops)
+            read = set(instruction.run.drops)
+            held = {group: left for group, values in held.items() if (left := values - read)}
 
 
 def _shard_bytes(plan: plan_pb2.MemoryXPlan) -> int:
