@@ -39,6 +39,7 @@ IDLE: Final = "idle\n"  # what a script says before it trains the model
 SAMPLE_SECONDS: Final = 0.05
 TOLERANCE: Final = 0.10
 TOLERANCE_BYTES: Final = 16 << 20
+CLOSE_BYTES: Final = 32 << 20
 ROLES: Final = {node_pb2.ROLE_WAFER: "wafer", node_pb2.ROLE_SWARMX: "swarmx", node_pb2.ROLE_MEMORYX: "memoryx"}
 
 
@@ -148,11 +149,23 @@ class Figures:
     """Of one process, in bytes."""
 
     planned: int
+    link: int  # planned besides, at most, if links are between hosts
     measured: int
 
     @property
     def fits(self) -> bool:
-        return abs(self.measured - self.planned) <= max(TOLERANCE * self.planned, TOLERANCE_BYTES)
+        """Of links within one host."""
+        return abs(self.measured - self.planned) <= self._tolerance
+
+    @property
+    def fits_links(self) -> bool:
+        """Of links between hosts: the bound holds, and is at most twice what is there, or not far from it."""
+        bound = self.planned + self.link
+        return bound <= max(2 * self.measured, self.measured + CLOSE_BYTES) and self.measured <= bound + self._tolerance
+
+    @property
+    def _tolerance(self) -> float:
+        return max(TOLERANCE * self.planned, TOLERANCE_BYTES)
 
 
 def own_bytes(process: int) -> int:
@@ -189,7 +202,7 @@ def measure(
         path = max(folder.rglob("*.plan"), key=lambda path: path.stat().st_mtime)
         plan = read_plan(path)
     assert plan is not None, "it was compiled just now"
-    return {name: Figures(planned=_planned(plan, name), measured=most[name]) for name in sorted(processes)}
+    return {name: _figures(plan, name, most[name]) for name in sorted(processes)}
 
 
 @contextlib.contextmanager
@@ -232,9 +245,10 @@ def _watch(command: Sequence[str], variables: Mapping[str, str], processes: Mapp
     return {name: most[name] - idle[name] for name in processes}
 
 
-def _planned(plan: plan_pb2.Plan, name: str) -> int:
+def _figures(plan: plan_pb2.Plan, name: str, measured: int) -> Figures:
     of_role = {"wafer": plan.wafer, "swarmx": plan.swarmx, "memoryx": plan.memoryx[0]}
-    return int(of_role[name.partition("-")[0]].own_bytes)
+    part = of_role[name.partition("-")[0]]
+    return Figures(planned=part.own_bytes, link=part.link_bytes, measured=measured)
 
 
 def _processes(host: Host, management: str) -> dict[str, int]:
@@ -258,14 +272,17 @@ def _nodes(management: str) -> Iterator[tuple[str, int]]:
 
 
 def bench() -> None:
-    print(f"own memory of each process over {STEPS} steps, beyond what it has when idle; plan and measured, in MB")
+    print(f"memory of each process over {STEPS} steps, beyond what it has when idle; plan and measured, in MB")
     for model in MODELS:
-        for wafers in (1, 2):
-            for name, figures in measure(model, wafers).items():
-                verdict = "" if figures.fits else "  <- not as planned"
+        for wafers, lane in ((1, "shared_memory"), (2, "shared_memory"), (2, "grpc")):
+            for name, figures in measure(model, wafers, lane).items():
+                between_hosts = lane == "grpc"
+                fits = figures.fits_links if between_hosts else figures.fits
+                plan = f"own {figures.planned / 1e6:7.1f}"
+                plan += f" links at most {figures.link / 1e6:6.1f}" if between_hosts else " " * 21
                 print(
-                    f"  {model:11s} {wafers} wafers  {name:10s} plan {figures.planned / 1e6:7.1f}"
-                    f"   measured {figures.measured / 1e6:7.1f}{verdict}"
+                    f"  {model:11s} {wafers} wafers  {lane:13s}  {name:10s} plan {plan}"
+                    f"   measured {figures.measured / 1e6:7.1f}{'' if fits else '  <- not as planned'}"
                 )
 
 

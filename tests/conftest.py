@@ -6,22 +6,16 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-import torch
-
-from cstorch import amp, backends, state
-from cstorch.backend import close_backend
 
 # A shell starts what it runs in the background with SIGINT ignored, and so would be all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Two processes share two cores, and at the sizes of tests, threads mostly wait for each other, busily.
-torch.set_num_threads(1)
-
-# What is made while tests are collected stays: looking for garbage there again and again costs a second and more.
+# What is made while tests are collected stays: looking for garbage there costs a second, and tests look often.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()
     gc.enable()
     # pytest attaches six handlers in each test to every logger that does not propagate, and torch has fifty of these.
     for name in logging.root.manager.loggerDict:
@@ -29,10 +23,22 @@ def pytest_collection_finish() -> None:
             logging.getLogger(name).propagate = True
 
 
+# Imports are in functions where the process that only hands tests out to others need not wait for them.
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Two processes share two cores, and at the sizes of tests, threads mostly wait for each other, busily."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def fresh_process() -> Iterator[None]:
     """Every test begins as a script does: no backend, no stateful objects, every setting at its default."""
     yield
+    from cstorch import amp, backends, state
+    from cstorch.backend import close_backend
+
     close_backend()
     state.clear()
     backends.reset()

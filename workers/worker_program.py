@@ -13,12 +13,11 @@ from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from interconnect.links.shared_memory import SharedMemory, Slice
 from nodes.lifecycle.node_job import JobFailure
-from nodes.steps.schedule import StepSchedule, steps_of_worker
+from nodes.steps.schedule import BATCH_SLOTS, StepSchedule, steps_of_worker
 from nodes.telemetry.progress import Progress
 from workers.input_process import InputProcess
 from wsc.v1 import node_pb2, plan_pb2
 
-NUM_SLOTS = 4
 PAGE_BYTES = 4096
 
 
@@ -55,9 +54,9 @@ class WorkerProgram:
             "local_rows": plan.local_rows,
             "micro_batches": plan.micro_batches,
             "slot_bytes": self._slot_bytes,
-            "num_slots": NUM_SLOTS,
+            "num_slots": BATCH_SLOTS,
         }
-        self._ring = SharedMemory.create(self._slot_bytes * NUM_SLOTS)
+        self._ring = SharedMemory.create(self._slot_bytes * BATCH_SLOTS)
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         process.load(layout, self._ring.fileno(), self._states_wanted(1, 1 + self._worker))
 
@@ -66,10 +65,10 @@ class WorkerProgram:
         steps = steps_of_worker(self._worker, self._num_workers, schedule.num_steps)
         self._begin = time.perf_counter()
         try:
-            for number, step in enumerate(steps[:NUM_SLOTS]):
+            for number, step in enumerate(steps[:BATCH_SLOTS]):
                 self._ask(number, step)
             for number, step in enumerate(steps):
-                self._supply(number % NUM_SLOTS, step, steps[number - NUM_SLOTS] if number >= NUM_SLOTS else 0)
+                self._supply(number % BATCH_SLOTS, step, steps[number - BATCH_SLOTS] if number >= BATCH_SLOTS else 0)
             self.progress.waits = True
             while self._states_due:
                 self._receive_state(*self._process.wait_state(self._stop))

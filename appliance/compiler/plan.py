@@ -6,6 +6,7 @@ from xdsl.ir import SSAValue
 
 from appliance.compiler.core.target import HALF_TYPES, Target
 from appliance.compiler.cost.kernel_profile import KernelProfile, profile_kernels
+from appliance.compiler.cost.link_memory import set_link_bytes
 from appliance.compiler.memoryx.exchanges import find_exchanges, find_output
 from appliance.compiler.memoryx.memory_plan import adding_node_bytes, shard_bytes
 from appliance.compiler.memoryx.schedule import ShardScheduler
@@ -45,6 +46,7 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     )
     plan.swarmx.arena.CopyFrom(wafer.plan.arena)
     plan.swarmx.own_bytes = adding_node_bytes(plan.swarmx, target.num_csx)
+    set_link_bytes(plan)
     plan.worker.batch.CopyFrom(wafer.batch)
     plan.worker.global_rows, plan.worker.local_rows = rows, rows // target.num_csx
     plan.worker.micro_batches = target.micro_batches

@@ -16,18 +16,16 @@ from typing import Final, NoReturn
 import grpc
 
 from interconnect.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind, parse
+from interconnect.links.grpc_bounds import CHUNK_BYTES, MAX_QUEUED_BYTES
 from interconnect.links.link import Link, Message
 from interconnect.links.shared_memory import Slice
 from interconnect.threads import GuardedThread
 
 METHOD: Final = "/wsc.v1.Link/Stream"
-CHUNK_BYTES: Final = 1024 * 1024
 MAX_MESSAGE_BYTES: Final = CHUNK_BYTES + HEADER_BYTES
 # Frames that wait for gRPC go in one message, where they are small.
 SMALL_FRAME_BYTES: Final = 8 * 1024
 MAX_JOINED: Final = 64
-# Bytes that may wait for gRPC; more than what keeps a link busy, and less than what hurts.
-MAX_QUEUED_BYTES: Final = 16 * CHUNK_BYTES
 # How long a closing link waits for the peer to take what was sent.
 CLOSE_SECONDS: Final = 1.0
 

@@ -127,6 +127,9 @@ def part_bytes(group: plan_pb2.Group) -> int:
     return group.nbytes
 
 
+# Batches of one worker that its wafer may not have taken yet: places in the worker's ring.
+BATCH_SLOTS = 4
+
 # Weights groups of one shard that may be on their way to a wafer, sent and not yet taken: the depth of the prefetch.
 WEIGHTS_WINDOW = 8
 # A wafer grants credit for several groups at once: a frame for each would cost more than it carries.

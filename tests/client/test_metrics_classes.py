@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from metric_cases import CASES, Case, batches
-from sklearn import metrics as theirs
+from metric_cases import CASES, Case, batches, theirs
 
 import cstorch
 from cstorch import metrics
@@ -35,10 +34,10 @@ def test_the_figure_so_far_is_that_of_scikit_learn(case: Case, weighted: bool) -
 def test_classes_that_do_not_occur_are_left_out_of_the_mean() -> None:
     y, p = torch.tensor([1, 1, 2, 2]), torch.tensor([1, 2, 2, 2])
     for metric, expected in (
-        (metrics.MeanIOUMetric(9), theirs.jaccard_score(y, p, average="macro")),
-        (metrics.DiceCoefficientMetric(9, ignore_classes=[3]), theirs.f1_score(y, p, average="macro")),
-        (metrics.MeanPerClassAccuracyMetric(9), theirs.balanced_accuracy_score(y, p)),
-        (metrics.FBetaScoreMetric(9, average_type="macro"), theirs.f1_score(y, p, average="macro")),
+        (metrics.MeanIOUMetric(9), theirs().jaccard_score(y, p, average="macro")),
+        (metrics.DiceCoefficientMetric(9, ignore_classes=[3]), theirs().f1_score(y, p, average="macro")),
+        (metrics.MeanPerClassAccuracyMetric(9), theirs().balanced_accuracy_score(y, p)),
+        (metrics.FBetaScoreMetric(9, average_type="macro"), theirs().f1_score(y, p, average="macro")),
         (metrics.MeanIOUMetric(9, ignore_classes=[1, 2]), 0.0),
     ):
         metric(y, p)
@@ -86,7 +85,7 @@ def test_area_under_the_roc_curve(weighted: bool) -> None:
     metric = metrics.AUCMetric(num_thresholds=201)
     for part in torch.arange(300).split(100):
         metric(labels[part], scores[part], weights[part] if weighted else None)
-    expected = theirs.roc_auc_score(labels, scores, sample_weight=weights if weighted else None)
+    expected = theirs().roc_auc_score(labels, scores, sample_weight=weights if weighted else None)
     assert float(metric) == pytest.approx(expected, rel=1e-5)
 
 
@@ -97,7 +96,7 @@ def test_area_under_the_precision_recall_curve() -> None:
         metric = metrics.AUCMetric(201, "PR", summation_method=method)
         metric(labels, scores)
         found[method] = float(metric)
-    precision, recall, _ = theirs.precision_recall_curve(labels, scores)
+    precision, recall, _ = theirs().precision_recall_curve(labels, scores)
     widths = -np.diff(recall)
     assert found["minoring"] == pytest.approx((widths * np.minimum(precision[:-1], precision[1:])).sum(), abs=0.02)
     # Precision where the counts go on a line from one threshold to the next, summed up finely.
@@ -127,7 +126,7 @@ def test_at_k() -> None:
     for part in torch.arange(40).split(20):
         recall(labels[part], scores[part], weights[part])
         precision(labels[part], scores[part], weights[part])
-    expected = theirs.top_k_accuracy_score(labels, scores, k=2, sample_weight=weights)
+    expected = theirs().top_k_accuracy_score(labels, scores, k=2, sample_weight=weights)
     assert float(recall) == pytest.approx(expected)
     assert float(precision) == pytest.approx(expected / 2)
     several = metrics.RecallAtKMetric(2)

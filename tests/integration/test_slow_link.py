@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.memory import measure
 from benchmarks.network import Host, NoNetwork, hosts
-from interconnect.links.grpc_lane import MAX_QUEUED_BYTES
+from interconnect.links.grpc_bounds import MAX_QUEUED_BYTES
 from nodes.steps.schedule import WEIGHTS_WINDOW
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]

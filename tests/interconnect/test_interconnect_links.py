@@ -185,6 +185,7 @@ def _nothing_until(ended: threading.Event) -> Iterator[bytes]:
 def test_a_link_that_nobody_drains_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group larger than what may wait for gRPC: the sender waits, and the rest stays in its memory."""
     monkeypatch.setattr(grpc_lane, "MAX_QUEUED_BYTES", 2 * MIB)
+    monkeypatch.setattr(grpc_lane, "CLOSE_SECONDS", 0.01)
     ended = threading.Event()
     link, hub = GrpcLink("far", abandon=ended.set), Hub()
     link.read_from(_nothing_until(ended))
@@ -209,6 +210,7 @@ def test_a_link_that_nobody_drains_fills_no_memory(monkeypatch: pytest.MonkeyPat
 def test_room_that_comes_before_the_wait_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender that finds no room looks for frames next, which takes the event that tells of room."""
     monkeypatch.setattr(grpc_lane, "MAX_QUEUED_BYTES", 2 * MIB)
+    monkeypatch.setattr(grpc_lane, "CLOSE_SECONDS", 0.01)
     ended = threading.Event()
     link = GrpcLink("far", abandon=ended.set)
     link.read_from(_nothing_until(ended))

@@ -16,8 +16,8 @@ from interconnect.links.link import Link
 from interconnect.links.listener import LinkListener
 from interconnect.rpc.server import make_server
 from nodes.lifecycle.node_job import JobContext, JobFailure
+from nodes.steps.schedule import BATCH_SLOTS
 from workers.worker_job import WorkerJob
-from workers.worker_program import NUM_SLOTS
 from wsc.v1 import node_pb2, plan_pb2
 
 pytestmark = pytest.mark.cluster
@@ -148,16 +148,16 @@ def test_a_second_execution_begins_anew(wafer: Wafer, job: WorkerJob, prepare: P
 
 
 def test_slots_are_not_written_before_they_are_acknowledged(wafer: Wafer, job: WorkerJob, prepare: Prepare) -> None:
-    job.prepare_input(prepare(input_functions.counting, ROWS, 3000, NUM_SLOTS + 2, loader="train"))
+    job.prepare_input(prepare(input_functions.counting, ROWS, 3000, BATCH_SLOTS + 2, loader="train"))
     wafer.load(job, worker_plan(3000, 1))
-    start(job, NUM_SLOTS + 2)
-    for step in range(1, NUM_SLOTS + 1):
+    start(job, BATCH_SLOTS + 2)
+    for step in range(1, BATCH_SLOTS + 1):
         assert wafer.receive(step, acknowledge=False)[0] == (step - 1) * 100
     assert wafer.link is not None
     wafer.link.ack(1)
-    assert wafer.receive(NUM_SLOTS + 1, acknowledge=False)[0] == NUM_SLOTS * 100
-    wafer.link.ack(NUM_SLOTS + 1)
-    assert wafer.receive(NUM_SLOTS + 2)[0] == (NUM_SLOTS + 1) * 100
+    assert wafer.receive(BATCH_SLOTS + 1, acknowledge=False)[0] == BATCH_SLOTS * 100
+    wafer.link.ack(BATCH_SLOTS + 1)
+    assert wafer.receive(BATCH_SLOTS + 2)[0] == (BATCH_SLOTS + 1) * 100
     assert wafer.response().HasField("finished")
 
 

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from appliance.compiler.core.target import KernelLibrary
+from appliance.compiler.cost.link_memory import set_link_bytes
 from appliance.compiler.memoryx.kept import late_gradients
 from appliance.compiler.plan_check.errors import PlanError, require
 from appliance.compiler.plan_check.groups import Groups
@@ -42,6 +43,7 @@ def check_plan(plan: plan_pb2.Plan) -> None:
         _check_states(plan)
         _check_arena(plan)
         groups.check_traffic(plan, wafer, shards)
+        _check_link_memory(plan)
         _check_outputs(plan)
     except PlanError:
         raise
@@ -170,6 +172,14 @@ def _check_arena(plan: plan_pb2.Plan) -> None:
     for part in plan.memoryx:
         kept = {i.receive.group for i in part.instructions if i.receive.keep}
         require(kept == late_gradients(part), f"shard {part.shard} keeps other gradients than those that it reads late")
+
+
+def _check_link_memory(plan: plan_pb2.Plan) -> None:
+    """What links may hold follows from programs and groups."""
+    anew = plan_pb2.Plan()
+    anew.CopyFrom(plan)
+    set_link_bytes(anew)
+    require(anew == plan, "links between hosts may hold more than is said, or less")
 
 
 def _check_states(plan: plan_pb2.Plan) -> None:

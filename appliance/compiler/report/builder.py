@@ -15,6 +15,7 @@ from appliance.compiler.report.report import (
     REPORT_FORMAT,
     LayerReport,
     Report,
+    RoleMemory,
     ShardReport,
     Totals,
     UpdateReport,
@@ -66,6 +67,7 @@ def make_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Re
         ),
         layers=layers,
         memory=plan_memory(plan.wafer, profiles, plan.wafer.memory_bytes),
+        role_memory=tuple(_role_memory(plan)),
         shards=tuple(shard.report(weights) for shard in shards),
         # More layers than that are not drawn.
         floor_plan=FloorPlan(
@@ -73,6 +75,17 @@ def make_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Re
         ),
         timeline=timeline,
     )
+
+
+def _role_memory(plan: plan_pb2.Plan) -> Iterator[RoleMemory]:
+    wafer, swarmx = plan.wafer, plan.swarmx
+    yield RoleMemory(role="wafer", own_bytes=wafer.own_bytes, link_bytes=wafer.link_bytes, relay_bytes=0)
+    yield RoleMemory(
+        role="swarmx", own_bytes=swarmx.own_bytes, link_bytes=swarmx.link_bytes, relay_bytes=swarmx.relay_bytes
+    )
+    for part in plan.memoryx:
+        role = f"memoryx-{part.shard}"
+        yield RoleMemory(role=role, own_bytes=part.own_bytes, link_bytes=part.link_bytes, relay_bytes=0)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from typing import Final
 
 from appliance import drawing
 from appliance.compiler.report.drawings import MEMORY_PARTS, draw_memory, draw_timeline
-from appliance.compiler.report.report import Report
+from appliance.compiler.report.report import Report, RoleMemory
 from appliance.drawing.floor_drawing import draw_floor_plan
 from appliance.drawing.quantities import bytes_text, count_text, seconds_text
 
@@ -96,6 +96,19 @@ def _memory(report: Report) -> str:
         "their way ahead of their turn (outlined) are not counted: on one host they lie in MemoryX's memory.",
         f'<ul class="legend">{legend}<li><i class="ahead"></i>on its way</li></ul>',
         f'<div class="wide">{draw_memory(memory)}</div>',
+        "<p>Of each process, beyond what it has before a step: memory of its own, what it may hold besides where its "
+        "links go to other hosts, and, on a SwarmX node between two hosts, what it passes on.</p>",
+        _table(("role", "own", "links between hosts", "passed on"), map(_role_memory, report.role_memory)),
+    )
+
+
+def _role_memory(memory: RoleMemory) -> str:
+    return (
+        f"<tr><th>{memory.role}</th>"
+        + _number(memory.own_bytes, bytes_text(memory.own_bytes))
+        + _number(memory.link_bytes, bytes_text(memory.link_bytes))
+        + _number(memory.relay_bytes, bytes_text(memory.relay_bytes))
+        + "</tr>"
     )
 
 

@@ -59,6 +59,16 @@ class ShardReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoleMemory:
+    """The most that each process of a role has in memory. See OWN MEMORY and LINK MEMORY in plan.proto."""
+
+    role: str  # "wafer", "swarmx", "memoryx-0" and so on
+    own_bytes: int
+    link_bytes: int  # besides, if its links are between hosts
+    relay_bytes: int  # besides, of SwarmX if only some of them are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """Over all layers."""
 
@@ -87,6 +97,7 @@ class Report:
     totals: Totals
     layers: tuple[LayerReport, ...]
     memory: MemoryPlan
+    role_memory: tuple[RoleMemory, ...]
     shards: tuple[ShardReport, ...]
     floor_plan: FloorPlan
     timeline: Timeline

@@ -527,10 +527,12 @@ Global___Instruction: _TypeAlias = Instruction  # noqa: Y015
 class WaferPlan(_message.Message):
     """OWN MEMORY of a role is the most that its process has in a step beyond what it has before it is loaded: private memory,
     and the shared memory that it made itself; without what torch imports once in a process, 70 MB. What it reads in the
-    shared memory of others is theirs. So it is told for links within one host; over links between hosts a role has besides
-    what it received and has not done with: a wafer its batch, and weights up to their window (told in reports); SwarmX one
-    arena for each child, and, where it passes weights that came as bytes on by reference, a place for each of them; MemoryX
-    one arena.
+    shared memory of others is theirs: with links within one host that is all.
+
+    LINK MEMORY of a role is the most that it has besides if all its links are between hosts: what it received as bytes and
+    has not done with, and copies of what waits to be sent. A wafer: batches of one worker, up to its ring, and weights, up
+    to their window; SwarmX: the same weights, and what is sent from the arena, from each child; MemoryX: what is sent from
+    the arena. Each: the queues of its links. Beside it lie holes in the heap, some MB.
 
     A wafer computes its rows of the batch in micro-batches: part k of the batch of wafer w is number w * micro_batches + k.
     Segments are run in turns, each for so many micro-batches, one after the other: with micro_batches_at_once =
@@ -551,6 +553,7 @@ class WaferPlan(_message.Message):
     OWN_BYTES_FIELD_NUMBER: _builtins.int
     MICRO_BATCHES_FIELD_NUMBER: _builtins.int
     MICRO_BATCHES_AT_ONCE_FIELD_NUMBER: _builtins.int
+    LINK_BYTES_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
     """of the wafer that this was made for; what the plan has it hold never exceeds it"""
     kernel_library: Global___KernelLibrary.ValueType
@@ -560,6 +563,8 @@ class WaferPlan(_message.Message):
     """see OWN MEMORY"""
     micro_batches: _builtins.int
     micro_batches_at_once: _builtins.int
+    link_bytes: _builtins.int
+    """see LINK MEMORY"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
@@ -586,10 +591,11 @@ class WaferPlan(_message.Message):
         own_bytes: _builtins.int = ...,
         micro_batches: _builtins.int = ...,
         micro_batches_at_once: _builtins.int = ...,
+        link_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "kernel_library", b"kernel_library", "kernels", b"kernels", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "kernel_library", b"kernel_library", "kernels", b"kernels", "link_bytes", b"link_bytes", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -636,9 +642,12 @@ class MemoryXPlan(_message.Message):
     INSTRUCTIONS_FIELD_NUMBER: _builtins.int
     ARENA_FIELD_NUMBER: _builtins.int
     OWN_BYTES_FIELD_NUMBER: _builtins.int
+    LINK_BYTES_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     own_bytes: _builtins.int
     """see OWN MEMORY; as much as the states more while there is a snapshot"""
+    link_bytes: _builtins.int
+    """see LINK MEMORY"""
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSlot]: ...
     @_builtins.property
@@ -661,10 +670,11 @@ class MemoryXPlan(_message.Message):
         instructions: _abc.Iterable[Global___Instruction] | None = ...,
         arena: Global___SendArena | None = ...,
         own_bytes: _builtins.int = ...,
+        link_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups", "instructions", b"instructions", "kernels", b"kernels", "own_bytes", b"own_bytes", "shard", b"shard", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups", "instructions", b"instructions", "kernels", b"kernels", "link_bytes", b"link_bytes", "own_bytes", b"own_bytes", "shard", b"shard", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -677,8 +687,14 @@ class SwarmXPlan(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     ARENA_FIELD_NUMBER: _builtins.int
     OWN_BYTES_FIELD_NUMBER: _builtins.int
+    LINK_BYTES_FIELD_NUMBER: _builtins.int
+    RELAY_BYTES_FIELD_NUMBER: _builtins.int
     own_bytes: _builtins.int
     """see OWN MEMORY; of a node that adds: one with a single child passes on what it gets"""
+    link_bytes: _builtins.int
+    """see LINK MEMORY; with all wafers as its children"""
+    relay_bytes: _builtins.int
+    """Besides, of a node with links of both kinds: places for groups that come as bytes and go on by reference."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
@@ -689,10 +705,12 @@ class SwarmXPlan(_message.Message):
         groups: _abc.Iterable[Global___Group] | None = ...,
         arena: Global___SendArena | None = ...,
         own_bytes: _builtins.int = ...,
+        link_bytes: _builtins.int = ...,
+        relay_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups", "own_bytes", b"own_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups", "link_bytes", b"link_bytes", "own_bytes", b"own_bytes", "relay_bytes", b"relay_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from interconnect.threads import GuardedThread, GuardedTimer
+from nodes.telemetry import outbox
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -162,6 +163,7 @@ def test_a_role_whose_kernel_never_returns_is_named_with_its_stack(
     cluster: Any, client: Callable[..., Any], kernel: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WAFERBOX_HANG_SECONDS", "0.3")
+    monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
     cluster.add(**FULL)
 
     def never_return(context: Any, step: int) -> None:
@@ -207,8 +209,6 @@ def test_a_client_that_takes_its_time_makes_nobody_hang(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The roles wait for it all the while, and owe nothing."""
-    from nodes.telemetry import outbox
-
     monkeypatch.setenv("WAFERBOX_HANG_SECONDS", "0.2")
     monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.02)
     looks = threading.Semaphore(0)
@@ -227,7 +227,7 @@ def test_a_client_that_takes_its_time_makes_nobody_hang(
     one.begin(4)
     one.start()
     assert one.receive_outputs().step == 1
-    for _ in range(200):  # of four roles: about a second
+    for _ in range(120):  # of four roles: about three times what a hang takes
         assert looks.acquire(timeout=DEADLINE)
     for step in range(1, 5):
         one.consumed(step)

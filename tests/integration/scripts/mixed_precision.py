@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
 
 import cerebras.pytorch as cstorch
@@ -24,6 +23,8 @@ class Network(nn.Module):
 
 
 def input_fn() -> DataLoader:
+    from sklearn.datasets import load_digits  # not where tests are only collected: it takes a second
+
     digits = load_digits()
     images = torch.tensor(digits.data / 16, dtype=torch.float32)
     return DataLoader(TensorDataset(images, torch.tensor(digits.target)), batch_size=BATCH, drop_last=True)

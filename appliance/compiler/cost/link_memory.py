@@ -1,0 +1,162 @@
+"""What each role may hold besides its own memory if its links are between hosts. See LINK MEMORY in plan.proto.
+
+All of it follows from what bounds a link: the window of weights groups, the arena that gradients are sent from, the
+worker's ring of batches, and the queue of the gRPC lane.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import cycle, islice
+from typing import Final
+
+from interconnect.links.elements import aligned
+from interconnect.links.frame import INLINE_BYTES
+from interconnect.links.grpc_bounds import receiving_bytes, sending_bytes
+from nodes.steps.schedule import (
+    BATCH_SLOTS,
+    MAX_RUN_AHEAD_STEPS,
+    WEIGHTS_WINDOW,
+    is_for_coordinator_only,
+    part_bytes,
+)
+from wsc.v1 import plan_pb2
+
+# Of groups that only the coordinator gets: wafers wait for weights in every step, and for nothing else of SwarmX.
+_OUTPUT_STEPS: Final = WEIGHTS_WINDOW + 1
+# A shard may be in the next step while another still has its parts of this one to read.
+_EXCHANGE_STEPS: Final = 2
+
+
+def set_link_bytes(plan: plan_pb2.Plan) -> None:
+    """Sets the fields of LINK MEMORY from all others."""
+    plan.wafer.link_bytes = _wafer_bytes(plan.wafer)
+    for part in plan.memoryx:
+        part.link_bytes = _shard_bytes(part)
+    plan.swarmx.link_bytes = _swarmx_bytes(plan.swarmx, plan.num_csx)
+    plan.swarmx.relay_bytes = _relay_bytes(plan.swarmx, plan.num_csx)
+
+
+def _wafer_bytes(plan: plan_pb2.WaferPlan) -> int:
+    groups = {group.id: group for group in plan.groups}
+    batch = sum(group.nbytes for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_BATCH)
+    reduced = [group.nbytes for group in plan.groups if _is_reduction(group) and group.to_wafers]
+    sent = _sent_bytes(groups[i.send.group] for i in plan.instructions if i.HasField("send"))
+    return (
+        batch
+        + receiving_bytes((BATCH_SLOTS - 1) * batch, batch)
+        + receiving_bytes(sum(reduced), max(reduced, default=0))
+        + max(_weights_at(plan, groups), default=0)
+        + sending_bytes(sent)
+    )
+
+
+def _weights_at(plan: plan_pb2.WaferPlan, groups: Mapping[int, plan_pb2.Group]) -> Iterator[int]:
+    """By instruction: weights that are still to be read, and those that may have come ahead of their turn."""
+    positions: dict[int, list[int]] = defaultdict(list)  # by shard: where its weights are received
+    sizes: dict[int, list[int]] = defaultdict(list)
+    last_sent: dict[int, int] = {}  # by shard
+    for position, instruction in enumerate(plan.instructions):
+        match instruction.WhichOneof("kind"):
+            case "receive":
+                group = groups[instruction.receive.group]
+                if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
+                    positions[group.source_shard].append(position)
+                    sizes[group.source_shard].append(group.nbytes)
+            case "send":
+                last_sent.update(dict.fromkeys(groups[instruction.send.group].shards, position))
+    largest = max((nbytes for stream in sizes.values() for nbytes in stream), default=0)
+    held: dict[int, set[int]] = {}  # group -> its values that are still to be read
+    for position, instruction in enumerate(plan.instructions):
+        if instruction.HasField("receive"):
+            group = groups[instruction.receive.group]
+            if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
+                held[group.id] = {member.value for member in group.members}
+        ahead = 0
+        for shard, stream in sizes.items():
+            taken = bisect_right(positions[shard], position)
+            following = stream[taken : taken + WEIGHTS_WINDOW]
+            if shard not in last_sent:
+                # The shard waits for nothing, and may be any number of steps ahead.
+                following += islice(cycle(stream), WEIGHTS_WINDOW)
+            elif position >= last_sent[shard]:
+                # It has all of this step, and waits for something of the next.
+                following += stream[:WEIGHTS_WINDOW]
+            ahead += sum(following[:WEIGHTS_WINDOW])
+        yield sum(groups[group].nbytes for group in held) + receiving_bytes(ahead, largest)
+        if instruction.HasField("run"):
+            read = set(instruction.run.drops)
+            held = {group: left for group, values in held.items() if (left := values - read)}
+
+
+def _shard_bytes(plan: plan_pb2.MemoryXPlan) -> int:
+    in_arena = {place.group for place in plan.arena.places}
+    reductions = [group for group in plan.groups if _is_reduction(group)]
+    gradients = min(plan.arena.nbytes, sum(aligned(group.nbytes) for group in reductions if group.id in in_arena))
+    others = sum(group.nbytes for group in reductions if group.id not in in_arena)
+    exchanges = [group for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_EXCHANGE]
+    from_peers = [group.nbytes for group in exchanges if group.source_shard != plan.shard]
+    to_peers = sum(group.nbytes for group in exchanges if group.source_shard == plan.shard)
+    peers = {shard for group in exchanges for shard in (*group.shards, group.source_shard)} - {plan.shard}
+    outputs = sum(group.nbytes for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_OUTPUT)
+    groups = {group.id: group for group in plan.groups}
+    sent = [groups[i.send.group] for i in plan.instructions if i.HasField("send")]
+    weights = [group.nbytes for group in sent if group.kind == plan_pb2.GROUP_KIND_WEIGHTS]
+    return (
+        receiving_bytes(gradients + others, max((group.nbytes for group in reductions), default=0))
+        + receiving_bytes(_EXCHANGE_STEPS * sum(from_peers), max(from_peers, default=0))
+        + sending_bytes(_most_in_window(weights))
+        + sending_bytes(outputs * MAX_RUN_AHEAD_STEPS)
+        + sending_bytes(_EXCHANGE_STEPS * to_peers) * len(peers)
+    )
+
+
+def _swarmx_bytes(plan: plan_pb2.SwarmXPlan, num_children: int) -> int:
+    """Of a node with all wafers as its children; one in a tree has fewer."""
+    in_arena = {place.group for place in plan.arena.places}
+    reductions = [group for group in plan.groups if _is_reduction(group)]
+    from_child = plan.arena.nbytes + _sent_bytes(group for group in reductions if group.id not in in_arena)
+    largest_part = max(map(part_bytes, reductions), default=0)
+    reduced_down = sum(group.nbytes for group in reductions if group.to_wafers)
+    to_coordinator = sum(group.nbytes for group in reductions if group.to_coordinator)
+    to_shards: dict[int, int] = defaultdict(int)
+    for group in reductions:
+        for shard in group.shards:
+            to_shards[shard] += group.nbytes
+    weights: dict[int, list[int]] = defaultdict(list)
+    for group in plan.groups:
+        if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
+            weights[group.source_shard].append(group.nbytes)
+    in_window = {shard: _most_in_window(sizes) for shard, sizes in weights.items()}
+    return (
+        num_children * receiving_bytes(from_child, largest_part, at_once=True)
+        + sum(receiving_bytes(in_window[shard], max(sizes), at_once=True) for shard, sizes in weights.items())
+        + num_children * sending_bytes(sum(in_window.values()) + reduced_down)
+        + sum(map(sending_bytes, to_shards.values()))
+        + sending_bytes(to_coordinator * MAX_RUN_AHEAD_STEPS)
+    )
+
+
+def _relay_bytes(plan: plan_pb2.SwarmXPlan, num_children: int) -> int:
+    down = {g.id: g for g in plan.groups if g.kind == plan_pb2.GROUP_KIND_WEIGHTS or g.to_wafers}
+    places = sum(aligned(group.nbytes) for group in down.values() if group.nbytes > INLINE_BYTES)
+    # One that adds has the sums in its own memory, whichever way they go on.
+    return max(places, plan.arena.nbytes if num_children == 1 else 0)
+
+
+def _is_reduction(group: plan_pb2.Group) -> bool:
+    return group.kind == plan_pb2.GROUP_KIND_REDUCTION
+
+
+def _sent_bytes(groups: Iterable[plan_pb2.Group]) -> int:
+    """Of reduction groups, the most that a wafer has sent and nobody has taken.
+
+    Each but those for the coordinator alone is sent again only when it has been taken.
+    """
+    return sum(part_bytes(group) * (_OUTPUT_STEPS if is_for_coordinator_only(group) else 1) for group in groups)
+
+
+def _most_in_window(sizes: Sequence[int]) -> int:
+    """The most bytes in a window of one shard's weights groups, step after step."""
+    windows = (islice(cycle(sizes), begin, begin + WEIGHTS_WINDOW) for begin in range(len(sizes)))
+    return max(map(sum, windows), default=0)
