@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from model_zoo_text import MODELS, Bert, TextModel
 from plan_simulator import Simulation
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from appliance.compiler.pipeline import Precision
 from cstorch.optim import SGD, AdamW, Optimizer
@@ -82,9 +83,25 @@ TRAINED: Mapping[str, Trained] = {
 }
 
 
+def with_twice_the_rows(name: str) -> Trained:
+    """The same on batches of 24 rows, which more micro-batches divide."""
+    trained = TRAINED[name]
+
+    def batch() -> Any:
+        return tree_map(lambda first, second: torch.cat([first, second]), trained.batch(), trained.batch())
+
+    return dataclasses.replace(trained, batch=batch)
+
+
+IN_MICRO_BATCHES: Mapping[str, Trained] = {
+    f"{name} of 24 rows": with_twice_the_rows(name) for name in ("mlp", "cnn", "gpt2", "bert", "t5", "dlrm", "clip")
+}
+_ALL: Mapping[str, Trained] = {**TRAINED, **IN_MICRO_BATCHES}
+
+
 def training(name: str, autocast: torch.dtype | None = None) -> Callable[[Any], tuple[Step, Getters]]:
     """Forward and loss (under torch's autocast, if a type is given), backward, clipping and the optimizer."""
-    trained = TRAINED[name]
+    trained = _ALL[name]
 
     def build(model: Any) -> tuple[Step, Getters]:
         model.train()
@@ -124,14 +141,14 @@ class Run:
 @functools.cache
 def traced(name: str) -> Traced:
     torch.manual_seed(0)
-    return Traced(training(name), TRAINED[name].make(), TRAINED[name].batch(), double=False)
+    return Traced(training(name), _ALL[name].make(), _ALL[name].batch(), double=False)
 
 
 @functools.cache
 def start(name: str, seed: int) -> tuple[nn.Module, list[Any]]:
     """Another network, with other batches, for each seed."""
     torch.manual_seed(seed)
-    return TRAINED[name].make(), [TRAINED[name].batch() for _ in range(STEPS)]
+    return _ALL[name].make(), [_ALL[name].batch() for _ in range(STEPS)]
 
 
 @functools.cache
