@@ -22,7 +22,7 @@ def test_a_full_disk_takes_files_whole_or_not_at_all(tmp_path: Path) -> None:
     variables = {**os.environ, "TMPDIR": str(tmp_path), "WAFERBOX_CACHE": str(disk / "cache")}
     variables["TORCHINDUCTOR_CACHE_DIR"] = str(disk / "torch")  # which torch would make among the temporary files
     done = subprocess.run(
-        [*words, sys.executable, str(WRITES), str(disk)], env=variables, capture_output=True, text=True, timeout=100
+        [*words, sys.executable, str(WRITES), str(disk)], env=variables, capture_output=True, text=True, timeout=280
     )
     assert done.stderr == ""
     assert (done.returncode, done.stdout) == (0, "done\n")
