@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from compiled_steps import Getters, Step, Traced, one_at_a_time
+from compiled_steps import Getters, Step, Traced, one_at_a_time, simulate
 from counted_random import CountedRandom
 from model_zoo_contrastive import Towers, clip, pairs
 from model_zoo_images import DLRM, Perceptron, ResNet, ViT, clicks, images
 from model_zoo_text import MODELS, Bert, TextModel
+from pipeline_simulator import PipelineSimulation
 from plan_simulator import Simulation
 from torch import nn
 from torch.nn import functional as F
@@ -167,14 +168,14 @@ def plain(name: str, autocast: torch.dtype | None, seed: int) -> Run:
 
 
 def simulated(
-    name: str, precision: Precision | None, wafers: int, seed: int, micro_batches: int = 1, rounds: bool = False
+    name: str, precision: Precision | None, wafers: int, seed: int, rounds: bool = False, **settings: Any
 ) -> Run:
     """What a simulated cluster of so many wafers, and as many shards, makes of a seed.
 
-    rounds: micro-batches go through the layers one at a time.
+    rounds: micro-batches go through the layers one at a time; settings: of the target.
     """
     network, batches = start(name, seed)
-    simulation = _simulation(name, precision, wafers, micro_batches, rounds)
+    simulation = _simulation(name, precision, wafers, rounds, **settings)
     simulation.states = {**traced(name).initial, **states_of(name, network)}
     if COUNTER in simulation.states:
         simulation.states[COUNTER] = torch.tensor(counter(seed))
@@ -188,11 +189,13 @@ def counter(seed: int) -> int:
 
 
 @functools.cache
-def _simulation(name: str, precision: Precision | None, wafers: int, micro_batches: int, rounds: bool) -> Simulation:
+def _simulation(
+    name: str, precision: Precision | None, wafers: int, rounds: bool, **settings: Any
+) -> Simulation | PipelineSimulation:
     with one_at_a_time() if rounds else contextlib.nullcontext():
-        plan = traced(name).plan(wafers, wafers, precision=precision, micro_batches=micro_batches)
-    assert plan.wafer.micro_batches_at_once == (1 if rounds else micro_batches)
-    return Simulation(plan, traced(name).initial)
+        plan = traced(name).plan(wafers, wafers, precision=precision, **settings)
+    assert not rounds or plan.wafer.micro_batches_at_once == 1
+    return simulate(plan, traced(name).initial)
 
 
 def states_of(name: str, network: nn.Module) -> dict[str, torch.Tensor]:

@@ -6,14 +6,20 @@ from wsc.v1 import plan_pb2
 
 def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
     """In lines; none where a wafer computes all its rows at once because nobody asked for less."""
-    count, at_once = plan.wafer.micro_batches, plan.wafer.micro_batches_at_once
+    count, at_once = plan.worker.micro_batches, plan.wafer.micro_batches_at_once
     rows = plan.worker.local_rows // count
     notes = [
         f"micro_batch_size={each.size}: {each.refusal or f'{each.rows_per_second:,.0f} rows/s predicted'}"
         + ("" if each.refusal else f", {bytes_text(each.wafer_bytes)} of a wafer's memory")
         for each in plan.explored
     ]
-    if count > 1:
+    if plan.HasField("pipeline"):
+        names = ", ".join(region.name for region in plan.pipeline.regions)
+        notes.append(
+            f"Layer pipelined mode: all weights are on the wafer, in {len(plan.pipeline.regions)} region(s): {names}; "
+            f"{plan.batch_rows} rows in {count} micro-batch(es) of {rows}"
+        )
+    elif count > 1:
         if at_once == count:
             how = "layer by layer: each layer's weights are streamed once for all of them"
         else:

@@ -61,9 +61,14 @@ class MemoryPlan:
         return max(self.points, key=lambda point: point.total_bytes)
 
     @property
+    def needed_bytes(self) -> int:
+        """The most that must fit the wafer at once."""
+        return self.peak.total_bytes
+
+    @property
     def fits(self) -> bool:
         """Whether the wafer has room for it."""
-        return self.peak.total_bytes <= self.capacity_bytes
+        return self.needed_bytes <= self.capacity_bytes
 
     @property
     def own_bytes(self) -> int:

@@ -54,7 +54,7 @@ def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers,
     """Makes the program. at_once: micro-batches that go through the layers together."""
     localiser = Localiser(cut.sharding)
     waits = Waits(cut)
-    segments = _make_work(cut, waits)
+    segments = make_work(cut, waits)
     work = order_turns(segments, waits, target.micro_batches, at_once)
     last_read = last_reads(work)
     loads = find_loads(cut, sharing, target, numbers, work, waits)
@@ -78,7 +78,8 @@ def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers,
     )
 
 
-def _make_work(cut: Cut, waits: Waits) -> list[Work]:
+def make_work(cut: Cut, waits: Waits) -> list[Work]:
+    """The wafer's segments, with what each reads, and makes for others."""
     work = []
     for segment in partition(cut, waits):
         ops = closure(segment.ops, cut.sunk)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from model_training import TRAINED, Run, plain, simulated
 
+from appliance.compiler.core.target import ExecutionStrategy
 from appliance.compiler.pipeline import Half, Precision
 
 pytestmark = pytest.mark.parity
@@ -46,7 +47,20 @@ def test_errors_are_within_those_of_autocast(name: str, level: int, wafers: int)
 @pytest.mark.parametrize("name", ["cnn", "gpt2", "bert", "t5"])
 def test_errors_in_micro_batches_are_within_those_of_autocast(name: str) -> None:
     """Parts of a gradient are added in float32."""
-    ours = errors(name, [simulated(name, Precision(half=Half.BFLOAT16), 1, seed, 4, True) for seed in SEEDS])
+    ours = errors(
+        name, [simulated(name, Precision(half=Half.BFLOAT16), 1, seed, True, micro_batches=4) for seed in SEEDS]
+    )
+    theirs = errors(name, [plain(name, torch.bfloat16, seed) for seed in SEEDS])
+    for error, allowed in zip(ours, theirs, strict=True):
+        assert 0 < error <= BOUND * allowed
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt2", "bert", "t5", "dlrm"])
+def test_errors_of_micro_batches_in_regions_are_within_those_of_autocast(name: str) -> None:
+    pipelined = {"micro_batches": 2, "wafer_cores": 3, "execution_strategy": ExecutionStrategy.PIPELINE}
+    precision = Precision(half=Half.BFLOAT16)
+    ours = errors(name, [simulated(name, precision, 1, seed, **pipelined) for seed in SEEDS])
     theirs = errors(name, [plain(name, torch.bfloat16, seed) for seed in SEEDS])
     for error, allowed in zip(ours, theirs, strict=True):
         assert 0 < error <= BOUND * allowed

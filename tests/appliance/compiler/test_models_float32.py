@@ -21,5 +21,5 @@ def test_training_in_micro_batches_gives_what_plain_torch_gives(
     name: str, wafers: int, micro_batches: int, rounds: bool
 ) -> None:
     """Batch norm, counts of labels and scores of all samples with all are of the whole batch."""
-    ours = simulated(name, None, wafers, 0, micro_batches, rounds)
+    ours = simulated(name, None, wafers, 0, rounds, micro_batches=micro_batches)
     assert_equal(ours, plain(name, None, seed=0), losses=1e-5, states=1e-4)
