@@ -164,6 +164,7 @@ class StateService(node_pb2_grpc.StateServiceServicer):
             places = _places(request.names, states.store.places(), context)
             link = session.link()
             link.expect({group: place.nbytes for group, place in enumerate(places)})
+            states.store.before_write(request.names)
             for group, place in enumerate(places):
                 message = session.hub.receive(link, group, request.step)
                 if message.nbytes != place.nbytes:
@@ -171,7 +172,8 @@ class StateService(node_pb2_grpc.StateServiceServicer):
                         grpc.StatusCode.INVALID_ARGUMENT,
                         f"{request.names[group]} has {place.nbytes} bytes, {message.nbytes} came",
                     )
-                _bytes_of(states.store.memory, place).copy_(message.tensor(torch.uint8, (place.nbytes,), 0))
+                with states.store.states.passing((place.offset, place.nbytes)):
+                    _bytes_of(states.store.memory, place).copy_(message.tensor(torch.uint8, (place.nbytes,), 0))
             states.store.mark_written(request.names)
         return node_pb2.TransferStateResponse(nbytes=sum(place.nbytes for place in places))
 
@@ -186,14 +188,22 @@ class StateService(node_pb2_grpc.StateServiceServicer):
                         snapshot = stack.enter_context(states.snapshots.reading(request.step))
                     except KeyError:
                         context.abort(grpc.StatusCode.NOT_FOUND, f"there is no snapshot of step {request.step}")
-                    places = _parts(request, _places(request.names, snapshot.places, context), context)
-                    _send(session, request, snapshot.memory, places)
+                    parts = _parts(request, _places(request.names, snapshot.places, context), context)
+                    for group, (name, (offset, nbytes)) in enumerate(zip(request.names, parts, strict=True)):
+                        payload = snapshot.part(name, offset, nbytes)
+                        with snapshot.aside.passing((payload.offset, nbytes)):
+                            _send(session, group, request.step, payload)
             else:
                 _refuse_while_running(states, context)
-                written = {n: place for n, place in states.store.places().items() if states.store.is_written(n)}
-                places = _parts(request, _places(request.names, written, context), context)
-                _send(session, request, states.store.memory, places)
-        return node_pb2.TransferStateResponse(nbytes=sum(nbytes for _, nbytes in places))
+                store = states.store
+                written = {name: place for name, place in store.places().items() if store.is_written(name)}
+                places = _places(request.names, written, context)
+                parts = _parts(request, places, context)
+                for group, (place, (offset, nbytes)) in enumerate(zip(places, parts, strict=True)):
+                    payload = Slice(store.memory, place.offset + offset, nbytes)
+                    with store.states.passing((payload.offset, nbytes)):
+                        _send(session, group, request.step, payload)
+        return node_pb2.TransferStateResponse(nbytes=sum(nbytes for _, nbytes in parts))
 
     @_reports_defects
     def StageStates(
@@ -214,16 +224,19 @@ class StateService(node_pb2_grpc.StateServiceServicer):
             _refuse_while_running(states, context)
             names = [state.name for state in request.states]
             _places(names, states.store.places(), context)
+            states.store.before_write(names)
 
             def make(state: node_pb2.InitialState) -> None:
                 target = states.store.tensor(state.name)
-                if state.HasField("program"):
-                    initialisation.run(state.program, target)
-                    return
-                staged = states.staging.take(state.name)
-                if staged is None or staged.numel() != target.numel() or staged.dtype != target.dtype:
-                    raise CirhError(f"no such value of {state.name} was staged")
-                target.view(-1).copy_(staged)
+                place = states.store.places()[state.name]
+                with states.store.states.passing((place.offset, place.nbytes)):
+                    if state.HasField("program"):
+                        initialisation.run(state.program, target)
+                        return
+                    staged = states.staging.take(state.name)
+                    if staged is None or staged.numel() != target.numel() or staged.dtype != target.dtype:
+                        raise CirhError(f"no such value of {state.name} was staged")
+                    target.view(-1).copy_(staged)
 
             try:
                 run_all(make, request.states)
@@ -287,22 +300,17 @@ def _places(names: Sequence[str], places: Mapping[str, Place], context: grpc.Ser
 def _parts(
     request: node_pb2.TransferStateRequest, places: Sequence[Place], context: grpc.ServicerContext
 ) -> list[tuple[int, int]]:
-    """Offset and length in bytes of what is to be sent of each state."""
+    """Offset and length in bytes, within each state, of what is to be sent of it."""
     if not request.HasField("part"):
-        return [(place.offset, place.nbytes) for place in places]
+        return [(0, place.nbytes) for place in places]
     part = request.part
     if len(places) != 1 or part.offset + part.nbytes > places[0].nbytes:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the part asked for does not lie within one state")
-    return [(places[0].offset + part.offset, part.nbytes)]
+    return [(part.offset, part.nbytes)]
 
 
-def _send(
-    session: Session, request: node_pb2.TransferStateRequest, memory: SharedMemory, parts: Sequence[tuple[int, int]]
-) -> None:
-    link = session.link()
-    for group, (offset, nbytes) in enumerate(parts):
-        payload = Slice(memory, offset, nbytes)
-        session.hub.send(link, group, request.step, payload, window=None, as_bytes=True)
+def _send(session: Session, group: int, step: int, payload: Slice) -> None:
+    session.hub.send(session.link(), group, step, payload, window=None, as_bytes=True)
 
 
 def _bytes_of(memory: SharedMemory, place: Place) -> torch.Tensor:

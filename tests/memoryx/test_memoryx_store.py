@@ -7,6 +7,7 @@ import torch
 
 from interconnect.links.hub import Stopped
 from memoryx.layout import fit, lay_out
+from memoryx.snapshot import Snapshot
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore
 from wsc.v1 import plan_pb2
@@ -30,6 +31,12 @@ def make_plan(states: dict[str, tuple[int, ...]], groups: list[list[str | None]]
             group.nbytes += 128
         plan.instructions.add(send=plan_pb2.Send(group=number))
     return plan
+
+
+def value_of(snapshot: Snapshot, name: str) -> torch.Tensor:
+    """A vector of a snapshot."""
+    part = snapshot.part(name, 0, snapshot.places[name].nbytes)
+    return part.memory.tensor(torch.float32, snapshot.places[name].shape, part.offset)
 
 
 STATES = {"a": (4,), "b": (2, 5), "c": (), "d": (7,)}
@@ -82,9 +89,10 @@ def test_snapshot_waits_for_the_one_before() -> None:
     announced: list[int] = []
     snapshots = Snapshots(store, announced.append)
     snapshots.take(2)
+    store.before_write(["a"])
     store.tensor("a").fill_(5.0)
     with snapshots.reading(2) as snapshot:
-        assert snapshot.memory.tensor(torch.float32, (4,), snapshot.places["a"].offset).sum() == 0
+        assert value_of(snapshot, "a").sum() == 0
     with pytest.raises(KeyError), snapshots.reading(4):
         pass
     thread = threading.Thread(target=snapshots.take, args=(4,))
@@ -95,7 +103,7 @@ def test_snapshot_waits_for_the_one_before() -> None:
     thread.join(10)
     assert announced == [2, 4]
     with snapshots.reading(4) as snapshot:
-        assert snapshot.memory.tensor(torch.float32, (4,), snapshot.places["a"].offset).sum() == 20
+        assert value_of(snapshot, "a").sum() == 20
     snapshots.interrupt()
     with pytest.raises(Stopped):
         snapshots.take(6)
@@ -121,10 +129,10 @@ def test_a_release_does_not_wait_for_those_who_read() -> None:
             pass
         again = threading.Thread(target=snapshots.take, args=(2,), daemon=True)
         again.start()
-        assert snapshot.memory.nbytes > 0  # not taken for the next
+        assert snapshot.aside.nbytes > 0  # not taken for the next
         assert again.is_alive()
     again.join(10)
     with snapshots.reading(2) as other:
-        assert other.memory is snapshot.memory
+        assert other.aside is snapshot.aside
     snapshots.reset()
     store.close()
