@@ -1,22 +1,28 @@
 """A program's use of states that are not all in memory: tells a pager what each instruction touches."""
 
+import logging
 import time
 from collections.abc import Iterable
 from typing import Final
 
 import torch
 
+from interconnect.links.elements import tensor_bytes
 from interconnect.links.link import Link
-from memoryx.files.accesses import Access, Extent, least_budget
+from memoryx.files.accesses import Access, Blocks, Extent, least_budget
 from memoryx.files.pager import Pager
+from memoryx.files.state_memory import TRANSFER_BYTES
 from memoryx.store import StateStore
 from nodes.lifecycle.node_job import JobFailure
 from nodes.steps.program import Program
 from nodes.telemetry.node_report import resident_bytes
 from wsc.v1 import node_pb2, plan_pb2
 
-# What reads ahead and writes behind has room beside an update that is no larger than this share of all.
+logger = logging.getLogger(__name__)
+
+# An update is done in parts that are no larger than this share of the budget: there is room to read ahead beside it.
 _SHARE: Final = 4
+_MAX_PARTS: Final = 256
 
 
 class Paging:
@@ -36,15 +42,22 @@ class Paging:
         if limit is not None and pages is not None:
             pages.let_go(0, store.memory.nbytes)
             received = plan.arena.nbytes if swarmx.lane == "grpc" else 0
-            self._others = resident_bytes() + plan.own_bytes + received
+            states = sum(tensor_bytes(slot.type) for slot in plan.states)
+            self._others = resident_bytes() + max(0, plan.own_bytes - states) + received + TRANSFER_BYTES
             self._budget = max(0, limit - self._others)
+            logger.info(
+                "room for %.0f of %.0f MB of weights and optimizer state in memory: the process has %.0f MB",
+                self._budget / 1e6,
+                store.memory.nbytes / 1e6,
+                self._others / 1e6,
+            )
 
     def parts(self, tensors: Iterable[torch.Tensor]) -> int:
         """In how many parts an instruction that touches these states is best done, where it can be."""
         if not self._is_limited:
             return 1
         nbytes = sum(nbytes for _, nbytes in self._extents(tensors))
-        return max(1, -(-nbytes * _SHARE // max(1, self._budget)))
+        return max(1, min(_MAX_PARTS, -(-nbytes * _SHARE // max(1, self._budget))))
 
     def add(
         self,
@@ -84,8 +97,9 @@ class Paging:
         if not self._is_limited or not self._accesses or pages is None:
             return
         nbytes = self._store.memory.nbytes
-        least = least_budget(self._accesses, nbytes)
-        if least > self._budget:
+        blocks = Blocks(self._accesses, nbytes, self._budget)
+        if blocks.needed > blocks.budget:
+            least = least_budget(self._accesses, nbytes)
             limit = self._store.settings.limit_bytes or 0
             raise JobFailure(
                 node_pb2.Failure.KIND_USER,
@@ -94,8 +108,7 @@ class Paging:
                 f"weights, or update, needs {least / 1e6:.0f} MB at once. The limit must be at least "
                 f"{-(-(self._others + least) >> 20)}m",
             )
-        # Fewer than one in flight would be none: the last that was taken is being read.
-        self._pager = Pager(pages, nbytes, self._budget, self._accesses, lambda: self._swarmx.granted)
+        self._pager = Pager(pages, blocks, lambda: self._swarmx.granted)
 
     def start(self, num_steps: int) -> None:
         """The program is about to run."""

@@ -66,9 +66,9 @@ class JobStates:
     snapshots: Snapshots
     is_running: Callable[[], bool]
     on_defect: Callable[[Exception], None]
+    staging: Staging
     lock: threading.Lock = field(default_factory=threading.Lock)  # held by a transfer, and while a plan is loaded
     sessions: dict[str, Session] = field(default_factory=dict)
-    staging: Staging = field(default_factory=Staging)
 
 
 class _JobRequest(Protocol):
@@ -121,7 +121,9 @@ class StateService(node_pb2_grpc.StateServiceServicer):
 
         on_defect(error): a call has ended by an exception that nobody expected.
         """
-        self._jobs[job] = JobStates(store, snapshots, is_running, on_defect)
+        # What is staged lies in memory as a whole.
+        staging = Staging(has_room=store.settings.limit_bytes is None)
+        self._jobs[job] = JobStates(store, snapshots, is_running, on_defect, staging)
 
     def remove_job(self, job: str) -> None:
         """Break off the job's transfers and forget it: its store can be closed."""

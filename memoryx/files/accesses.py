@@ -34,13 +34,18 @@ class Blocks:
         """nbytes: of the file."""
         self.block_bytes = _block_bytes(budget_bytes)
         self.budget = budget_bytes // self.block_bytes
-        self._nbytes = nbytes
+        self.nbytes = nbytes
+        self.lent = [access.lent for access in accesses]
         self.touched = [self.of(access.extents) for access in accesses]
         self.written = [frozenset(self.of(access.written)) for access in accesses]
         self._uses: dict[int, list[int]] = {}  # block -> the accesses that touch it, in order
         for number, blocks in enumerate(self.touched):
             for block in blocks:
                 self._uses.setdefault(block, []).append(number)
+
+    def __len__(self) -> int:
+        """How many accesses a step has."""
+        return len(self.touched)
 
     @property
     def needed(self) -> int:
@@ -57,7 +62,7 @@ class Blocks:
 
     def extent(self, block: int) -> Extent:
         offset = block * self.block_bytes
-        return offset, min(self.block_bytes, self._nbytes - offset)
+        return offset, min(self.block_bytes, self.nbytes - offset)
 
     def next_use(self, block: int, now: int) -> int:
         """The first access from access `now` on, counted over all steps, that touches the block."""

@@ -10,12 +10,12 @@ The pager decides about speed and room alone. Whoever touches a block that is no
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from interconnect.links.hub import Stopped
 from interconnect.threads import GuardedThread
-from memoryx.files.accesses import Access, Blocks, Extent
+from memoryx.files.accesses import Blocks, Extent
 from memoryx.files.file_pages import FilePages
 
 READING: Final = 4  # blocks that are being read
@@ -26,19 +26,14 @@ LINGERING: Final = 4  # blocks that are looked at again for each that goes
 class Pager:
     """Keeps the pages of one file within a budget while an execution runs."""
 
-    def __init__(
-        self, pages: FilePages, nbytes: int, budget_bytes: int, accesses: Sequence[Access], taken: Callable[[], int]
-    ) -> None:
+    def __init__(self, pages: FilePages, blocks: Blocks, taken: Callable[[], int]) -> None:
         """
-        nbytes: of the file. budget_bytes: no less than least_budget(accesses, nbytes).
+        blocks: of the file, for the budget, which no access exceeds.
         taken: how many of the lent accesses the borrowers have begun to read.
         """
+        assert blocks.needed <= blocks.budget
         self._pages = pages
-        self._nbytes = nbytes
-        self._blocks = Blocks(accesses, nbytes, budget_bytes)
-        assert self._blocks.needed <= self._blocks.budget
-        self._num_accesses = len(accesses)
-        self._is_lent = [access.lent for access in accesses]
+        self._blocks = blocks
         self._taken = taken
         self._resident: dict[int, bool] = {}  # block -> whether it is mapped to be written
         self._writing: deque[int] = deque()  # on their way out; they take room still
@@ -64,8 +59,8 @@ class Pager:
     def begin(self, step: int, number: int) -> None:
         """Wait until what an access touches is there. Stopped once the pager is closed; OSError if the disk fails."""
         with self._changed:
-            self._now = now = (step - 1) * self._num_accesses + number
-            if self._is_lent[number]:
+            self._now = now = (step - 1) * len(self._blocks) + number
+            if self._blocks.lent[number]:
                 self._num_lent += 1
                 self._lent.append((self._num_lent, self._blocks.touched[number]))
             self._changed.notify_all()
@@ -76,9 +71,10 @@ class Pager:
                 raise Stopped
 
     def touched(self, extent: Extent) -> None:
-        """Somebody else has read there: what is not wanted in memory goes soon. From any thread."""
-        with self._changed:
-            self._lingering.update(dict.fromkeys(self._blocks.of([extent])))
+        """Somebody else has read there: what is not wanted in memory goes. From any thread."""
+        for block in self._blocks.of([extent]):
+            if block not in self._resident:
+                self._pages.let_go(*self._blocks.extent(block))
 
     def interrupt(self) -> None:
         """Make begin raise Stopped. From any thread."""
@@ -91,7 +87,7 @@ class Pager:
         self.interrupt()
         if self._thread is not None:
             self._thread.join()
-        self._pages.let_go(0, self._nbytes)
+        self._pages.let_go(0, self._blocks.nbytes)
 
     def _failed(self, error: Exception) -> None:
         with self._changed:
@@ -101,8 +97,8 @@ class Pager:
     # -- in the thread
 
     def _run(self, num_steps: int) -> None:
-        for number in range(num_steps * self._num_accesses):
-            for block in self._blocks.touched[number % self._num_accesses]:
+        for number in range(num_steps * len(self._blocks)):
+            for block in self._blocks.touched[number % len(self._blocks)]:
                 while (seen := self._make_room(block, number)) is not None:
                     if not self._wait_beyond(seen):
                         return
@@ -117,13 +113,13 @@ class Pager:
             while len(self._coming) > READING or (self._coming and self._coming[0][1] is None):
                 self._arrive()
             # Further ahead there is nothing to be read: where all blocks have room, this would run away.
-            if not self._wait_beyond(number - self._num_accesses):
+            if not self._wait_beyond(number - len(self._blocks)):
                 return
         while self._coming:
             self._arrive()
 
     def _is_written(self, block: int, number: int) -> bool:
-        return block in self._blocks.written[number % self._num_accesses]
+        return block in self._blocks.written[number % len(self._blocks)]
 
     def _arrive(self) -> None:
         """Wait for what was begun first, and say so when it was the last of an access."""

@@ -18,7 +18,7 @@ from nodes.lifecycle.node_job import JobFailure
 from wsc.v1 import node_pb2
 
 CHUNK_BYTES: Final = 4 << 20  # that are copied at a time
-LARGE_BYTES: Final = 16 << 20  # what is no larger is written to memory as a whole before it goes to the disk
+TRANSFER_BYTES: Final = 16 << 20  # of a file that may be in memory while somebody reads or writes it as a whole
 TRIM_SECONDS: Final = 0.02
 
 
@@ -59,11 +59,11 @@ class StateMemory:
 
         def trim() -> None:
             while not ended.wait(TRIM_SECONDS):
-                if pages.resident_bytes(*extent) > LARGE_BYTES:
+                if pages.resident_bytes(*extent) > TRANSFER_BYTES // 2:
                     pages.let_go(*extent)
 
         thread = GuardedThread(trim, name="write-behind", on_defect=defects.append)
-        if extent[1] > LARGE_BYTES:
+        if extent[1] > TRANSFER_BYTES:
             thread.start()
         try:
             yield
