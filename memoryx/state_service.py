@@ -22,7 +22,7 @@ from cirh.execution import initialisation
 from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import Link, LinkLost
 from interconnect.links.listener import LinkListener, PendingLink
-from interconnect.links.shared_memory import SharedMemory, Slice
+from interconnect.links.shared_memory import Slice
 from memoryx.layout import Place
 from memoryx.snapshots import Snapshots
 from memoryx.staging import Staging, run_all
@@ -163,21 +163,25 @@ class StateService(node_pb2_grpc.StateServiceServicer):
     ) -> node_pb2.TransferStateResponse:
         with self._transfer(request, context) as (states, session):
             _refuse_while_running(states, context)
-            places = _places(request.names, states.store.places(), context)
+            store = states.store
+            places = _places(request.names, store.places(), context)
+            parts = _parts(request, places, context)
             link = session.link()
-            link.expect({group: place.nbytes for group, place in enumerate(places)})
-            states.store.before_write(request.names)
-            for group, place in enumerate(places):
+            link.expect({group: nbytes for group, (_, nbytes) in enumerate(parts)})
+            store.before_write(request.names)
+            for group, (place, (offset, nbytes)) in enumerate(zip(places, parts, strict=True)):
                 message = session.hub.receive(link, group, request.step)
-                if message.nbytes != place.nbytes:
+                if message.nbytes != nbytes:
                     context.abort(
                         grpc.StatusCode.INVALID_ARGUMENT,
-                        f"{request.names[group]} has {place.nbytes} bytes, {message.nbytes} came",
+                        f"{request.names[group]} has {nbytes} bytes, {message.nbytes} came",
                     )
-                with states.store.states.passing((place.offset, place.nbytes)):
-                    _bytes_of(states.store.memory, place).copy_(message.tensor(torch.uint8, (place.nbytes,), 0))
-            states.store.mark_written(request.names)
-        return node_pb2.TransferStateResponse(nbytes=sum(place.nbytes for place in places))
+                with store.states.passing((place.offset + offset, nbytes)):
+                    target = store.memory.tensor(torch.uint8, (nbytes,), place.offset + offset)
+                    target.copy_(message.tensor(torch.uint8, (nbytes,), 0))
+                if offset + nbytes == place.nbytes:
+                    store.mark_written([request.names[group]])
+        return node_pb2.TransferStateResponse(nbytes=sum(nbytes for _, nbytes in parts))
 
     @_reports_defects
     def ReadState(
@@ -313,7 +317,3 @@ def _parts(
 
 def _send(session: Session, group: int, step: int, payload: Slice) -> None:
     session.hub.send(session.link(), group, step, payload, window=None, as_bytes=True)
-
-
-def _bytes_of(memory: SharedMemory, place: Place) -> torch.Tensor:
-    return memory.tensor(torch.uint8, (place.nbytes,), place.offset)
