@@ -1,11 +1,14 @@
 """Where states lie, what survives a new plan, and snapshots."""
 
+import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from interconnect.links.hub import Stopped
+from memoryx.files.state_memory import StateMemory, StateSettings
 from memoryx.layout import fit, lay_out
 from memoryx.snapshot import Snapshot
 from memoryx.snapshots import Snapshots
@@ -68,8 +71,9 @@ def test_plan_that_fits_keeps_everything_where_it_is() -> None:
     assert fit(make_plan({"a": (4,)}, [["a", None]]), layout) is None
 
 
-def test_states_survive_plans_that_do_not_name_them() -> None:
-    store = StateStore()
+@pytest.mark.parametrize("in_files", [False, True])
+def test_states_survive_plans_that_do_not_name_them(tmp_path: Path, in_files: bool) -> None:
+    store = StateStore(StateSettings(folder=tmp_path if in_files else None))
     assert store.load(make_plan(STATES, [["a", "b"]])) == list(STATES)
     for name in STATES:
         store.tensor(name).fill_(ord(name))
@@ -79,6 +83,33 @@ def test_states_survive_plans_that_do_not_name_them() -> None:
     for name, shape in STATES.items():
         torch.testing.assert_close(store.tensor(name), torch.full(shape, float(ord(name))))
     assert store.load(make_plan(STATES | {"a": (5,)}, [])) == ["a"]
+    store.close()
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_a_move_has_no_state_twice(tmp_path: Path, in_files: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was moved gives its room back at once, and in files it does not stay in memory either."""
+    store = StateStore(StateSettings(folder=tmp_path if in_files else None))
+    shapes = dict.fromkeys("abcdefgh", (1 << 18,))
+    store.load(make_plan(shapes, []))
+    for name in shapes:
+        store.tensor(name).fill_(ord(name))
+    store.mark_written(shapes)
+    old = store.states
+    discard, left = StateMemory.discard, []
+
+    def spy(memory: StateMemory, extent: tuple[int, int]) -> None:
+        discard(memory, extent)
+        left.append(os.fstat(memory.memory.fileno()).st_blocks * 512)
+
+    monkeypatch.setattr(StateMemory, "discard", spy)
+    store.load(make_plan(shapes | {"i": (3,)}, []))
+    assert store.states is not old
+    assert left == [(len(shapes) - 1 - number) << 20 for number in range(len(shapes))]
+    if store.states.pages is not None:
+        assert store.states.pages.resident_bytes(0, store.states.nbytes) <= 1 << 20
+    for name in shapes:
+        assert (store.tensor(name) == ord(name)).all()
     store.close()
 
 
