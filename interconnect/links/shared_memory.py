@@ -117,6 +117,9 @@ class SharedMemory:
         part = mmap.mmap(
             self._descriptor, skipped + nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ, offset=offset - skipped
         )
+        # All of it is wanted, and nothing around it, which the owner may not have room for.
+        part.madvise(mmap.MADV_WILLNEED)
+        part.madvise(mmap.MADV_RANDOM)
         return memoryview(part)[skipped:]
 
     def tensor(self, dtype: "torch.dtype", shape: tuple[int, ...], offset: int) -> "torch.Tensor":

@@ -37,6 +37,13 @@ class FilePages:
         self._memory = memory
         self._start = memory.tensor(torch.uint8, (1,), 0).data_ptr()
 
+    def expect_calls(self, *, alone: bool) -> None:
+        """Whether pages come by these calls alone, so that who touches one that is not there gets no others with it.
+
+        Otherwise the kernel reads what lies around it, on some machines megabytes.
+        """
+        self._advise(0, self._memory.nbytes, mmap.MADV_RANDOM if alone else mmap.MADV_NORMAL)
+
     def read_ahead(self, offset: int, nbytes: int) -> None:
         """Begins to read pages from the disk."""
         os.posix_fadvise(self._memory.fileno(), offset, nbytes, os.POSIX_FADV_WILLNEED)

@@ -53,6 +53,8 @@ class Pager:
 
     def start(self, num_steps: int) -> None:
         """Begin to read ahead. To be called once."""
+        self._pages.let_go(0, self._blocks.nbytes)
+        self._pages.expect_calls(alone=True)
         self._thread = GuardedThread(lambda: self._run(num_steps), name="pager", on_defect=self._failed)
         self._thread.start()
 
@@ -87,6 +89,7 @@ class Pager:
         self.interrupt()
         if self._thread is not None:
             self._thread.join()
+        self._pages.expect_calls(alone=False)
         self._pages.let_go(0, self._blocks.nbytes)
 
     def _failed(self, error: Exception) -> None:

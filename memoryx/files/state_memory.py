@@ -79,13 +79,21 @@ class StateMemory:
         """Copy bytes of other memory; of files no more than a few chunks are in memory for that."""
         for done in range(0, nbytes, CHUNK_BYTES):
             length = min(CHUNK_BYTES, nbytes - done)
-            target = self.memory.tensor(torch.uint8, (length,), offset + done)
-            target.copy_(source.memory.tensor(torch.uint8, (length,), source_offset + done))
-            if self.pages is not None:
-                self.pages.start_writing(offset + done, length)
-                if done:
-                    self.pages.let_go(offset + done - CHUNK_BYTES, CHUNK_BYTES)
-        if nbytes:
+            if source.pages is not None:
+                source.pages.read_ahead(source_offset + done, length)
+                source.pages.read(source_offset + done, length, for_writing=False)
+            if self.pages is None:
+                target = self.memory.tensor(torch.uint8, (length,), offset + done)
+                target.copy_(source.memory.tensor(torch.uint8, (length,), source_offset + done))
+                continue
+            # Not by way of the mapping: pages that are written as a whole need not be read before.
+            written = os.pwrite(self.memory.fileno(), source.memory.view(source_offset + done, length), offset + done)
+            if written != length:
+                raise OSError(f"the disk has taken {written} of {length} bytes of the states")
+            self.pages.start_writing(offset + done, length)
+            if done:
+                self.pages.let_go(offset + done - CHUNK_BYTES, CHUNK_BYTES)
+        if nbytes and self.pages is not None:
             self.let_go((offset + (nbytes - 1) // CHUNK_BYTES * CHUNK_BYTES, (nbytes - 1) % CHUNK_BYTES + 1))
 
     def discard(self, extent: Extent) -> None:

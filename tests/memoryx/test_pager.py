@@ -40,6 +40,8 @@ class NotedPages:
         if self.failure is not None:
             raise self.failure
 
+    def expect_calls(self, *, alone: bool) -> None: ...
+
     def start_writing(self, offset: int, nbytes: int) -> None:
         assert offset // BLOCK in self.resident
 
