@@ -4,7 +4,7 @@ The same training with all of them in memory, and with the states in files of a 
 is what MemoryX had in memory without states in the unlimited run, and a quarter of the states. Says how fast the disk
 of the folder is, and where MemoryX's time goes. Linux only.
 
-    python -m benchmarks larger_than_memory
+    python -m benchmarks larger-than-memory
     python -m benchmarks.larger_than_memory --state-dir /nvme/scratch
 """
 
@@ -64,7 +64,7 @@ class Size:
         return self.layers * (self.width + 1) * self.width * STATE_WORDS * 4
 
 
-SIZE: Final = Size(layers=16, width=2048, rows=512, steps=12)
+SIZE: Final = Size(layers=8, width=2048, rows=1024, steps=8)
 
 
 class Deep(nn.Module):
