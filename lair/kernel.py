@@ -27,13 +27,22 @@ class GeneratedKernel:
         shape = next((type.shape for type in (*self.inputs, *self.outputs) if type.shape), ())
         self._elements = prod(shape)
 
-    def bind(self, out: Sequence[torch.Tensor], passing: Sequence[int] = ()) -> "BoundKernel":
+    def bind(
+        self, out: Sequence[torch.Tensor], passing: Sequence[int] = (), part: tuple[int, int] = (0, 1)
+    ) -> "BoundKernel":
         """The kernel with the tensors that it writes: contiguous, of the outputs' types, each in memory of its own.
 
-        passing: inputs, by position, that are others in each call, and that a call keeps no reference to.
+        Args:
+            passing: inputs, by position, that are others in each call, and that a call keeps no reference to.
+            part: number and count: the call does that part of the elements. Results of one number are written by the
+                last part alone, so that all parts read the same where such a result replaces an input.
         """
         _check(out, self.outputs, "out tensor")
-        return BoundKernel(self._function, self._elements, self.inputs, out, passing)
+        number, count = part
+        first, end = self._elements * number // count, self._elements * (number + 1) // count
+        if number + 1 < count:
+            out = [tensor if tensor.shape else torch.empty_like(tensor) for tensor in out]
+        return BoundKernel(self._function, range(first, end), self.inputs, out, passing)
 
 
 class BoundKernel:
@@ -42,13 +51,14 @@ class BoundKernel:
     def __init__(
         self,
         function: Function,
-        elements: int,
+        elements: range,
         types: tuple[TensorInfo, ...],
         out: Sequence[torch.Tensor],
         passing: Sequence[int],
     ) -> None:
         self._function = function
-        self._elements = elements
+        self._first = elements.start
+        self._elements = len(elements)
         self._types = types
         self._out = tuple(out)
         self._passing = tuple(passing)
@@ -56,7 +66,7 @@ class BoundKernel:
         self._read: list[torch.Tensor | None] = [None] * len(types)  # keeps alive what the buffers point to
         self._buffers = (ctypes.c_void_p * (len(types) + len(out)))()
         for index, tensor in enumerate(out, start=len(types)):
-            self._buffers[index] = tensor.data_ptr()
+            self._buffers[index] = self._begin(tensor)
         self._written = [span(tensor) for tensor in out]
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -78,9 +88,12 @@ class BoundKernel:
         clashes = any((start, end) != (a, b) and start < b and a < end for a, b in self._written)
         direct = tensor.is_contiguous() and not clashes
         read = tensor if direct else tensor.clone(memory_format=torch.contiguous_format)
-        self._buffers[index] = read.data_ptr()
+        self._buffers[index] = self._begin(read)
         self._read[index] = read
         self._given[index] = tensor if direct else None
+
+    def _begin(self, tensor: torch.Tensor) -> int:
+        return tensor.data_ptr() + (self._first * tensor.itemsize if tensor.shape else 0)
 
 
 def _check(tensors: Sequence[torch.Tensor], types: Sequence[TensorInfo], what: str) -> None:

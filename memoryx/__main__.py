@@ -16,10 +16,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from interconnect.links.listener import LinkListener
     from memoryx.memoryx_job import MemoryXJob
+    from memoryx.settings import parse_arguments
     from memoryx.state_service import StateService
-    from nodes.lifecycle.node import parse_arguments, run_node
+    from nodes.lifecycle.node import run_node
 
-    settings = parse_arguments("memoryx", argv)
+    settings, state_settings = parse_arguments(argv)
     torch.set_num_threads(settings.threads)
     service = StateService()
 
@@ -28,7 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         node_pb2_grpc.add_StateServiceServicer_to_server(service, server)
 
     return run_node(
-        node_pb2.ROLE_MEMORYX, settings, lambda context: MemoryXJob(context, service), add_services=add_services
+        node_pb2.ROLE_MEMORYX,
+        settings,
+        lambda context: MemoryXJob(context, service, state_settings),
+        add_services=add_services,
     )
 
 

@@ -40,10 +40,21 @@ class StateKernel:
         """Whether results without a place may be views of inputs."""
         return self._general is not None
 
-    def bind(self, states: Buffers, places: Buffers, passing: Sequence[int] = ()) -> Call:
+    def may_be_parted(self, states: Buffers, places: Buffers) -> bool:
+        """Whether it can be done part by part, each over some of the elements: all results of many have their place."""
+        return self._generated is not None and all(
+            state is not None or place is not None or not result.shape
+            for state, place, result in zip(states, places, self._generated.outputs, strict=True)
+        )
+
+    def bind(
+        self, states: Buffers, places: Buffers, passing: Sequence[int] = (), part: tuple[int, int] = (0, 1)
+    ) -> Call:
         """A call that leaves result i in the state buffer states[i], or else, where there is one, in places[i].
 
-        passing: inputs that it keeps no reference to, since they are others in each call.
+        Args:
+            passing: inputs that it keeps no reference to, since they are others in each call.
+            part: number and count of the parts that it is done in, if it may be parted.
         """
         if self._general is not None:
             return self._bind_general(self._general, states, places)
@@ -51,7 +62,7 @@ class StateKernel:
         bound: Callable[[Sequence[torch.Tensor]], None]
         if self._generated is not None:
             buffers = _buffers(states, places, self._generated.outputs)
-            bound = self._generated.bind(buffers, passing)
+            bound = self._generated.bind(buffers, passing, part)
         else:
             assert self._elementwise is not None
             buffers = _buffers(states, places, self._elementwise.outputs)

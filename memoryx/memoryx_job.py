@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
+from memoryx.files.state_memory import StateSettings
 from memoryx.memoryx_program import MemoryXProgram
 from memoryx.snapshots import Snapshots
 from memoryx.state_service import StateService
@@ -17,9 +18,9 @@ from wsc.v1 import node_pb2
 class MemoryXJob(RoleJob):
     """Keeps the states of the job as long as it lasts, and shows them to the client."""
 
-    def __init__(self, context: JobContext, service: StateService) -> None:
+    def __init__(self, context: JobContext, service: StateService, settings: StateSettings) -> None:
         super().__init__(context)
-        self._store = StateStore()
+        self._store = StateStore(settings)
         self._snapshots = Snapshots(self._store, self._announce)
         self._missing: Sequence[str] = ()
         self._service = service

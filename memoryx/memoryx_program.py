@@ -17,6 +17,7 @@ from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from interconnect.links.shared_memory import Slice
 from memoryx.kernels import Buffers, Call, StateKernel, make_kernels
+from memoryx.paging import Paging
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore
 from nodes.folders import cache_root
@@ -43,9 +44,11 @@ class MemoryXProgram:
         self._program = Program(hub, "update")
         self.progress = self._program.progress
         # What values are called on a timeline: states, and what was received.
+        self._slots = {slot.value: slot.name for slot in plan.states}
         self._names = {slot.value: slot.name.removeprefix("state.") for slot in plan.states}
         self._origins: dict[int, str] = {}
         self._bytes_of_messages: set[int] = set()  # values that are others in each step
+        self._store = store
         self._snapshots = snapshots
         self._shard = plan.shard
         self._links = links
@@ -56,6 +59,7 @@ class MemoryXProgram:
         for value, tensor in self._states.items():
             index = self._program.values.index(value)
             self._program.values.tensors[index] = tensor
+        self._settled = dict(self._states)  # values that are states, or become them
         groups = {group.id: group for group in plan.groups}
         texts = {kernel.id: kernel.cirh for kernel in plan.kernels}
         kernels = make_kernels(texts, store.memory, cache_root() / "kernels")
@@ -65,6 +69,7 @@ class MemoryXProgram:
             i.receive.group for i in plan.instructions if i.receive.group in self._counts.offsets.keys() & groups.keys()
         ]
         self._borrowed: plan_pb2.Group | None = None  # of the arena, and not released yet
+        self._paging = Paging(plan, store, self._program, self._swarmx)
         for instruction in plan.instructions:
             match instruction.WhichOneof("kind"):
                 case "receive":
@@ -80,6 +85,7 @@ class MemoryXProgram:
                 case kind:
                     raise ValueError(f"MemoryX has no instruction {kind}")
         self._add_release()
+        self._paging.prepare()
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
         def keep_snapshot(step: int) -> None:
@@ -90,14 +96,20 @@ class MemoryXProgram:
 
         for link in self._links.values():
             link.limit_ahead(schedule.run_ahead_steps)
+        if schedule.checkpoint_steps:
+            self._store.reserve_snapshot()
+        self._paging.start(schedule.num_steps)
         return self._program.run(schedule, keep_snapshot)
 
     def interrupt(self) -> None:
         self._snapshots.interrupt()
+        self._paging.interrupt()
 
     def close(self) -> None:
+        self._paging.close()
         self._program.close()
         self._states.clear()
+        self._settled.clear()
         self._buffers.close()
 
     def _make_buffers(
@@ -110,12 +122,11 @@ class MemoryXProgram:
             if base is not None:
                 homes[group.id] = Slice(store.memory, base, group.nbytes)
         runs = [instruction.run for instruction in plan.instructions if instruction.WhichOneof("kind") == "run"]
-        settled = dict(self._states)
         for run in runs:
             for output, state in zip(run.outputs, run.commits, strict=False):
                 if state:
-                    settled[output] = self._states[state]
-        return SendBuffers(sent, {value for run in runs for value in run.outputs}, homes=homes, settled=settled)
+                    self._settled[output] = self._states[state]
+        return SendBuffers(sent, {value for run in runs for value in run.outputs}, homes=homes, settled=self._settled)
 
     def _expect(self, groups: Iterable[plan_pb2.Group]) -> None:
         for (purpose, index), link in self._links.items():
@@ -155,6 +166,10 @@ class MemoryXProgram:
         self._program.add(release, "gradients read", what="send")
 
     def _add_send(self, group: plan_pb2.Group) -> None:
+        values = {member.value for member in group.members} & self._settled.keys()
+        is_lent = group.kind == plan_pb2.GROUP_KIND_WEIGHTS
+        if values or is_lent:
+            self._paging.add([self._settled[value] for value in values], lent=is_lent)
         match group.kind:
             case plan_pb2.GROUP_KIND_WEIGHTS:
                 self._program.add_send(group, [self._swarmx], self._buffers, as_bytes=False, window="credit")
@@ -171,19 +186,33 @@ class MemoryXProgram:
                 raise ValueError(f"MemoryX sends no group of kind {kind}")
 
     def _add_run(self, run: plan_pb2.Run, kernel: StateKernel) -> None:
-        values = self._program.values
-        tensors = values.tensors
-        inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
-        states = [self._states[state] if state else None for state in run.commits] or [None] * len(outputs)
+        inputs = self._program.values.indices(run.inputs)
+        states = [self._states[state] if state else None for state in run.commits] or [None] * len(run.outputs)
         places = [self._buffers.place(value) for value in run.outputs]
         passing = [i for i, value in enumerate(run.inputs) if value in self._bytes_of_messages]
-        call = kernel.bind(states, places, passing)
         borrowed = {member.value for member in self._borrowed.members} if self._borrowed is not None else set()
         shown = [i for i, value in enumerate(run.inputs) if value in borrowed]
-        if kernel.may_show_inputs and shown and self._counts.credited:
-            call = _without_views(call, [p if s is None else s for s, p in zip(states, places, strict=True)], shown)
+        read = [self._settled[value] for value in run.inputs if value in self._settled]
+        written = [state for state in states if state is not None]
+        count = self._paging.parts([*read, *written]) if kernel.may_be_parted(states, places) else 1
+        for part in range(count):
+            self._paging.add(read, written, part=(part, count))
+            call = kernel.bind(states, places, passing, (part, count))
+            if kernel.may_show_inputs and shown and self._counts.credited:
+                call = _without_views(call, [p if s is None else s for s, p in zip(states, places, strict=True)], shown)
+            self._add_call(run, call, inputs, (part, count))
+
+    def _add_call(self, run: plan_pb2.Run, call: Call, inputs: Sequence[int], part: tuple[int, int]) -> None:
+        """A Run, or a part of it."""
+        store, values = self._store, self._program.values
+        tensors = values.tensors
+        committed = [self._slots[state] for state in run.commits if state]
+        is_last = part[0] + 1 == part[1]
+        outputs, drops = values.indices(run.outputs), values.indices(run.drops) if is_last else []
 
         def run_kernel(step: int) -> None:
+            if store.has_snapshot:
+                store.before_write(committed, part)
             results = call([tensors[index] for index in inputs])
             for index, result in zip(outputs, results, strict=True):
                 tensors[index] = result
@@ -199,9 +228,14 @@ class MemoryXProgram:
         index = self._program.values.index(commit.value)
         state = self._states[commit.state]
 
+        store, name = self._store, self._slots[commit.state]
+
         def copy(step: int) -> None:
+            if store.has_snapshot:
+                store.before_write([name])
             state.copy_(tensors[index])
 
+        self._paging.add([], [state])
         self._program.add(copy, self._names[commit.state])
 
 

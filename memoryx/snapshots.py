@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from interconnect.links.hub import Stopped
-from memoryx.store import Snapshot, StateStore
+from memoryx.snapshot import Snapshot
+from memoryx.store import StateStore
 
 
 class Snapshots:
@@ -21,7 +22,7 @@ class Snapshots:
         self._interrupted = False
 
     def take(self, step: int) -> None:
-        """Copy the state; waits until the snapshot before is released and read. Stopped when interrupted."""
+        """Keep the state; waits until the snapshot before is released and read. Stopped when interrupted."""
         with self._changed:
             self._changed.wait_for(lambda: (self._held is None and not self._readers) or self._interrupted)
             if self._interrupted:

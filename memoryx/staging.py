@@ -21,7 +21,9 @@ _LIMIT_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 3
 class Staging:
     """The staged values of a job. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_room: bool = True) -> None:
+        """has_room: whether values may be staged at all."""
+        self._may_stage = has_room
         self._lock = threading.Lock()
         self._values: dict[str, torch.Tensor] = {}
         self._promised = 0  # bytes of what is staged, or being made
@@ -67,7 +69,7 @@ class Staging:
 
     def _has_room(self, nbytes: int) -> bool:
         with self._lock:
-            fits = not self._closed and self._promised + nbytes <= _LIMIT_BYTES
+            fits = self._may_stage and not self._closed and self._promised + nbytes <= _LIMIT_BYTES
             self._promised += nbytes if fits else 0
             return fits
 

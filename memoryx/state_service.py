@@ -22,7 +22,7 @@ from cirh.execution import initialisation
 from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import Link, LinkLost
 from interconnect.links.listener import LinkListener, PendingLink
-from interconnect.links.shared_memory import SharedMemory, Slice
+from interconnect.links.shared_memory import Slice
 from memoryx.layout import Place
 from memoryx.snapshots import Snapshots
 from memoryx.staging import Staging, run_all
@@ -66,9 +66,9 @@ class JobStates:
     snapshots: Snapshots
     is_running: Callable[[], bool]
     on_defect: Callable[[Exception], None]
+    staging: Staging
     lock: threading.Lock = field(default_factory=threading.Lock)  # held by a transfer, and while a plan is loaded
     sessions: dict[str, Session] = field(default_factory=dict)
-    staging: Staging = field(default_factory=Staging)
 
 
 class _JobRequest(Protocol):
@@ -121,7 +121,9 @@ class StateService(node_pb2_grpc.StateServiceServicer):
 
         on_defect(error): a call has ended by an exception that nobody expected.
         """
-        self._jobs[job] = JobStates(store, snapshots, is_running, on_defect)
+        # What is staged lies in memory as a whole.
+        staging = Staging(has_room=store.settings.limit_bytes is None)
+        self._jobs[job] = JobStates(store, snapshots, is_running, on_defect, staging)
 
     def remove_job(self, job: str) -> None:
         """Break off the job's transfers and forget it: its store can be closed."""
@@ -161,19 +163,25 @@ class StateService(node_pb2_grpc.StateServiceServicer):
     ) -> node_pb2.TransferStateResponse:
         with self._transfer(request, context) as (states, session):
             _refuse_while_running(states, context)
-            places = _places(request.names, states.store.places(), context)
+            store = states.store
+            places = _places(request.names, store.places(), context)
+            parts = _parts(request, places, context)
             link = session.link()
-            link.expect({group: place.nbytes for group, place in enumerate(places)})
-            for group, place in enumerate(places):
+            link.expect({group: nbytes for group, (_, nbytes) in enumerate(parts)})
+            store.before_write(request.names)
+            for group, (place, (offset, nbytes)) in enumerate(zip(places, parts, strict=True)):
                 message = session.hub.receive(link, group, request.step)
-                if message.nbytes != place.nbytes:
+                if message.nbytes != nbytes:
                     context.abort(
                         grpc.StatusCode.INVALID_ARGUMENT,
-                        f"{request.names[group]} has {place.nbytes} bytes, {message.nbytes} came",
+                        f"{request.names[group]} has {nbytes} bytes, {message.nbytes} came",
                     )
-                _bytes_of(states.store.memory, place).copy_(message.tensor(torch.uint8, (place.nbytes,), 0))
-            states.store.mark_written(request.names)
-        return node_pb2.TransferStateResponse(nbytes=sum(place.nbytes for place in places))
+                with store.states.passing((place.offset + offset, nbytes)):
+                    target = store.memory.tensor(torch.uint8, (nbytes,), place.offset + offset)
+                    target.copy_(message.tensor(torch.uint8, (nbytes,), 0))
+                if offset + nbytes == place.nbytes:
+                    store.mark_written([request.names[group]])
+        return node_pb2.TransferStateResponse(nbytes=sum(nbytes for _, nbytes in parts))
 
     @_reports_defects
     def ReadState(
@@ -186,14 +194,22 @@ class StateService(node_pb2_grpc.StateServiceServicer):
                         snapshot = stack.enter_context(states.snapshots.reading(request.step))
                     except KeyError:
                         context.abort(grpc.StatusCode.NOT_FOUND, f"there is no snapshot of step {request.step}")
-                    places = _parts(request, _places(request.names, snapshot.places, context), context)
-                    _send(session, request, snapshot.memory, places)
+                    parts = _parts(request, _places(request.names, snapshot.places, context), context)
+                    for group, (name, (offset, nbytes)) in enumerate(zip(request.names, parts, strict=True)):
+                        payload = snapshot.part(name, offset, nbytes)
+                        with snapshot.aside.passing((payload.offset, nbytes)):
+                            _send(session, group, request.step, payload)
             else:
                 _refuse_while_running(states, context)
-                written = {n: place for n, place in states.store.places().items() if states.store.is_written(n)}
-                places = _parts(request, _places(request.names, written, context), context)
-                _send(session, request, states.store.memory, places)
-        return node_pb2.TransferStateResponse(nbytes=sum(nbytes for _, nbytes in places))
+                store = states.store
+                written = {name: place for name, place in store.places().items() if store.is_written(name)}
+                places = _places(request.names, written, context)
+                parts = _parts(request, places, context)
+                for group, (place, (offset, nbytes)) in enumerate(zip(places, parts, strict=True)):
+                    payload = Slice(store.memory, place.offset + offset, nbytes)
+                    with store.states.passing((payload.offset, nbytes)):
+                        _send(session, group, request.step, payload)
+        return node_pb2.TransferStateResponse(nbytes=sum(nbytes for _, nbytes in parts))
 
     @_reports_defects
     def StageStates(
@@ -214,16 +230,19 @@ class StateService(node_pb2_grpc.StateServiceServicer):
             _refuse_while_running(states, context)
             names = [state.name for state in request.states]
             _places(names, states.store.places(), context)
+            states.store.before_write(names)
 
             def make(state: node_pb2.InitialState) -> None:
                 target = states.store.tensor(state.name)
-                if state.HasField("program"):
-                    initialisation.run(state.program, target)
-                    return
-                staged = states.staging.take(state.name)
-                if staged is None or staged.numel() != target.numel() or staged.dtype != target.dtype:
-                    raise CirhError(f"no such value of {state.name} was staged")
-                target.view(-1).copy_(staged)
+                place = states.store.places()[state.name]
+                with states.store.states.passing((place.offset, place.nbytes)):
+                    if state.HasField("program"):
+                        initialisation.run(state.program, target)
+                        return
+                    staged = states.staging.take(state.name)
+                    if staged is None or staged.numel() != target.numel() or staged.dtype != target.dtype:
+                        raise CirhError(f"no such value of {state.name} was staged")
+                    target.view(-1).copy_(staged)
 
             try:
                 run_all(make, request.states)
@@ -287,23 +306,14 @@ def _places(names: Sequence[str], places: Mapping[str, Place], context: grpc.Ser
 def _parts(
     request: node_pb2.TransferStateRequest, places: Sequence[Place], context: grpc.ServicerContext
 ) -> list[tuple[int, int]]:
-    """Offset and length in bytes of what is to be sent of each state."""
+    """Offset and length in bytes, within each state, of what is to be sent of it."""
     if not request.HasField("part"):
-        return [(place.offset, place.nbytes) for place in places]
+        return [(0, place.nbytes) for place in places]
     part = request.part
     if len(places) != 1 or part.offset + part.nbytes > places[0].nbytes:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the part asked for does not lie within one state")
-    return [(places[0].offset + part.offset, part.nbytes)]
+    return [(part.offset, part.nbytes)]
 
 
-def _send(
-    session: Session, request: node_pb2.TransferStateRequest, memory: SharedMemory, parts: Sequence[tuple[int, int]]
-) -> None:
-    link = session.link()
-    for group, (offset, nbytes) in enumerate(parts):
-        payload = Slice(memory, offset, nbytes)
-        session.hub.send(link, group, request.step, payload, window=None, as_bytes=True)
-
-
-def _bytes_of(memory: SharedMemory, place: Place) -> torch.Tensor:
-    return memory.tensor(torch.uint8, (place.nbytes,), place.offset)
+def _send(session: Session, group: int, step: int, payload: Slice) -> None:
+    session.hub.send(session.link(), group, step, payload, window=None, as_bytes=True)

@@ -1,33 +1,30 @@
 """The states that one shard keeps for one job: they survive executions, and go with the job."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 
 from interconnect.links.elements import torch_dtype
 from interconnect.links.shared_memory import SharedMemory
+from memoryx.files.accesses import Extent
+from memoryx.files.pager import Pager
+from memoryx.files.state_memory import StateMemory, StateSettings
 from memoryx.layout import Layout, Place, fit, lay_out
+from memoryx.snapshot import Snapshot
 from wsc.v1 import plan_pb2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """All states as they were after one step."""
-
-    step: int
-    memory: SharedMemory
-    places: Mapping[str, Place]
-
-
 class StateStore:
-    """Named tensors in one shared memory. Not locked: the job says when the execution uses it and when the client."""
+    """Named tensors in one memory. Not locked: the job says when the execution uses it and when the client."""
 
-    def __init__(self) -> None:
-        self._memory: SharedMemory | None = None
+    def __init__(self, settings: StateSettings | None = None) -> None:
+        self.settings = settings or StateSettings()
+        self.pager: Pager | None = None  # of the execution that runs, if the states need one
+        self._memory: StateMemory | None = None
         self._layout = Layout(places={}, group_bases={}, nbytes=0)
         self._written: set[str] = set()
-        self._spare: SharedMemory | None = None  # of a snapshot that was released
+        self._spare: StateMemory | None = None  # of a snapshot that was released
+        self._snapshot: Snapshot | None = None
 
     def load(self, plan: plan_pb2.MemoryXPlan) -> list[str]:
         """Lay the states out for a plan. Returns the names of those that nobody has written yet."""
@@ -46,13 +43,19 @@ class StateStore:
         return [name for name in wanted if name not in self._written]
 
     @property
-    def memory(self) -> SharedMemory:
+    def states(self) -> StateMemory:
+        """Where all of them lie."""
         assert self._memory is not None, "a plan has been loaded"
         return self._memory
 
+    @property
+    def memory(self) -> SharedMemory:
+        return self.states.memory
+
     def tensor(self, name: str) -> torch.Tensor:
-        """The live tensor of a state."""
-        return _tensor(self.memory, self._layout.places[name])
+        """The live tensor of a state. Who writes it between executions calls before_write first."""
+        place = self._layout.places[name]
+        return self.memory.tensor(torch_dtype(place.element_type), place.shape, place.offset)
 
     def group_base(self, group: int) -> int | None:
         """Where a weights group with states in it begins in the shared memory."""
@@ -68,23 +71,45 @@ class StateStore:
     def mark_written(self, names: Iterable[str]) -> None:
         self._written.update(names)
 
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether before_write has an effect."""
+        return self._snapshot is not None
+
+    def before_write(self, names: Iterable[str], part: tuple[int, int] = (0, 1)) -> None:
+        """Keep the values of states for the snapshot, if there is one.
+
+        part: number and count, of writing in parts; those before have been written.
+        """
+        snapshot = self._snapshot
+        if snapshot is not None:
+            for name in names:
+                snapshot.before_write(name, *part)
+
+    def reserve_snapshot(self) -> None:
+        """Make sure that there is room for a snapshot on the disk, if it goes there."""
+        if self.settings.folder is not None:
+            self._spare = self._take_spare()
+
     def snapshot(self, step: int) -> Snapshot:
-        """A copy of everything as it is now."""
-        nbytes = self._layout.nbytes
-        copy, self._spare = self._spare, None
-        if copy is None or copy.nbytes < nbytes:
-            if copy is not None:
-                copy.close()
-            copy = SharedMemory.create(nbytes)
-        copy.tensor(torch.uint8, (nbytes,), 0).copy_(self.memory.tensor(torch.uint8, (nbytes,), 0))
+        """Everything as it is now. The one before has been released."""
+        assert self._snapshot is None
         places = {name: place for name, place in self._layout.places.items() if name in self._written}
-        return Snapshot(step=step, memory=copy, places=places)
+        self._snapshot = Snapshot(step, places, self.states, self._take_spare(), self.was_read)
+        return self._snapshot
 
     def release(self, snapshot: Snapshot) -> None:
         """The snapshot's memory may serve the next one."""
-        if self._spare is not None:
-            self._spare.close()
-        self._spare = snapshot.memory
+        assert snapshot is self._snapshot
+        self._snapshot, self._spare = None, snapshot.aside
+
+    def was_read(self, extent: Extent) -> None:
+        """The client has been shown the live states there: they need not stay in memory for that."""
+        pager = self.pager
+        if pager is not None:
+            pager.touched(extent)
+        else:
+            self.states.let_go(extent)
 
     def close(self) -> None:
         """Drop everything. Nothing may use the shared memory any more."""
@@ -94,14 +119,20 @@ class StateStore:
         self._memory = self._spare = None
         self._written.clear()
 
+    def _take_spare(self) -> StateMemory:
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.nbytes >= self.states.nbytes:
+            return spare
+        if spare is not None:
+            spare.close()
+        return StateMemory(self.states.nbytes, self.settings, "a snapshot of weights and optimizer state")
+
     def _move_to(self, layout: Layout) -> None:
-        memory = SharedMemory.create(layout.nbytes)
+        memory = StateMemory(layout.nbytes, self.settings, "weights and optimizer state")
         for name in self._written & layout.places.keys():
-            _tensor(memory, layout.places[name]).copy_(self.tensor(name))
+            place = self._layout.places[name]
+            memory.copy_from(self.states, place.offset, layout.places[name].offset, place.nbytes)
+            self.states.discard((place.offset, place.nbytes))
         if self._memory is not None:
             self._memory.close()
         self._memory, self._layout = memory, layout
-
-
-def _tensor(memory: SharedMemory, place: Place) -> torch.Tensor:
-    return memory.tensor(torch_dtype(place.element_type), place.shape, place.offset)

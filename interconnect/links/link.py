@@ -47,16 +47,15 @@ class Message:
     def view(self) -> memoryview:
         """The bytes, wherever they are."""
         if self.memory is not None:
-            return self.memory.buffer[self.offset : self.offset + self.nbytes]
+            return self.memory.view(self.offset, self.nbytes)
         assert self.payload is not None
         return self.payload
 
     def tensor(self, dtype: "torch.dtype", shape: tuple[int, ...], offset: int) -> "torch.Tensor":
         """A tensor of the group, `offset` bytes from the group's start; it views the message's bytes."""
-        if self.memory is not None:
+        if self.memory is not None and self.memory.whole:
             return self.memory.tensor(dtype, shape, self.offset + offset)
-        assert self.payload is not None
-        return view_as_tensor(self.payload, dtype, shape, offset)
+        return view_as_tensor(self.view, dtype, shape, offset)
 
 
 class Link(ABC):

@@ -1,11 +1,20 @@
-"""Memory that processes of one host share: a sealed memfd, so that no file is ever left behind."""
+"""Memory that processes of one host share: a sealed memfd, or a file. Neither has a name, so nothing is left behind.
 
+A memfd is sealed: who has mapped it cannot be killed by its owner's shrinking it. A file cannot be sealed. So one is
+taken only if it belongs to the receiver's own user, whose processes could end the receiver anyway, and if it has no
+name by which anybody else could open it.
+"""
+
+import errno
 import fcntl
 import functools
 import mmap
 import os
+import stat
+import tempfile
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -17,14 +26,22 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedMemory:
-    """A mapped piece of shared memory. Its owner makes it; a peer maps the file descriptor that came over a link."""
+    """A piece of shared memory. Its owner makes it and maps it; a peer gets the file descriptor over a link.
 
-    def __init__(self, descriptor: int, nbytes: int) -> None:
-        """Takes the descriptor over. Use `create` or `from_fd`."""
+    A peer maps a memfd as a whole, and of a file each part for itself, for as long as it is viewed: pages of a file
+    that somebody has mapped stay in memory.
+    """
+
+    def __init__(self, descriptor: int, nbytes: int, *, in_file: bool = False, whole: bool = True) -> None:
+        """Takes the descriptor over. Use `create`, `create_in` or `from_fd`."""
         self._descriptor = descriptor
         self.nbytes = nbytes
-        self._map = mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED)
-        self.buffer = memoryview(self._map)
+        self.in_file = in_file
+        self.whole = whole  # whether it is mapped as a whole
+        self.buffer = memoryview(b"")
+        if whole:
+            self._map = mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED)
+            self.buffer = memoryview(self._map)
 
     @classmethod
     def create(cls, nbytes: int) -> "SharedMemory":
@@ -41,18 +58,43 @@ class SharedMemory:
             raise
 
     @classmethod
-    def from_fd(cls, descriptor: int, nbytes: int) -> "SharedMemory":
-        """Maps memory that another process made; takes the descriptor over.
+    def create_in(cls, folder: Path, nbytes: int) -> "SharedMemory":
+        """New memory, filled with zeros, in a file without a name in the folder, on whose disk it has all its room.
 
         Raises:
-            ValueError: the memory is smaller than said, or its owner could shrink it.
+            OSError: the folder cannot be written, or its disk has no room (ENOSPC).
+            ValueError: the folder lies in memory itself.
+        """
+        assert nbytes > 0
+        descriptor = _open_unnamed(folder)
+        try:
+            if _seals(descriptor) is not None:
+                raise ValueError(f"{folder} is not on a disk, but in memory")
+            os.posix_fallocate(descriptor, 0, nbytes)
+            return cls(descriptor, nbytes, in_file=True)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def from_fd(cls, descriptor: int, nbytes: int) -> "SharedMemory":
+        """Memory that another process made; takes the descriptor over.
+
+        Raises:
+            ValueError: the memory is smaller than said, or somebody could shrink it who is not to be trusted with that.
         """
         try:
-            if nbytes <= 0 or os.fstat(descriptor).st_size < nbytes:
-                raise ValueError(f"the shared memory has {os.fstat(descriptor).st_size} bytes, not {nbytes}")
-            if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                raise ValueError("the shared memory is not sealed")
-            return cls(descriptor, nbytes)
+            status = os.fstat(descriptor)
+            if nbytes <= 0 or status.st_size < nbytes:
+                raise ValueError(f"the shared memory has {status.st_size} bytes, not {nbytes}")
+            seals = _seals(descriptor)
+            if seals is not None:
+                if not seals & fcntl.F_SEAL_SHRINK:
+                    raise ValueError("the shared memory is not sealed")
+                return cls(descriptor, nbytes)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink or status.st_uid != os.geteuid():
+                raise ValueError("the shared memory is a file that has a name, or that belongs to another user")
+            return cls(descriptor, nbytes, in_file=True, whole=False)
         except BaseException:
             os.close(descriptor)
             raise
@@ -66,8 +108,23 @@ class SharedMemory:
         """The memory's file descriptor; it stays this memory's."""
         return self._descriptor
 
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Some bytes of the memory; of a peer's file they cannot be written."""
+        if self.whole or not nbytes:
+            return self.buffer[offset : offset + nbytes]
+        assert not self.closed
+        skipped = offset % mmap.ALLOCATIONGRANULARITY
+        part = mmap.mmap(
+            self._descriptor, skipped + nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ, offset=offset - skipped
+        )
+        # All of it is wanted, and nothing around it, which the owner may not have room for.
+        part.madvise(mmap.MADV_WILLNEED)
+        part.madvise(mmap.MADV_RANDOM)
+        return memoryview(part)[skipped:]
+
     def tensor(self, dtype: "torch.dtype", shape: tuple[int, ...], offset: int) -> "torch.Tensor":
-        """A view of the memory as a contiguous tensor, `offset` bytes from its start."""
+        """A view of the owner's memory as a contiguous tensor, `offset` bytes from its start."""
+        assert self.whole
         return view_as_tensor(self.buffer, dtype, shape, offset)
 
     def close(self) -> None:
@@ -78,7 +135,8 @@ class SharedMemory:
         self._descriptor = -1
         # The mapping goes with its last view: closing it under a tensor is refused, and would be a crash.
         self.buffer = memoryview(b"")
-        del self._map
+        if self.whole:
+            del self._map
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +149,30 @@ class Slice:
 
     @property
     def view(self) -> memoryview:
-        return self.memory.buffer[self.offset : self.offset + self.nbytes]
+        return self.memory.view(self.offset, self.nbytes)
+
+
+def _open_unnamed(folder: Path) -> int:
+    """A new file of the folder that can be read and written."""
+    flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+    try:
+        return os.open(folder, flags, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    descriptor, name = tempfile.mkstemp(prefix="waferbox-", dir=folder)  # a file system that cannot do without a name
+    os.unlink(name)
+    return descriptor
+
+
+def _seals(descriptor: int) -> int | None:
+    """What memory is sealed against; None for what is not memory."""
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return None
 
 
 @functools.cache

@@ -52,10 +52,20 @@ def add_arguments(parser: argparse.ArgumentParser, listen: str) -> None:
 
 def parse_arguments(program: str, argv: Sequence[str] | None) -> NodeSettings:
     """`python -m <program> --management host:port [--listen 127.0.0.1:0] [--threads 1] [--metrics-port N]`."""
+    parser = node_parser(program)
+    return node_settings(parser, parser.parse_args(argv))
+
+
+def node_parser(program: str) -> argparse.ArgumentParser:
+    """For the settings that every role process has, and those that a role adds."""
     parser = argparse.ArgumentParser(prog=f"python -m {program}")
     add_arguments(parser, "where this process listens")
     parser.add_argument("--threads", type=int, default=1, help="threads that compute")
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def node_settings(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> NodeSettings:
+    """What was parsed; ends the process, with the reason, where it cannot be meant so."""
     if arguments.threads < 1:
         parser.error("--threads must be at least 1")
     return NodeSettings(

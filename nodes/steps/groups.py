@@ -8,7 +8,7 @@ import torch
 from interconnect.links.elements import aligned, tensor_bytes, torch_dtype
 from interconnect.links.frame import INLINE_BYTES
 from interconnect.links.link import Message
-from interconnect.links.shared_memory import SharedMemory, Slice
+from interconnect.links.shared_memory import SharedMemory, Slice, view_as_tensor
 from nodes.steps.schedule import part_bytes
 from wsc.v1 import plan_pb2
 
@@ -44,8 +44,8 @@ class ReceivedGroup:
 
     Mapped frames: views, made once for each place and kept, since a group comes again and again in the same few places.
     Small frames of bytes, and mapped ones that are to be kept: copied into a buffer of our own, whose views are made
-    once. Large ones of bytes: views of the bytes. All are valid until the next frame of the group is asked for, as far
-    as the sender does not write a mapped one again.
+    once. Large ones of bytes, and those in a file, which is mapped anew for each: views of the bytes. All are valid
+    until the next frame of the group is asked for, as far as the sender does not write a mapped one again.
     """
 
     def __init__(self, group: plan_pb2.Group, *, keep: bool = False) -> None:
@@ -65,20 +65,21 @@ class ReceivedGroup:
                 f"a frame of group {self._id} from {message.link.name} has {message.nbytes} bytes, not {self._nbytes}"
             )
         memory = message.memory
-        if memory is not None and not self._keep:
+        if memory is not None and memory.whole and not self._keep:
             place = (memory, message.offset)
             views = self._mapped.get(place)
             if views is None:
                 views = [message.tensor(member.dtype, member.shape, member.offset) for member in self.members]
                 self._mapped[place] = views
             return views
-        if memory is not None or self._is_small:
+        if self._is_small or (memory is not None and self._keep):
             if not self._own_views:
                 self._own = bytearray(self._nbytes)
                 self._own_views = [_view(self._own, member) for member in self.members]
             self._own[:] = message.view
             return self._own_views
-        return [message.tensor(member.dtype, member.shape, member.offset) for member in self.members]
+        view = message.view
+        return [view_as_tensor(view, member.dtype, member.shape, member.offset) for member in self.members]
 
 
 class SendBuffers:

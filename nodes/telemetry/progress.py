@@ -56,23 +56,24 @@ class Recorder:
 class Progress:
     """Of one execution of one role."""
 
-    __slots__ = ("_work", "recorder", "send", "step", "total", "wait", "waits")
+    __slots__ = ("_work", "disk", "recorder", "send", "step", "total", "wait", "waits")
 
     def __init__(self, work: str) -> None:
         """work: what the time is spent on that is spent neither waiting nor sending, such as "compute"."""
         self._work = work
         self.step = 0  # steps done
-        self.total = 0.0  # seconds until then; this and the next two
+        self.total = 0.0  # seconds until then; this and the next three
         self.wait = 0.0
         self.send = 0.0
+        self.disk = 0.0  # waiting for a disk
         self.waits = False  # now, for somebody who may take as long as he likes; waits on links are the hub's
         self.recorder: Recorder | None = None
 
     def seconds(self) -> dict[str, float]:
         """Where the time went."""
-        work = max(0.0, self.total - self.wait - self.send)
+        work = max(0.0, self.total - self.wait - self.send - self.disk)
         parts = {"total": self.total, "wait": self.wait, self._work: work}
-        return {**parts, "send": self.send} if self.send else parts
+        return parts | {what: spent for what, spent in (("send", self.send), ("disk", self.disk)) if spent}
 
     def end_trace(self) -> None:
         """Send what was recorded."""

@@ -1,6 +1,8 @@
 """State on its way between the client and a real shard's StateService, over both lanes."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,12 @@ from cstorch.session import failures, job, transfer
 from cstorch.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
 from interconnect.links.listener import LinkListener
 from interconnect.rpc.server import make_server
+from memoryx import state_service
+from memoryx.files.state_memory import StateSettings
 from memoryx.snapshots import Snapshots
 from memoryx.state_service import StateService
 from memoryx.store import StateStore
-from wsc.v1 import coordinator_pb2, node_pb2_grpc, plan_pb2
+from wsc.v1 import coordinator_pb2, node_pb2, node_pb2_grpc, plan_pb2
 
 FLOAT, INT, BOOL = (plan_pb2.ELEMENT_TYPE_FLOAT32, plan_pb2.ELEMENT_TYPE_INT64, plan_pb2.ELEMENT_TYPE_BOOL)
 VALUES = {
@@ -41,9 +45,9 @@ class Job:
 
 
 class Shard:
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self.running = False
-        self.store = StateStore()
+        self.store = StateStore(StateSettings(folder=folder))
         states = [
             plan_pb2.StateSlot(
                 value=number, name=name, type=plan_pb2.TensorType(element_type=TYPES[value.dtype], shape=value.shape)
@@ -69,9 +73,9 @@ class Shard:
         self.store.close()
 
 
-@pytest.fixture
-def shard() -> Iterator[Shard]:
-    shard = Shard()
+@pytest.fixture(params=["in memory", "in files"])
+def shard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shard]:
+    shard = Shard(tmp_path if request.param == "in files" else None)
     yield shard
     shard.close()
 
@@ -101,9 +105,33 @@ def test_what_is_written_is_read(shard: Shard, connection: ShardConnection) -> N
         assert torch.equal(read(connection, name), value), name
     connection.write([outgoing("small")])
     shard.snapshots.take(3)
+    shard.store.before_write(["small"])
     shard.store.tensor("small").zero_()
     assert torch.equal(read(connection, "small", 3), VALUES["small"])
     assert torch.equal(read(connection, "small"), torch.zeros(2))
+
+
+def test_large_states_are_written_in_parts(
+    shard: Shard, connection: ShardConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shard never has the bytes of a whole one beside it."""
+    monkeypatch.setattr(transfer, "BATCH_BYTES", 500_000)
+    found = []
+    parts_of = state_service._parts
+
+    def spy(request: node_pb2.TransferStateRequest, *arguments: Any) -> list[tuple[int, int]]:
+        parts = parts_of(request, *arguments)
+        found.extend(parts)
+        assert not shard.store.is_written("small")
+        assert not shard.store.is_written("large") or len(found) > 3
+        return parts
+
+    monkeypatch.setattr(state_service, "_parts", spy)
+    connection.write([outgoing("large")])
+    connection.write([outgoing("small")])
+    monkeypatch.undo()
+    assert found == [(0, 500_000), (500_000, 500_000), (1_000_000, 200_000), (0, 8)]
+    assert torch.equal(read(connection, "large"), VALUES["large"])
 
 
 def test_refusals_name_the_reason_and_the_connection_recovers(shard: Shard, connection: ShardConnection) -> None:

@@ -84,3 +84,25 @@ def test_elementwise_update_goes_straight_into_state_and_place(kernel_of: Make) 
     assert torch.equal(b, old_a - (old_a + old_b))
     assert torch.equal(place, old_a * old_b)
     assert results[2] is place
+
+
+def test_a_kernel_in_parts_does_what_it_does_as_a_whole(tmp_path: Path) -> None:
+    """A number that replaces one of the inputs is written when all parts have read it."""
+    memory, (a, b, count) = states((3, 7), (3, 7), ())
+    builder = GraphBuilder()
+    x, y = (builder.argument(tensor_type((3, 7), torch.float32)) for _ in range(2))
+    number = builder.argument(tensor_type((), torch.float32))
+    wide = builder.op("cirh.BroadcastInDim", [number], {"broadcast_dimensions": []}, types=[x.type])[0]
+    following = builder.op("cirh.Add", [number, builder.splat(1.0, (), torch.float32)])[0]
+    scaled, added = builder.op("cirh.Mul", [x, wide])[0], builder.op("cirh.Add", [x, y])[0]
+    module = builder.finish([(scaled, None), (added, None), (following, None)])
+    kernel = make_kernels({7: print_module(module)}, memory, tmp_path / "kernels")[7]
+    targets = [a, b, count]
+    assert kernel.may_be_parted(targets, [None] * 3)
+    assert not kernel.may_be_parted([a, None, count], [None] * 3)
+    old = [tensor.clone() for tensor in targets]
+    for part in range(5):
+        kernel.bind(targets, [None] * 3, part=(part, 5))(targets)
+    assert torch.equal(a, old[0] * old[2])
+    assert torch.equal(b, old[0] + old[1])
+    assert count == old[2] + 1

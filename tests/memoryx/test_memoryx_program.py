@@ -1,9 +1,11 @@
 """A shard's program with its links held by the test: exchange, commits, computed weights, the credit window."""
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +16,12 @@ from cirh.text.printer import print_module
 from interconnect.links.hub import Hub
 from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.links.socket_lane import SocketLink
+from memoryx import paging
+from memoryx.files.state_memory import TRANSFER_BYTES, StateSettings
 from memoryx.memoryx_program import MemoryXProgram
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore
+from nodes.lifecycle.node_job import JobFailure
 from nodes.steps.schedule import WEIGHTS_WINDOW, StepSchedule
 from wsc.v1 import node_pb2, plan_pb2
 
@@ -30,8 +35,10 @@ OTHER_SHARD = (node_pb2.LINK_PURPOSE_SHARD, 1)
 class Rig:
     """A program in a thread, and the far ends of its links."""
 
-    def __init__(self, plan: plan_pb2.MemoryXPlan, num_steps: int, **states: torch.Tensor) -> None:
-        self.store = StateStore()
+    def __init__(
+        self, plan: plan_pb2.MemoryXPlan, num_steps: int, settings: StateSettings | None = None, **states: torch.Tensor
+    ) -> None:
+        self.store = StateStore(settings)
         self.store.load(plan)
         for name, tensor in states.items():
             self.store.tensor(name).copy_(tensor)
@@ -167,3 +174,55 @@ def test_weights_are_sent_no_further_than_the_window(stack: ExitStack) -> None:
     far.grant(3)
     for step in range(WEIGHTS_WINDOW + 1, steps + 1):
         rig.far_hub.receive(far, 1, step)
+
+
+def large_update(elements: int) -> plan_pb2.MemoryXPlan:
+    """a and b exchange their places in memory, with 1 added to a; nothing is received or sent."""
+    kind = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_FLOAT32, shape=[elements])
+    builder = GraphBuilder()
+    a, b = (builder.argument(tensor_type((elements,), torch.float32)) for _ in range(2))
+    more = builder.op("cirh.Add", [a, builder.splat(1.0, (elements,), torch.float32)])[0]
+    return plan_pb2.MemoryXPlan(
+        states=[plan_pb2.StateSlot(value=1, name="a", type=kind), plan_pb2.StateSlot(value=2, name="b", type=kind)],
+        kernels=[plan_pb2.Kernel(id=1, cirh=print_module(builder.finish([(b, None), (more, None)])))],
+        instructions=[plan_pb2.Instruction(run=plan_pb2.Run(kernel=1, inputs=[1, 2], outputs=[3, 4], commits=[1, 2]))],
+    )
+
+
+def test_an_update_of_states_that_do_not_fit_is_done_in_parts(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elements, steps = 2_000_000, 4
+    monkeypatch.setattr(paging, "resident_bytes", lambda: 0)
+    settings = StateSettings(folder=tmp_path, limit_bytes=TRANSFER_BYTES + elements)  # a quarter of a state
+    values = torch.arange(elements, dtype=torch.float32) % 1000
+    rig = Rig(large_update(elements), steps, settings, a=values, b=-values)
+    stack.callback(rig.close)
+    rig.thread.join(60)
+    assert not rig.thread.is_alive()
+    pages = rig.store.states.pages
+    assert pages is not None
+    assert pages.resident_bytes(0, rig.store.states.nbytes) <= elements * 1.2
+    assert torch.equal(rig.store.tensor("a"), values + steps / 2)
+    assert torch.equal(rig.store.tensor("b"), -values + steps / 2)
+
+
+def test_a_limit_that_is_too_small_is_refused_with_the_least(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/bin/false")  # without generated kernels, nothing is done in parts
+    monkeypatch.setenv("WAFERBOX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(paging, "resident_bytes", lambda: 100 << 20)
+    settings = StateSettings(folder=tmp_path, limit_bytes=120 << 20)
+    reason = r"with --memory-limit 120m .* room for 4 MB .* needs 1[67] MB at once.* must be at least (\d+)m"
+    with pytest.raises(JobFailure, match=reason) as error:
+        Rig(large_update(2_000_000), 1, settings)
+    least = re.search(reason, str(error.value))
+    assert least is not None
+    values = torch.zeros(2_000_000)
+    rig = Rig(
+        large_update(2_000_000), 2, StateSettings(folder=tmp_path, limit_bytes=int(least[1]) << 20), a=values, b=values
+    )
+    stack.callback(rig.close)
+    rig.thread.join(60)
+    assert (rig.store.tensor("a") == 1).all()

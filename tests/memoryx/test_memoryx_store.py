@@ -1,12 +1,16 @@
 """Where states lie, what survives a new plan, and snapshots."""
 
+import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from interconnect.links.hub import Stopped
+from memoryx.files.state_memory import StateMemory, StateSettings
 from memoryx.layout import fit, lay_out
+from memoryx.snapshot import Snapshot
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore
 from wsc.v1 import plan_pb2
@@ -30,6 +34,12 @@ def make_plan(states: dict[str, tuple[int, ...]], groups: list[list[str | None]]
             group.nbytes += 128
         plan.instructions.add(send=plan_pb2.Send(group=number))
     return plan
+
+
+def value_of(snapshot: Snapshot, name: str) -> torch.Tensor:
+    """A vector of a snapshot."""
+    part = snapshot.part(name, 0, snapshot.places[name].nbytes)
+    return part.memory.tensor(torch.float32, snapshot.places[name].shape, part.offset)
 
 
 STATES = {"a": (4,), "b": (2, 5), "c": (), "d": (7,)}
@@ -61,8 +71,9 @@ def test_plan_that_fits_keeps_everything_where_it_is() -> None:
     assert fit(make_plan({"a": (4,)}, [["a", None]]), layout) is None
 
 
-def test_states_survive_plans_that_do_not_name_them() -> None:
-    store = StateStore()
+@pytest.mark.parametrize("in_files", [False, True])
+def test_states_survive_plans_that_do_not_name_them(tmp_path: Path, in_files: bool) -> None:
+    store = StateStore(StateSettings(folder=tmp_path if in_files else None))
     assert store.load(make_plan(STATES, [["a", "b"]])) == list(STATES)
     for name in STATES:
         store.tensor(name).fill_(ord(name))
@@ -75,6 +86,33 @@ def test_states_survive_plans_that_do_not_name_them() -> None:
     store.close()
 
 
+@pytest.mark.parametrize("in_files", [False, True])
+def test_a_move_has_no_state_twice(tmp_path: Path, in_files: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was moved gives its room back at once, and in files it does not stay in memory either."""
+    store = StateStore(StateSettings(folder=tmp_path if in_files else None))
+    shapes = dict.fromkeys("abcdefgh", (1 << 18,))
+    store.load(make_plan(shapes, []))
+    for name in shapes:
+        store.tensor(name).fill_(ord(name))
+    store.mark_written(shapes)
+    old = store.states
+    discard, left = StateMemory.discard, []
+
+    def spy(memory: StateMemory, extent: tuple[int, int]) -> None:
+        discard(memory, extent)
+        left.append(os.fstat(memory.memory.fileno()).st_blocks * 512)
+
+    monkeypatch.setattr(StateMemory, "discard", spy)
+    store.load(make_plan(shapes | {"i": (3,)}, []))
+    assert store.states is not old
+    assert left == [(len(shapes) - 1 - number) << 20 for number in range(len(shapes))]
+    if store.states.pages is not None:
+        assert store.states.pages.resident_bytes(0, store.states.nbytes) <= 1 << 20
+    for name in shapes:
+        assert (store.tensor(name) == ord(name)).all()
+    store.close()
+
+
 def test_snapshot_waits_for_the_one_before() -> None:
     store = StateStore()
     store.load(make_plan({"a": (4,)}, []))
@@ -82,9 +120,10 @@ def test_snapshot_waits_for_the_one_before() -> None:
     announced: list[int] = []
     snapshots = Snapshots(store, announced.append)
     snapshots.take(2)
+    store.before_write(["a"])
     store.tensor("a").fill_(5.0)
     with snapshots.reading(2) as snapshot:
-        assert snapshot.memory.tensor(torch.float32, (4,), snapshot.places["a"].offset).sum() == 0
+        assert value_of(snapshot, "a").sum() == 0
     with pytest.raises(KeyError), snapshots.reading(4):
         pass
     thread = threading.Thread(target=snapshots.take, args=(4,))
@@ -95,7 +134,7 @@ def test_snapshot_waits_for_the_one_before() -> None:
     thread.join(10)
     assert announced == [2, 4]
     with snapshots.reading(4) as snapshot:
-        assert snapshot.memory.tensor(torch.float32, (4,), snapshot.places["a"].offset).sum() == 20
+        assert value_of(snapshot, "a").sum() == 20
     snapshots.interrupt()
     with pytest.raises(Stopped):
         snapshots.take(6)
@@ -121,10 +160,10 @@ def test_a_release_does_not_wait_for_those_who_read() -> None:
             pass
         again = threading.Thread(target=snapshots.take, args=(2,), daemon=True)
         again.start()
-        assert snapshot.memory.nbytes > 0  # not taken for the next
+        assert snapshot.aside.nbytes > 0  # not taken for the next
         assert again.is_alive()
     again.join(10)
     with snapshots.reading(2) as other:
-        assert other.memory is snapshot.memory
+        assert other.aside is snapshot.aside
     snapshots.reset()
     store.close()

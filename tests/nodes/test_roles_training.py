@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import grpc
 import pytest
@@ -11,6 +12,8 @@ from role_rig import AttachedNode, FakeManagement, SmallJob, StateClient, Topolo
 from small_plan import INNER, OUTER, SmallPlan
 
 from interconnect.links.listener import LinkListener
+from memoryx import paging
+from memoryx.files.state_memory import TRANSFER_BYTES, StateSettings
 from memoryx.memoryx_job import MemoryXJob
 from memoryx.state_service import StateService
 from nodes.lifecycle import node_service
@@ -26,7 +29,7 @@ LANES = [
 MakeJob = Callable[..., SmallJob]
 
 
-def memoryx_node(management: str) -> Node:
+def memoryx_node(management: str, states: StateSettings) -> Node:
     service = StateService()
 
     def add_services(server: grpc.Server, listener: LinkListener) -> None:
@@ -36,13 +39,18 @@ def memoryx_node(management: str) -> Node:
     return Node(
         node_pb2.ROLE_MEMORYX,
         NodeSettings(management=management),
-        lambda context: MemoryXJob(context, service),
+        lambda context: MemoryXJob(context, service, states),
         add_services=add_services,
     )
 
 
-@pytest.fixture
-def make_job() -> Iterator[MakeJob]:
+@pytest.fixture(params=["in memory", "in files"])
+def make_job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeJob]:
+    """With states in memory, and in files of which only what one instruction touches has room in memory."""
+    states = StateSettings()
+    if request.param == "in files":
+        monkeypatch.setattr(paging, "resident_bytes", lambda: 0)
+        states = StateSettings(folder=tmp_path, limit_bytes=TRANSFER_BYTES + 2 * INNER * OUTER * 4)
     with ExitStack() as stack:
         management = FakeManagement()
         stack.callback(management.close)
@@ -58,7 +66,7 @@ def make_job() -> Iterator[MakeJob]:
             settings = NodeSettings(management=management.address)
             make_wafer = partial(WaferJob, threads=1)
             nodes = Topology(
-                [attach(memoryx_node(management.address), f"memoryx-{i}", i, lane) for i in range(shards)],
+                [attach(memoryx_node(management.address, states), f"memoryx-{i}", i, lane) for i in range(shards)],
                 [
                     attach(Node(node_pb2.ROLE_SWARMX, settings, SwarmXJob), f"swarmx-{i}", i, lane)
                     for i in range(1 + leaves)

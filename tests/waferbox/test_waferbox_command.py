@@ -199,6 +199,17 @@ def test_run_gives_the_script_a_cluster_and_exits_as_it_does(environment: dict[s
     assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
 
 
+def test_a_folder_for_states_reaches_memoryx(environment: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    limit = ["--memory-limit", "8g"]
+    done = waferbox(environment, "run", "--state-dir", str(tmp_path), *limit, str(script))
+    assert done.returncode == 7, done.stderr
+    done = waferbox(environment, "run", "--state-dir", "/dev/shm", *limit, str(script))
+    assert done.returncode == 1
+    assert "--state-dir must be a folder on a disk" in done.stderr
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 9), (signal.SIGTERM, 128 + 15)])
 def test_run_passes_signals_on(
     environment: dict[str, str], tmp_path: Path, number: signal.Signals, status: int

@@ -41,6 +41,8 @@ class ClusterSettings:
     page: str | None = None  # where management serves a page, as host:port; None: nowhere
     metrics: bool = False  # every process serves figures for Prometheus, at any port
     threads: int | None = None  # of a wafer; None: its share of the cores
+    state_dir: str | None = None  # where MemoryX keeps weights and optimizer state; None: in memory
+    memory_limit: str | None = None  # of each shard of MemoryX, such as "8g"; the rest is in state_dir
     cache_root: str | None = None  # None: the management service's default
     compile_root: str | None = None  # below which scripts may name folders for artifacts; None: the cache root alone
 
@@ -177,6 +179,10 @@ class Cluster:
         if module == "wafer":
             share = max(1, len(os.sched_getaffinity(0)) // settings.wafers)
             arguments += ["--threads", str(share if settings.threads is None else settings.threads)]
+        if module == "memoryx" and settings.state_dir is not None:
+            arguments += ["--state-dir", settings.state_dir]
+        if module == "memoryx" and settings.memory_limit is not None:
+            arguments += ["--memory-limit", settings.memory_limit]
         return module, self._launcher.start(module, arguments)
 
     def _wait_until_registered(self, count: int) -> None:

@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, help="in all; default: one for each wafer")
     parser.add_argument("--swarmx", type=int, help="default: as many as a tree over the wafers has")
     parser.add_argument("--threads", type=int, help="of a wafer at most; default: its share of the cores")
+    parser.add_argument("--state-dir", metavar="DIR", help="where MemoryX keeps weights and optimizer state")
+    parser.add_argument("--memory-limit", metavar="SIZE", help="of each shard of MemoryX, such as 8g")
     parser.add_argument("--listen", default=defaults.listen, metavar="HOST:PORT")
     parser.add_argument("--page", metavar="HOST:PORT", help="where management serves a page; default: nowhere")
     parser.add_argument("--metrics", action="store_true", help="every process serves figures for Prometheus")
@@ -45,6 +47,8 @@ def arguments(settings: ClusterSettings) -> list[str]:
         "--workers": settings.workers,
         "--swarmx": settings.swarmx,
         "--threads": settings.threads,
+        "--state-dir": settings.state_dir,
+        "--memory-limit": settings.memory_limit,
         "--listen": settings.listen,
         "--page": settings.page,
         "--cache-root": settings.cache_root,

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from interconnect.rpc.address import split_address
+from nodes.lifecycle.sizes import parse_size
 from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
 from waferbox.cluster.embedded import StopSignals
 from waferbox.cluster.embedded_process import start_embedded, stop_embedded
@@ -35,6 +36,19 @@ MemoryX = Annotated[int, typer.Option(min=1, help="MemoryX shards.")]
 Workers = Annotated[int | None, typer.Option(min=1, help=r"Input workers in all.  \[default: one for each wafer]")]
 SwarmX = Annotated[int | None, typer.Option(min=1, help=r"SwarmX nodes.  \[default: a tree over the wafers]")]
 Threads = Annotated[int | None, typer.Option(min=1, help=r"Threads of a wafer.  \[default: its share of the cores]")]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        help=r"Folder on a disk for weights and optimizer state.  \[default: they are in memory]",
+        exists=True,
+        file_okay=False,
+        writable=True,
+    ),
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Memory of each MemoryX shard, such as 8g; the rest is in --state-dir."),
+]
 CacheRoot = Annotated[Path | None, typer.Option(help=r"Folder for artifacts.  \[default: ~/.cache/waferbox]")]
 
 
@@ -44,6 +58,8 @@ def up(
     workers: Workers = None,
     swarmx: SwarmX = None,
     threads: Threads = None,
+    state_dir: StateDir = None,
+    memory_limit: MemoryLimit = None,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where management listens; port 0: any.")
     ] = "127.0.0.1:0",
@@ -60,8 +76,13 @@ def up(
     ] = False,
 ) -> None:
     """Start a cluster, which stays until Ctrl-C or `waferbox down`."""
-    settings = _settings(wafers, memoryx, workers, swarmx, threads, checked_address(listen, any_port=True), cache_root)
-    settings = dataclasses.replace(settings, page="127.0.0.1:0" if page else None, metrics=metrics)
+    settings = _settings(wafers, memoryx, workers, swarmx, threads, state_dir, memory_limit, cache_root)
+    settings = dataclasses.replace(
+        settings,
+        listen=checked_address(listen, any_port=True),
+        page="127.0.0.1:0" if page else None,
+        metrics=metrics,
+    )
     if compile_root is not None:
         settings = dataclasses.replace(settings, compile_root=str(compile_root.absolute()))
     if split_address(listen, any_port=True)[0] not in ("127.0.0.1", "localhost", "[::1]"):
@@ -118,10 +139,12 @@ def run(
     workers: Workers = None,
     swarmx: SwarmX = None,
     threads: Threads = None,
+    state_dir: StateDir = None,
+    memory_limit: MemoryLimit = None,
     cache_root: CacheRoot = None,
 ) -> None:
     """Run a script on a cluster that is there for it alone. Exits as the script does."""
-    settings = _settings(wafers, memoryx, workers, swarmx, threads, "127.0.0.1:0", cache_root)
+    settings = _settings(wafers, memoryx, workers, swarmx, threads, state_dir, memory_limit, cache_root)
     try:
         process, management, _ = start_embedded(settings)
     except ClusterError as error:
@@ -152,15 +175,24 @@ def _settings(
     workers: int | None,
     swarmx: int | None,
     threads: int | None,
-    listen: str,
+    state_dir: Path | None,
+    memory_limit: str | None,
     cache_root: Path | None,
 ) -> ClusterSettings:
+    if memory_limit is not None:
+        if state_dir is None:
+            raise typer.BadParameter("--memory-limit needs --state-dir: a folder on a disk, for what has no room")
+        try:
+            parse_size(memory_limit)
+        except ValueError as error:
+            raise typer.BadParameter(f"--memory-limit: {error}") from error
     return ClusterSettings(
         wafers=wafers,
         memoryx=memoryx,
         workers=workers,
         swarmx=swarmx,
         threads=threads,
-        listen=listen,
+        state_dir=None if state_dir is None else str(state_dir.absolute()),
+        memory_limit=memory_limit,
         cache_root=None if cache_root is None else str(cache_root.absolute()),
     )

@@ -179,6 +179,9 @@ class _OpenConnection:
         return node_pb2.TransferStateRequest(job=self._job, token=self._token, names=names, step=step)
 
     def write(self, states: Sequence[Outgoing]) -> None:
+        if len(states) == 1 and states[0].nbytes > BATCH_BYTES:
+            self._write_in_parts(states[0])
+            return
         offsets = []
         end = 0
         for state in states:
@@ -196,6 +199,23 @@ class _OpenConnection:
                     # As bytes: whoever gets a reference keeps the shared memory mapped as long as the link lives.
                     self._hub.send(self._link, index, 0, Slice(memory, offset, state.nbytes), as_bytes=True)
                 call.result()
+        finally:
+            memory.close()
+
+    def _write_in_parts(self, state: Outgoing) -> None:
+        """A large state, of which the shard has only a part in memory at a time."""
+        value = state.value().contiguous().view(-1).view(torch.uint8)
+        memory = SharedMemory.create(BATCH_BYTES)
+        try:
+            for offset in range(0, state.nbytes, BATCH_BYTES):
+                nbytes = min(BATCH_BYTES, state.nbytes - offset)
+                request = self._request([state.name], 0)
+                request.part.offset, request.part.nbytes = offset, nbytes
+                call = self._stub.WriteState.future(request, timeout=TRANSFER_SECONDS)
+                with self._watching(call):
+                    memory.tensor(torch.uint8, (nbytes,), 0).copy_(value[offset : offset + nbytes])
+                    self._hub.send(self._link, 0, 0, Slice(memory, 0, nbytes), as_bytes=True)
+                    call.result()
         finally:
             memory.close()
 

@@ -791,7 +791,7 @@ class TransferStateRequest(_message.Message):
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def part(self) -> Global___StatePart:
-        """of the one state that is read; absent: the whole of each"""
+        """of the one state that is transferred; absent: the whole of each. The last part is written last"""
 
     def __init__(
         self,
