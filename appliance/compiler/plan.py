@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from xdsl.ir import SSAValue
 
-from appliance.compiler.core.target import HALF_TYPES, Target
+from appliance.compiler.core.target import HALF_TYPES, ExecutionStrategy, Target
 from appliance.compiler.cost.kernel_profile import KernelProfile, profile_kernels
 from appliance.compiler.memoryx.exchanges import find_exchanges, find_output
 from appliance.compiler.memoryx.memory_plan import adding_node_bytes, shard_bytes
@@ -12,6 +12,7 @@ from appliance.compiler.memoryx.schedule import ShardScheduler
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, Numbers
 from appliance.compiler.partition.shards import Sharing, divide
+from appliance.compiler.pipelined.plan import fill_pipeline
 from appliance.compiler.wafer.arena import lay_out_arena
 from appliance.compiler.wafer.memory_plan import check_memory, plan_memory
 from appliance.compiler.wafer.schedule import WaferSchedule, schedule_wafer
@@ -28,11 +29,24 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     Raises:
         CompileError: the step does not fit a wafer, or cannot be scheduled.
     """
+    rows = cut.sharding.batch_rows
+    plan = plan_pb2.Plan(format=PLAN_FORMAT, num_csx=target.num_csx, num_shards=target.num_shards, batch_rows=rows)
+    if target.precision is not None:
+        plan.precision.half = HALF_TYPES[target.precision.half]
+        plan.precision.optimization_level = target.precision.level
+    if target.execution_strategy is ExecutionStrategy.PIPELINE:
+        fill_pipeline(plan, cut, target)
+    else:
+        _stream(plan, cut, target)
+    return plan
+
+
+def _stream(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
+    """Weight streaming: the wafers, MemoryX and SwarmX."""
+    rows = cut.sharding.batch_rows
     sharing = divide(cut, target)
     numbers, wafer = _fit_wafer(cut, sharing, target)
     exchanges, output = find_exchanges(cut, sharing, numbers), find_output(cut, numbers)
-    rows = cut.sharding.batch_rows
-    plan = plan_pb2.Plan(format=PLAN_FORMAT, num_csx=target.num_csx, num_shards=target.num_shards, batch_rows=rows)
     plan.wafer.CopyFrom(wafer.plan)
     for shard in range(target.num_shards):
         scheduler = ShardScheduler(cut, sharing, wafer, exchanges, output, target, numbers, shard)
@@ -49,10 +63,6 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     plan.worker.global_rows, plan.worker.local_rows = rows, rows // target.num_csx
     plan.worker.micro_batches = target.micro_batches
     _add_outputs(plan.coordinator, cut, numbers, wafer, output)
-    if target.precision is not None:
-        plan.precision.half = HALF_TYPES[target.precision.half]
-        plan.precision.optimization_level = target.precision.level
-    return plan
 
 
 def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, WaferSchedule]:

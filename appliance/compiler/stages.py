@@ -9,12 +9,13 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 
 from appliance.compiler.core.errors import CompileError
-from appliance.compiler.core.target import Target
+from appliance.compiler.core.target import ExecutionStrategy, Target
 from appliance.compiler.partition.cut import Cut, make_cut
 from appliance.compiler.partition.precision import insert_casts
 from appliance.compiler.passes.canonicalise import canonicalise
 from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.passes.pass_through import copy_what_passes_through
+from appliance.compiler.pipelined.plan import check_target
 from appliance.compiler.plan import make_plan
 from appliance.compiler.report.notes import (
     PLACEMENT,
@@ -49,6 +50,8 @@ class Stages:
     def sharding(self) -> Sharding:
         """After casts were inserted, if the precision is mixed: what is cast depends on whose work it is."""
         precision = self._target.precision
+        if self._target.execution_strategy is ExecutionStrategy.PIPELINE:
+            check_target(self._target)
         with self._dividing():
             sharding = propagate(self._module, self._target.num_parts)
             if precision is None:

@@ -1,5 +1,6 @@
 """The compiler as the coordinator uses it: a step's CIRH in, a plan out, from the cache where it was made before."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -30,7 +31,7 @@ def cached_compiler(folder: Path, root: Path) -> Compile:
     """The real one, with its artifacts in a folder. root: the cluster's cache root, which has the key of plans."""
     from appliance.compiler.artifacts import Artifacts
     from appliance.compiler.core.micro_batching import MicroBatching
-    from appliance.compiler.core.target import DEFAULT_WAFER_MEMORY_BYTES
+    from appliance.compiler.core.target import DEFAULT_WAFER_MEMORY_BYTES, ExecutionStrategy
     from appliance.compiler.pipeline import CompileError, KernelLibrary, Precision, Target
     from cirh.dialect.errors import CirhError
 
@@ -47,6 +48,9 @@ def cached_compiler(folder: Path, root: Path) -> Compile:
                 precision=Precision.from_proto(options.precision) if options.HasField("precision") else None,
                 kernel_library=KernelLibrary.from_proto(options.kernel_library),
                 wafer_memory_bytes=options.wafer_memory_bytes or DEFAULT_WAFER_MEMORY_BYTES,
+                execution_strategy=ExecutionStrategy.from_proto(options.execution_strategy),
+                # Wafers' hosts are taken to be like this one.
+                wafer_cores=len(os.sched_getaffinity(0)),
             )
         except ValueError as error:
             raise CompileRefused(str(error)) from error

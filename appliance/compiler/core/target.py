@@ -69,6 +69,23 @@ class KernelLibrary(Enum):
         raise ValueError(f"there is no kernel library {code}")
 
 
+class ExecutionStrategy(Enum):
+    """How a step is run; the values are the API's names. See `PipelinePlan`."""
+
+    WEIGHT_STREAMING = "weight_streaming"
+    PIPELINE = "pipeline"
+
+    @classmethod
+    def from_proto(cls, code: "plan_pb2.ExecutionStrategy.ValueType") -> "ExecutionStrategy":
+        """What a message says. ValueError for a strategy that does not exist."""
+        if code == plan_pb2.EXECUTION_STRATEGY_UNSPECIFIED:
+            return cls.WEIGHT_STREAMING
+        for strategy in cls:
+            if plan_pb2.ExecutionStrategy.Value(f"EXECUTION_STRATEGY_{strategy.name}") == code:
+                return strategy
+        raise ValueError(f"there is no execution strategy {code}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """The cluster, as far as a plan depends on it."""
@@ -85,12 +102,17 @@ class Target:
     # None: float32 throughout.
     precision: Precision | None = None
     kernel_library: KernelLibrary = KernelLibrary.ATEN
+    execution_strategy: ExecutionStrategy = ExecutionStrategy.WEIGHT_STREAMING
+    # Of the host of a wafer: a pipelined wafer has no more regions than that.
+    wafer_cores: int = 2
 
     def __post_init__(self) -> None:
         if self.num_csx < 1 or self.num_shards < 1:
             raise ValueError(f"a target has at least one wafer and one shard, not {self.num_csx} and {self.num_shards}")
         if self.micro_batches < 1:
             raise ValueError(f"a wafer has at least one micro-batch, not {self.micro_batches}")
+        if self.wafer_cores < 1:
+            raise ValueError(f"a wafer's host has at least one core, not {self.wafer_cores}")
 
     @property
     def num_parts(self) -> int:

@@ -10,14 +10,16 @@ from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import Target
+from appliance.compiler.memoryx.batches import ready_batches
 from appliance.compiler.memoryx.commits import Commits, Event
 from appliance.compiler.memoryx.exchanges import Exchanges
 from appliance.compiler.memoryx.frontier import Frontier
 from appliance.compiler.memoryx.kept import keep_late_gradients
-from appliance.compiler.memoryx.reads import Kind, Reads, is_elementwise
-from appliance.compiler.partition.cut import Cut, is_constant
+from appliance.compiler.memoryx.reads import Reads
+from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, KernelTable, Numbers
 from appliance.compiler.partition.shards import Sharing, order
+from appliance.compiler.partition.waits import inputs_of
 from appliance.compiler.wafer.drops import add_drops
 from appliance.compiler.wafer.schedule import WaferSchedule
 from cirh.dialect import types
@@ -166,7 +168,13 @@ class ShardScheduler:
     def _run_ready(self, allowed: Callable[[Operation], bool] = lambda op: True) -> None:
         """Runs everything that can run, joined to few kernels; sends exchanges as they are complete."""
         while True:
-            batches = self._ready_batches(allowed)
+            batches = ready_batches(
+                self._frontier,
+                self._reads,
+                self._have,
+                lambda op: allowed(op) and self._commits.may_run(op),
+                self._commits.leaves,
+            )
             if not batches:
                 break
             for batch in batches:
@@ -175,37 +183,6 @@ class ShardScheduler:
             if not event.sent and self._have.issuperset(event.bundle.values):
                 self._send(event)
 
-    def _ready_batches(self, allowed: Callable[[Operation], bool]) -> list[list[Operation]]:
-        """For each kind of work that can go on now, all of it."""
-        batches: dict[Kind, list[Operation]] = {}
-        maker: dict[SSAValue, Kind] = {}
-        for op in self._frontier.in_order():
-            if not allowed(op) or not self._commits.may_run(op):
-                continue
-            kind = self._reads.kind(op)
-            operands = [value for value in self._reads.operands(op) if value not in self._have]
-            # Within a batch operations may follow one another; between batches they must not, in this round.
-            if all(value in maker and maker[value] == kind for value in operands):
-                batches.setdefault(kind, []).append(op)
-                maker.update(dict.fromkeys(op.results, kind))
-        whole = (self._without_loose_ends(kind, batch) for kind, batch in batches.items())
-        return [batch for batch in whole if batch]
-
-    def _without_loose_ends(self, kind: Kind, batch: list[Operation]) -> list[Operation]:
-        """Of an element-wise batch, what leads to a value that is wanted outside of it.
-
-        The rest waits for the operation that reads it: an update is one kernel, which passes over its tensors once.
-        """
-        if not is_elementwise(kind):
-            return batch
-        needed: set[Operation] = set()
-        for op in reversed(batch):
-            read = [reader for value in op.results for reader in self._reads.readers(value)]
-            wanted = any(self._commits.leaves(value) for value in op.results)
-            if wanted or any(reader in needed or self._reads.kind(reader) != kind for reader in read):
-                needed.add(op)
-        return [op for op in batch if op in needed]
-
     def _run(self, ops: list[Operation]) -> None:
         chosen = set(ops)
         for op in ops:
@@ -213,12 +190,7 @@ class ShardScheduler:
         self._frontier.remove(ops)
         with_sunk = self._reads.with_broadcasts(ops)
         made = [result for op in ops for result in op.results]
-        made_here = {result for op in with_sunk for result in op.results}
-        inputs = list(
-            dict.fromkeys(
-                value for op in with_sunk for value in op.operands if value not in made_here and not is_constant(value)
-            )
-        )
+        inputs = inputs_of(with_sunk)
         outputs = [
             value
             for value in made

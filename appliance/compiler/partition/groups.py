@@ -56,10 +56,10 @@ class Bundle:
     def nbytes(self) -> int:
         return self.group.nbytes
 
-    def add(self, numbers: Numbers, value: SSAValue, type: AnyTensorType) -> None:
+    def add(self, numbers: Numbers, value: SSAValue, type: AnyTensorType, micro_batch: int = 0) -> None:
         """Packs a value behind the others."""
         self.values.append(value)
-        self._pack(numbers.value(value), type, -(-self.group.nbytes // ALIGNMENT) * ALIGNMENT)
+        self._pack(numbers.value(value, micro_batch), type, -(-self.group.nbytes // ALIGNMENT) * ALIGNMENT)
 
     def add_parts(self, numbers: Numbers, value: SSAValue, type: AnyTensorType, micro_batches: int) -> None:
         """Packs what each micro-batch has of a value, of this type."""

@@ -53,7 +53,7 @@ def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers,
     """Makes the program. at_once: micro-batches that go through the layers together."""
     localiser = Localiser(cut.sharding)
     waits = Waits(cut)
-    work = order_turns(_make_work(cut, waits), waits, target.micro_batches, at_once)
+    work = order_turns(make_work(cut, waits), waits, target.micro_batches, at_once)
     last_read = last_reads(work)
     loads = find_loads(cut, sharing, target, numbers, work, waits)
     tokens, batch = make_tokens(sharing, numbers), make_batch(cut, numbers, localiser, target.micro_batches)
@@ -75,7 +75,8 @@ def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers,
     )
 
 
-def _make_work(cut: Cut, waits: Waits) -> list[Work]:
+def make_work(cut: Cut, waits: Waits) -> list[Work]:
+    """The wafer's segments, with what each reads, and makes for others."""
     work = []
     for segment in partition(cut, waits):
         ops = closure(segment.ops, cut.sunk)

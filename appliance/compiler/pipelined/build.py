@@ -1,0 +1,171 @@
+"""The graph of a step: the wafers' segments, the updates in their layers' regions, and the messages of the wafer."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, SSAValue
+
+from appliance.compiler.core.target import Target
+from appliance.compiler.cost.kernel_profile import loop_time, operations_time
+from appliance.compiler.cost.machine_model import MachineModel
+from appliance.compiler.partition.cut import Cut
+from appliance.compiler.partition.groups import Bundle, Numbers
+from appliance.compiler.partition.local import Localiser
+from appliance.compiler.partition.waits import Waits, inputs_of
+from appliance.compiler.pipelined.nodes import Graph, Kind, Node, Side
+from appliance.compiler.pipelined.regions import NOMINAL, Regions, find_regions
+from appliance.compiler.pipelined.schedule import SHARED
+from appliance.compiler.pipelined.updates import Updates
+from appliance.compiler.wafer.schedule import make_work
+from appliance.compiler.wafer.streams import make_batch
+from appliance.compiler.wafer.turns import Work, len_of_whole_batch
+from cirh.dialect import types
+from cirh.dialect.operations import body_ops, func_of
+from cirh.modules.graph import extract
+from cirh.table.lookup import spec
+from cirh.text.printer import print_module
+from wsc.v1 import plan_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A step, ready to be scheduled."""
+
+    graph: Graph
+    regions: Regions
+    batch: Bundle
+    sends: Sequence[Bundle]
+    localiser: Localiser
+
+
+def build(cut: Cut, target: Target, numbers: Numbers) -> Built:
+    """The graph with its regions. Which state an update overwrites in place is decided."""
+    localiser = Localiser(cut.sharding)
+    waits = Waits(cut)
+    work = make_work(cut, waits)
+    layers = list(dict.fromkeys(item.segment.layer for item in work)) or [""]
+    updates = Updates(cut, work, replace(target, num_shards=1, pinned_shards={}), layers[-1])
+    batch = make_batch(cut, numbers, localiser, target.micro_batches)
+    nodes = list(_Builder(cut, localiser, waits, work, updates).nodes(batch, layers[0]))
+    seconds = dict.fromkeys(layers, 0.0)
+    for node in nodes:
+        seconds[node.layer] += node.seconds * (target.micro_batches if node.is_segment else 1)
+    regions = find_regions(seconds, target.wafer_cores)
+    region_of = regions.region_of()
+    for node in nodes:
+        node.region = region_of[node.layer]
+    sends = _find_sends(cut, target, numbers, localiser, nodes)
+    graph = Graph([*nodes, *sends], updates.states, body_ops(cut.module))
+    _commit(cut, graph, updates)
+    for node in graph.nodes:
+        node.region = region_of[node.layer]
+    return Built(graph, regions, batch, [node.bundle for node in sends if node.bundle is not None], localiser)
+
+
+class _Builder:
+    """Makes nodes in the order of the trace."""
+
+    def __init__(self, cut: Cut, localiser: Localiser, waits: Waits, work: Sequence[Work], updates: Updates) -> None:
+        self._cut = cut
+        self._localiser = localiser
+        self._work = work
+        self._updates = updates
+        self._whole = len_of_whole_batch(work, waits)
+        reduced = cut.sharding.reduced
+        arguments = func_of(cut.module).block.args
+        parts: set[SSAValue] = {result for op in cut.wafer_ops for result in op.results if result not in reduced}
+        parts |= {arguments[argument.argument] for argument in cut.names.inputs}
+        if cut.names.wafers is not None:
+            parts.add(arguments[cut.names.wafers])
+        self._parts = parts
+        self._wanted = {value for op in cut.memoryx_ops for value in op.operands}
+        self._wanted |= {value for item in work for value in item.inputs} | set(cut.new_states.values())
+        self._wanted |= {value for _, value in cut.outputs}
+        self._seconds: dict[str, float] = {}  # by kernel
+
+    def nodes(self, batch: Bundle, first_layer: str) -> Iterator[Node]:
+        makes = [(value, True) for value in batch.values]
+        yield Node(kind=Kind.RECEIVE, layer=first_layer, label="batch", reads=[], makes=makes, bundle=batch)
+        yield from self._updates_after([])
+        for position, item in enumerate(self._work):
+            outputs = [v for v in item.outputs if v not in self._cut.sharding.reduced or v in self._wanted]
+            if outputs:
+                module = self._localiser.kernel(item.ops, item.inputs, outputs)
+                text = print_module(module, locations=False)
+                yield Node(
+                    kind=Kind.BACKWARD if item.segment.backward else Kind.FORWARD,
+                    layer=item.segment.layer,
+                    label=item.segment.label,
+                    reads=[self._side(value) for value in item.inputs],
+                    makes=[self._side(value) for value in outputs],
+                    kernel=text,
+                    seconds=self._time(text, module, operations_time),
+                    of_whole_batch=position < self._whole,
+                )
+            yield from self._updates_after([v for v in outputs if v in self._cut.sharding.reduced])
+
+    def _updates_after(self, values: Sequence[SSAValue]) -> Iterator[Node]:
+        for ops in self._updates.after(values):
+            closure = self._updates.closure(ops)
+            inputs, outputs = inputs_of(closure), self._updates.outputs(ops)
+            module = extract(closure, inputs, outputs)
+            text = print_module(module, locations=False)
+            layer = self._updates.layer(ops)
+            yield Node(
+                kind=Kind.UPDATE,
+                layer=layer,
+                label=f"{layer or 'model'} update",
+                reads=[(value, False) for value in inputs],
+                makes=[(value, False) for value in outputs],
+                kernel=text,
+                seconds=self._time(text, module, loop_time if _is_loop(closure) else operations_time),
+            )
+
+    def _side(self, value: SSAValue) -> Side:
+        return value, value in self._parts
+
+    def _time(self, text: str, module: ModuleOp, seconds: Callable[[ModuleOp, MachineModel], float]) -> float:
+        if text not in self._seconds:
+            self._seconds[text] = seconds(module, NOMINAL)
+        return self._seconds[text]
+
+
+def _is_loop(ops: Sequence[Operation]) -> bool:
+    return all(spec(op.name).pointwise or op.name == "cirh.BroadcastInDim" for op in ops)
+
+
+def _find_sends(cut: Cut, target: Target, numbers: Numbers, localiser: Localiser, nodes: Sequence[Node]) -> list[Node]:
+    """The groups of the outputs: one for each region that makes some, and one for each that is in parts."""
+    maker = {side: node for node in nodes for side in node.makes}
+    together: dict[int, Node] = {}
+    sends: dict[SSAValue, Node] = {}
+    for value in dict.fromkeys(value for _, value in cut.outputs):
+        gathered = cut.sharding.used(value).is_sharded and value not in cut.sharding.reduced
+        home = maker[value, gathered]
+        node = None if gathered else together.get(home.region)
+        if node is None:
+            group = plan_pb2.Group(id=numbers.group(), kind=plan_pb2.GROUP_KIND_OUTPUT, layer=home.label)
+            node = Node(kind=Kind.SEND, layer=home.layer, label="outputs", reads=[], makes=[], bundle=Bundle(group))
+        assert node.bundle is not None
+        node.reads.append((value, gathered))
+        if gathered:
+            node.bundle.group.reduction = plan_pb2.REDUCTION_GATHER
+            node.bundle.add_parts(numbers, value, localiser.type_of(value), target.micro_batches)
+        else:
+            together[home.region] = node
+            type = types.tensor_type(types.shape(value), types.dtype(value))
+            node.bundle.add(numbers, value, type, SHARED)
+        sends[value] = node
+    return list(dict.fromkeys(sends.values()))
+
+
+def _commit(cut: Cut, graph: Graph, updates: Updates) -> None:
+    """Each state takes its next value: where it is made, if nothing reads the old one any more, or behind that."""
+    makers = {value: node for node in graph.nodes if node.kind is Kind.UPDATE for value, _ in node.makes}
+    for state, value in cut.new_states.items():
+        node = makers.get(value)
+        layer = updates.layer_of_state(state)
+        fits = node is not None and node.layer == layer and value not in node.commits
+        if node is None or not fits or not graph.commit_in_place(node, value, state):
+            graph.commit_later(value, state, layer, f"{layer or 'model'} update")

@@ -1,0 +1,158 @@
+"""What a pipelined wafer holds, and whether that fits.
+
+All states, the batch, and joined values are held throughout. What regions make besides is counted region by region: a
+value from where it is made to where it is known, by that region, to have been read for the last time, whatever the
+speed of the others. The most of each region, together, is more than there is at any moment.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from appliance.compiler.core.errors import WaferMemoryError
+from appliance.compiler.cost.kernel_profile import KernelProfile
+from appliance.compiler.pipelined.order import At, find_order, instructions, makes_and_reads
+from appliance.compiler.wafer.memory_plan import GAPS
+from appliance.drawing.quantities import bytes_text
+from interconnect.links.elements import tensor_bytes
+from wsc.v1 import plan_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionMemory:
+    """The most that a region holds of what it makes, in bytes."""
+
+    name: str
+    state_bytes: int
+    joined_bytes: int  # gradients that are accumulated, and other values that micro-batches make in parts
+    activation_bytes: int  # of all its micro-batches in flight
+    working_bytes: int  # what a kernel makes besides
+
+    @property
+    def total_bytes(self) -> int:
+        return self.state_bytes + self.joined_bytes + self.activation_bytes + self.working_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineMemory:
+    """Of a wafer."""
+
+    capacity_bytes: int
+    batch_bytes: int
+    regions: tuple[RegionMemory, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return self.batch_bytes + sum(region.total_bytes for region in self.regions)
+
+    @property
+    def own_bytes(self) -> int:
+        """With gaps, without the batch, which lies in the memory of the workers."""
+        moving = sum(region.activation_bytes + region.working_bytes for region in self.regions)
+        return self.total_bytes - self.batch_bytes + round(moving * GAPS)
+
+
+def plan_memory(plan: plan_pb2.PipelinePlan, profiles: Mapping[int, KernelProfile]) -> PipelineMemory:
+    """Goes through a pipeline. profiles: by kernel."""
+    states = {slot.value: tensor_bytes(slot.type) for slot in plan.states}
+    joined = {value.value: tensor_bytes(value.type) for value in plan.joined}
+    homes = _homes(plan, {*states, *joined})
+    held: list[list[int]] = [[0] * (len(region.instructions) + 1) for region in plan.regions]  # changes by place
+    working = [[0] * len(region.instructions) for region in plan.regions]
+    ends = _ends(plan)
+    for (region, place), instruction in instructions(plan):
+        if not instruction.HasField("run"):
+            continue
+        run = instruction.run
+        profile = profiles[run.kernel]
+        committed = dict(zip(run.outputs, run.commits, strict=False))
+        working[region][place] = profile.working_bytes
+        for value, nbytes in zip(run.outputs, profile.output_bytes, strict=True):
+            if value not in joined and not committed.get(value):
+                held[region][place + 1] += nbytes
+                held[region][ends[value]] -= nbytes
+    regions = []
+    for number, told in enumerate(plan.regions):
+        most = activations = now = 0
+        for place, extra in enumerate(working[number]):
+            now += held[number][place]
+            if now + extra > most:
+                most, activations = now + extra, now
+        regions.append(
+            RegionMemory(
+                name=told.name,
+                state_bytes=sum(nbytes for value, nbytes in states.items() if homes.get(value, 0) == number),
+                joined_bytes=sum(nbytes for value, nbytes in joined.items() if homes.get(value, 0) == number),
+                activation_bytes=activations,
+                working_bytes=most - activations,
+            )
+        )
+    batch_bytes = sum(group.nbytes for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_BATCH)
+    return PipelineMemory(capacity_bytes=plan.memory_bytes, batch_bytes=batch_bytes, regions=tuple(regions))
+
+
+def _homes(plan: plan_pb2.PipelinePlan, values: set[int]) -> dict[int, int]:
+    """The region that replaces or makes a value, else the first that reads it."""
+    written: dict[int, int] = {}
+    read: dict[int, int] = {}
+    for (region, _), instruction in instructions(plan):
+        run = instruction.run
+        for value in (*run.commits, *run.outputs, instruction.commit.state):
+            written.setdefault(value, region)
+        for value in run.inputs:
+            read.setdefault(value, region)
+    return {value: written.get(value, read.get(value, 0)) for value in values}
+
+
+def _ends(plan: plan_pb2.PipelinePlan) -> dict[int, int]:
+    """By value that a Run makes: the place in its region's list behind which all have read it."""
+    groups = {group.id: group for group in plan.groups}
+    order = find_order(plan)
+    made: dict[int, At] = {}
+    readers: dict[int, list[At]] = defaultdict(list)
+    for at, instruction in instructions(plan):
+        makes, reads = makes_and_reads(instruction, groups)
+        made.update(dict.fromkeys(makes, at))
+        for value in reads:
+            readers[value].append(at)
+    ends = {}
+    for value, (region, place) in made.items():
+        last = len(order.done[region])
+        end = place + 1
+        for reader in readers[value]:
+            if reader[0] == region:
+                end = max(end, reader[1] + 1)
+            else:
+                while end < last and order.done[region][end][reader[0]] <= reader[1]:
+                    end += 1
+        ends[value] = min(end, last)
+    return ends
+
+
+def check_memory(memory: PipelineMemory, global_rows: int, micro_batches: int) -> None:
+    """WaferMemoryError if the wafer has less memory than is needed: how much, where, and what to change."""
+    over = memory.total_bytes - memory.capacity_bytes
+    if over <= 0:
+        return
+    states = sum(region.state_bytes for region in memory.regions)
+    joined = sum(region.joined_bytes for region in memory.regions)
+    moving = sum(region.activation_bytes + region.working_bytes for region in memory.regions)
+    room = memory.capacity_bytes - states - joined
+    share = max(room, 0) / max(memory.batch_bytes + moving, 1)
+    largest = max(memory.regions, key=lambda region: region.total_bytes)
+    needed = ceil(memory.total_bytes / (1 << 30))
+    ways = []
+    if room > 0 and global_rows > micro_batches:
+        ways.append("use smaller micro-batches (cstorch.backends.csx.performance.micro_batch_size)")
+    if room > 0:
+        ways.append(f"a batch of at most about {max(int(global_rows * share), 1)} rows instead of {global_rows}")
+    ways.append("the execution strategy weight_streaming, in which weights lie in MemoryX")
+    ways.append(f"let the wafer take more of its host's memory: cstorch.backends.csx.debug.wafer_memory_gi = {needed}")
+    raise WaferMemoryError(
+        f"in layer pipelined mode the step needs {bytes_text(memory.total_bytes)} of the wafer's memory, "
+        f"{bytes_text(over)} more than it has ({bytes_text(memory.capacity_bytes)}): weights and optimizer state "
+        f"{bytes_text(states)}, gradients {bytes_text(joined)}, batch {bytes_text(memory.batch_bytes)}, activations of "
+        f"the micro-batches in flight {bytes_text(moving)}, most of it in region {largest.name}; {', or '.join(ways)}",
+        fitting_share=min(share, 1.0),
+    )

@@ -1,0 +1,95 @@
+"""The pipeline of a plan, put together."""
+
+from math import prod
+
+from xdsl.ir import Operation, SSAValue
+
+from appliance.compiler.core.errors import CompileError
+from appliance.compiler.core.target import Target
+from appliance.compiler.cost.flops import VIEWS
+from appliance.compiler.cost.kernel_profile import profile_kernels
+from appliance.compiler.partition.cut import Cut
+from appliance.compiler.partition.groups import Numbers
+from appliance.compiler.pipelined.build import Built, build
+from appliance.compiler.pipelined.memory import check_memory, plan_memory
+from appliance.compiler.pipelined.program import make_program
+from appliance.compiler.pipelined.schedule import SHARED
+from appliance.drawing.quantities import count_text
+from cirh.dialect import types
+from cirh.dialect.operations import func_of
+from wsc.v1 import plan_pb2
+
+# The most that a wafer in layer pipelined mode is for.
+MAX_PARAMETERS = 1_000_000_000
+STREAM = "use the execution strategy weight_streaming, in which weights lie in MemoryX"
+
+
+def fill_pipeline(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
+    """Schedules the regions of the one wafer.
+
+    Raises:
+        CompileError: the model is too large, does not fit the wafer, or was asked to run on several.
+    """
+    check_parameters(cut)
+    numbers = Numbers()
+    built = build(cut, target, numbers)
+    plan.pipeline.CopyFrom(make_program(cut, built, numbers, target.micro_batches))
+    pipeline = plan.pipeline
+    pipeline.kernel_library = target.kernel_library.code
+    pipeline.memory_bytes = target.wafer_memory_bytes
+    profiles = profile_kernels(pipeline.kernels)
+    runs = [i.run for region in pipeline.regions for i in region.instructions if i.HasField("run")]
+    pipeline.flops = sum(profiles[run.kernel].flops for run in runs)
+    memory = plan_memory(pipeline, profiles)
+    pipeline.own_bytes = memory.own_bytes
+    check_memory(memory, cut.sharding.batch_rows, target.micro_batches)
+    plan.worker.batch.CopyFrom(built.batch.group)
+    plan.worker.global_rows = plan.worker.local_rows = cut.sharding.batch_rows
+    plan.worker.micro_batches = target.micro_batches
+    _add_outputs(plan.coordinator, cut, built, numbers)
+
+
+def check_target(target: Target) -> None:
+    """CompileError if layer pipelined mode cannot be had on so many wafers."""
+    if target.num_csx > 1:
+        raise CompileError(
+            f"layer pipelined mode runs a model on one wafer, not on num_csx={target.num_csx}; use num_csx=1, or "
+            f"{STREAM}"
+        )
+
+
+def check_parameters(cut: Cut) -> None:
+    """CompileError if there are more parameters than layer pipelined mode is for."""
+    states = {func_of(cut.module).block.args[state.argument] for state in cut.names.states}
+    weights = {root for value in cut.streamed if (root := _source(value)) in states}
+    count = sum(prod(types.shape(weight)) for weight in weights)
+    if count > MAX_PARAMETERS:
+        raise CompileError(
+            f"the model has {count_text(count)} parameters ({count}); layer pipelined mode is for models of at most "
+            f"{count_text(MAX_PARAMETERS)}; {STREAM}"
+        )
+
+
+def _source(value: SSAValue) -> SSAValue:
+    """What a value is a cast or a view of."""
+    while isinstance(value.owner, Operation) and (value.owner.name in VIEWS or value.owner.name == "cirh.Cast"):
+        value = value.owner.operands[0]
+    return value
+
+
+def _add_outputs(plan: plan_pb2.CoordinatorPlan, cut: Cut, built: Built, numbers: Numbers) -> None:
+    home = {value: bundle for bundle in built.sends for value in bundle.values}
+    for name, value in cut.outputs:
+        group = home[value].group
+        gathered = group.reduction == plan_pb2.REDUCTION_GATHER
+        placement = cut.sharding.used(value)
+        plan.outputs.add(
+            name=name,
+            type=types.to_proto(value),
+            group=group.id,
+            value=numbers.value(value, 0 if gathered else SHARED),
+            gathered=gathered,
+            dim=placement.dim,
+            outer=placement.outer,
+        )
+    plan.groups.extend(bundle.group for bundle in built.sends)

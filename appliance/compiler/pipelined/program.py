@@ -1,0 +1,169 @@
+"""The regions' programs: instructions of ordered tasks, and the waits that keep weights until all have read them."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from xdsl.ir import SSAValue
+
+from appliance.compiler.partition.cut import Cut
+from appliance.compiler.partition.groups import REDUCTIONS, KernelTable, Numbers
+from appliance.compiler.pipelined.build import Built
+from appliance.compiler.pipelined.nodes import Kind, Node
+from appliance.compiler.pipelined.schedule import SHARED, Key, Task, order_tasks
+from appliance.compiler.wafer.drops import add_drops
+from cirh.dialect import types
+from cirh.dialect.operations import func_of
+from cirh.dialect.types import AnyTensorType
+from cirh.modules.builder import GraphBuilder
+from cirh.text.printer import print_module
+from wsc.v1 import plan_pb2
+
+# How many instructions of each region have been run for sure.
+Clock = tuple[int, ...]
+
+
+def make_program(cut: Cut, built: Built, numbers: Numbers, micro_batches: int) -> plan_pb2.PipelinePlan:
+    """The pipeline of a plan, without its sizes."""
+    program = _Program(cut, built, numbers)
+    for task in order_tasks(built.graph, len(built.regions.layers), micro_batches):
+        program.add(task)
+    return program.finish(micro_batches)
+
+
+class _Program:
+    """Appends tasks to the lists of their regions, in an order in which they can be run."""
+
+    def __init__(self, cut: Cut, built: Built, numbers: Numbers) -> None:
+        self._cut = cut
+        self._built = built
+        self._numbers = numbers
+        self._kernels = KernelTable()
+        self._plan = plan_pb2.PipelinePlan(regions=built.regions.messages())
+        count = len(self._plan.regions)
+        self._now: list[Clock] = [(0,) * count] * count  # by region, behind its last instruction
+        self._makers: dict[Key, list[Task]] = defaultdict(list)
+        self._behind: dict[Task, Clock] = {}  # what has been run when a task has
+        self._tasks: dict[Node, list[Task]] = defaultdict(list)
+
+    def add(self, task: Task) -> None:
+        """Appends a task; what it overwrites has been read by then."""
+        region = task.node.region
+        before = [maker for key in task.reads for maker in self._makers[key]]
+        clock = _latest([self._now[region], *(self._behind[maker] for maker in before)])
+        for reader in self._unread(task, clock):
+            self._wait(region, reader)
+            clock = _latest([clock, self._now[region]])
+        self._append(region, clock, self._instruction(task))
+        self._behind[task] = self._now[region]
+        self._tasks[task.node].append(task)
+        for key in task.makes:
+            self._makers[key].append(task)
+
+    def _unread(self, task: Task, clock: Clock) -> Iterable[Task]:
+        """The last reader in each other region of what a task overwrites, where it may not have been run yet."""
+        last: dict[int, Task] = {}
+        for node in self._built.graph.before(task.node):
+            for reader in self._tasks[node]:
+                place = self._behind[reader][node.region]
+                known = last.get(node.region)
+                if place > clock[node.region] and (known is None or place > self._behind[known][node.region]):
+                    last[node.region] = reader
+        last.pop(task.node.region, None)
+        return last.values()
+
+    def _wait(self, region: int, reader: Task) -> None:
+        """A Run that waits for what a reader makes, and does nothing."""
+        assert reader.makes, "what is sent or copied lies in the region that overwrites it"
+        value, part = min(reader.makes, key=lambda key: types.nbytes(self._type(key)))
+        builder = GraphBuilder()
+        builder.argument(self._type((value, part)))
+        kernel = self._kernels.number(print_module(builder.finish([]), locations=False))
+        run = plan_pb2.Run(kernel=kernel, inputs=[self._numbers.value(value, part)], layer=reader.node.label)
+        made = (self._behind[maker] for maker in self._makers[value, part])
+        self._append(region, _latest([self._now[region], *made]), plan_pb2.Instruction(run=run))
+
+    def _append(self, region: int, clock: Clock, instruction: plan_pb2.Instruction) -> None:
+        self._plan.regions[region].instructions.append(instruction)
+        self._now[region] = (*clock[:region], clock[region] + 1, *clock[region + 1 :])
+
+    def _instruction(self, task: Task) -> plan_pb2.Instruction:
+        node = task.node
+        instruction = plan_pb2.Instruction()
+        match node.kind:
+            case Kind.RECEIVE:
+                assert node.bundle is not None
+                instruction.receive.group = node.bundle.id
+            case Kind.SEND:
+                assert node.bundle is not None
+                instruction.send.group = node.bundle.id
+            case Kind.COMMIT:
+                ((value, state),) = node.commits.items()
+                instruction.commit.value = self._number((value, SHARED))
+                instruction.commit.state = self._number((state, SHARED))
+            case _:
+                run = instruction.run
+                run.kernel = self._kernels.number(node.kernel)
+                run.inputs.extend(map(self._number, task.reads))
+                run.outputs.extend(map(self._number, task.makes))
+                if node.commits:
+                    states = (node.commits.get(value) for value, _ in task.makes)
+                    run.commits.extend(0 if state is None else self._number((state, SHARED)) for state in states)
+                run.layer = node.label
+                run.micro_batch = max(task.micro_batch, 0)
+        return instruction
+
+    def _number(self, key: Key) -> int:
+        return self._numbers.value(*key)
+
+    def _type(self, key: Key) -> AnyTensorType:
+        return self._built.localiser.type_of(key[0])
+
+    def finish(self, micro_batches: int) -> plan_pb2.PipelinePlan:
+        plan = self._plan
+        arguments = func_of(self._cut.module).block.args
+        for named in self._cut.names.states:
+            state = arguments[named.argument]
+            plan.states.add(value=self._number((state, SHARED)), name=named.name, type=types.to_proto(state))
+        plan.groups.extend(bundle.group for bundle in (self._built.batch, *self._built.sends))
+        plan.kernels.extend(self._kernels.messages())
+        self._add_joined()
+        if self._cut.names.wafers is not None:
+            wafers = arguments[self._cut.names.wafers]
+            plan.number_values.extend(self._numbers.value(wafers, k) for k in range(micro_batches))
+        plan.micro_batches = micro_batches
+        _add_drops(plan)
+        return plan
+
+    def _add_joined(self) -> None:
+        made: dict[SSAValue, None] = {}
+        for node in self._built.graph.nodes:
+            if node.is_segment:
+                made.update((value, None) for value, is_part in node.makes if not is_part)
+        for value in made:
+            self._plan.joined.add(
+                value=self._number((value, SHARED)),
+                type=types.to_proto(self._type((value, SHARED))),
+                reduction=REDUCTIONS[self._cut.sharding.placements[value].reduction or "sum"],
+            )
+
+
+def _latest(clocks: Sequence[Clock]) -> Clock:
+    return tuple(map(max, zip(*clocks, strict=True)))
+
+
+def _add_drops(plan: plan_pb2.PipelinePlan) -> None:
+    """What one region alone reads it drops behind its last read; what is sent stays for the step, as states do."""
+    groups = {group.id: group for group in plan.groups}
+    readers: dict[int, set[int]] = defaultdict(set)
+    kept = {slot.value for slot in plan.states} | set(plan.number_values)
+    for number, region in enumerate(plan.regions):
+        for instruction in region.instructions:
+            for value in instruction.run.inputs:
+                readers[value].add(number)
+            if instruction.HasField("send"):
+                kept.update(member.value for member in groups[instruction.send.group].members)
+            if instruction.HasField("commit"):
+                kept.add(instruction.commit.value)
+    shared = {value for value, regions in readers.items() if len(regions) > 1}
+    for region in plan.regions:
+        add_drops(region.instructions, kept | shared)
