@@ -35,7 +35,7 @@ class RegionKernels:
         """memory: that the states lie in. joined: where what micro-batches join lies, and how they join it."""
         runs = [i.run for region in plan.regions for i in region.instructions if i.HasField("run")]
         updating = {run.kernel for run in runs if any(run.commits)}
-        others = {run.kernel for run in runs if not any(run.commits)}
+        others = {run.kernel for run in runs if run.outputs and not any(run.commits)}
         texts = {kernel.id: kernel.cirh for kernel in plan.kernels if kernel.id in updating}
         self._updates = make_state_kernels(texts, memory, cache_root() / "kernels")
         self._kernels = make_wafer_kernels((k for k in plan.kernels if k.id in others), plan.kernel_library)
@@ -62,7 +62,12 @@ class RegionKernels:
         tensors = values.tensors
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
         places = [None if value in self._made else self._place(value) for value in run.outputs]
-        if any(run.commits):
+        if not run.outputs:  # it waits for its inputs
+
+            def call(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+                return ()
+
+        elif any(run.commits):
             states = [self._states[state] if state else None for state in run.commits]
             passing = [i for i, value in enumerate(run.inputs) if self._passes(value)]
             update = self._updates[run.kernel].bind(states, places, passing)

@@ -1,11 +1,11 @@
 """The order in which the instructions of all regions are run: fixed when a plan is loaded, one list for each thread.
 
-An instruction comes after all that make what it reads, and the update of a state after all that read its old value. The
-lists are parts of one such order, so threads that wait for one another never do so in a circle.
+An instruction comes after all that make what it reads. The lists are parts of one such order, so threads that wait for
+one another never do so in a circle.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from wsc.v1 import plan_pb2
@@ -62,25 +62,15 @@ class RegionOrder:
                 return [instruction.commit.value]
         return []
 
-    def _committed_by(self, place: Place) -> Iterator[int]:
-        instruction = self.instructions[place]
-        yield from (state for state in instruction.run.commits if state)
-        if instruction.HasField("commit"):
-            yield instruction.commit.state
-
     def _find_needs(self) -> dict[Place, set[Place]]:
         """The instructions that each one comes after, those of its own region apart."""
         makers: dict[int, list[Place]] = defaultdict(list)
-        readers: dict[int, list[Place]] = defaultdict(list)
         for place in self.instructions:
             for value in self.made_by(place):
                 makers[value].append(place)
-            for value in self.read_by(place):
-                readers[value].append(place)
         needs: dict[Place, set[Place]] = {}
         for place in self.instructions:
             needed = {maker for value in self.read_by(place) for maker in makers[value]}
-            needed.update(reader for state in self._committed_by(place) for reader in readers[state])
             for value in self.made_by(place):  # what is joined is made by one after the other
                 needed.update(makers[value][: makers[value].index(place)])
             needs[place] = {each for each in needed if each.region != place.region}
