@@ -50,21 +50,20 @@ def find_order(plan: plan_pb2.PipelinePlan) -> Order:
     groups = {group.id: group for group in plan.groups}
     count = len(plan.regions)
     missing: dict[int, int] = defaultdict(int)  # by value: instructions that are still to make it, or a part of it
-    for region in plan.regions:
-        for instruction in region.instructions:
-            for value in makes_and_reads(instruction, groups)[0]:
-                missing[value] += 1
+    lists = [[makes_and_reads(instruction, groups) for instruction in region.instructions] for region in plan.regions]
+    for makes, _ in (each for listed in lists for each in listed):
+        for value in makes:
+            missing[value] += 1
     there: dict[int, tuple[int, ...]] = {}  # by value: what has been run when it is complete
     done: list[list[tuple[int, ...]]] = [[] for _ in plan.regions]
     moved = True
     while moved:
         moved = False
-        for number, region in enumerate(plan.regions):
-            for instruction in region.instructions[len(done[number]) :]:
-                makes, reads = makes_and_reads(instruction, groups)
+        for number, listed in enumerate(lists):
+            for place in range(len(done[number]), len(listed)):
+                makes, reads = listed[place]
                 if any(missing[value] for value in reads):
                     break
-                place = len(done[number])
                 clock = list(done[number][-1]) if place else [0] * count
                 clock[number] = place
                 for value in reads:

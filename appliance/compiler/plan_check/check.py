@@ -15,6 +15,7 @@ from appliance.compiler.core.target import KernelLibrary
 from appliance.compiler.memoryx.kept import late_gradients
 from appliance.compiler.plan_check.errors import PlanError, require
 from appliance.compiler.plan_check.groups import Groups
+from appliance.compiler.plan_check.pipeline import check_pipeline
 from appliance.compiler.plan_check.roles import Role, Signatures
 from appliance.compiler.wafer.arena import lay_out_arena
 from cirh.dialect.errors import CirhError
@@ -31,6 +32,10 @@ _NUMBER: Final = TensorInfo((1,), torch.int64)
 def check_plan(plan: plan_pb2.Plan) -> None:
     """Raises PlanError unless the plan holds together."""
     try:
+        if plan.HasField("pipeline"):
+            check_pipeline(plan)
+            _check_outputs(plan, plan.pipeline.micro_batches)
+            return
         _check_sizes(plan)
         groups = Groups(plan)
         signatures = Signatures()
@@ -42,7 +47,7 @@ def check_plan(plan: plan_pb2.Plan) -> None:
         _check_states(plan)
         _check_arena(plan)
         groups.check_traffic(plan, wafer, shards)
-        _check_outputs(plan)
+        _check_outputs(plan, plan.num_csx * plan.wafer.micro_batches)
     except PlanError:
         raise
     except (CirhError, ValueError) as error:
@@ -165,11 +170,11 @@ def _check_states(plan: plan_pb2.Plan) -> None:
     require(all(s.name in kept for s in known.values() if s.replicated), "shard 0 lacks a state of several shards")
 
 
-def _check_outputs(plan: plan_pb2.Plan) -> None:
+def _check_outputs(plan: plan_pb2.Plan, num_parts: int) -> None:
     groups = {group.id: group for group in plan.coordinator.groups}
     listed = {
         group.id
-        for groups_of in (plan.wafer.groups, *(part.groups for part in plan.memoryx))
+        for groups_of in (plan.wafer.groups, plan.pipeline.groups, *(part.groups for part in plan.memoryx))
         for group in groups_of
         if group.to_coordinator or group.kind == plan_pb2.GROUP_KIND_OUTPUT
     }
@@ -195,7 +200,6 @@ def _check_outputs(plan: plan_pb2.Plan) -> None:
         shape = list(output.type.shape)
         require(output.dim < len(shape), f"{what} has no dimension {output.dim}")
         size = shape[output.dim]
-        num_parts = plan.num_csx * plan.wafer.micro_batches
         require(output.outer and size % (output.outer * num_parts) == 0, f"{what} does not divide into its parts")
         shape[output.dim] = size // num_parts
         require(shape == list(member.type.shape), f"{what} is not what its parts make")

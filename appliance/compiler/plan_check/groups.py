@@ -72,20 +72,21 @@ def _check_group(plan: plan_pb2.Plan, group: plan_pb2.Group) -> None:
     require(not exchange or (group.shards and group.source_shard not in group.shards), f"{what} is no exchange")
     goes_somewhere = group.shards or group.to_wafers or group.to_coordinator
     require(not reduction or goes_somewhere, f"{what} goes nowhere")
-    _check_members(plan, group, what)
+    check_members(group, what, plan.num_csx, plan.wafer.micro_batches)
 
 
-def _check_members(plan: plan_pb2.Plan, group: plan_pb2.Group, what: str) -> None:
+def check_members(group: plan_pb2.Group, what: str, num_csx: int, micro_batches: int) -> None:
+    """PlanError unless its members lie one after the other, with a part for each micro-batch if it is gathered."""
     gathered = group.reduction == plan_pb2.REDUCTION_GATHER
     end = 0
     for member in group.members:
         begin = end if gathered else aligned(end)
         require(member.offset == begin, f"{what}: a member does not follow the one before")
         end = member.offset + tensor_bytes(member.type)
-    parts = len(group.members) == plan.wafer.micro_batches
+    parts = len(group.members) == micro_batches
     alike = all(member.type == group.members[0].type for member in group.members)
     require(not gathered or (parts and alike), f"{what} does not have a part for each micro-batch, all of one type")
-    require(group.nbytes == end * (plan.num_csx if gathered else 1), f"{what} is not as large as its members")
+    require(group.nbytes == end * (num_csx if gathered else 1), f"{what} is not as large as its members")
     values = [member.value for member in group.members]
     require(0 not in values and len(set(values)) == len(values), f"{what} has a value twice, or one without number")
     kinds = {member.type.element_type for member in group.members}

@@ -4,6 +4,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from xdsl.ir import BlockArgument, Operation, SSAValue
+
+from appliance.compiler.cost.flops import VIEWS
 from appliance.compiler.plan_check.errors import require
 from cirh.dialect.operations import func_of, return_of
 from cirh.dialect.types import TensorInfo, from_proto, info
@@ -18,6 +21,7 @@ class Signature:
 
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
+    views: tuple[int | None, ...]  # the argument that an output is a view of, if it is one
 
 
 class Signatures:
@@ -33,8 +37,18 @@ class Signatures:
             self._known[text] = Signature(
                 tuple(info(argument) for argument in func_of(module).block.args),
                 tuple(info(value) for value in return_of(module).operands),
+                tuple(_viewed(value) for value in return_of(module).operands),
             )
         return self._known[text]
+
+
+def _viewed(value: SSAValue) -> int | None:
+    while isinstance(value.owner, Operation):
+        if value.owner.name not in VIEWS:
+            return None
+        value = value.owner.operands[0]
+    assert isinstance(value, BlockArgument)
+    return value.index
 
 
 class Role:
