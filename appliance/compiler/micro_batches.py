@@ -2,17 +2,22 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Final
 
 from appliance.compiler.core.errors import CompileError, WaferMemoryError
 from appliance.compiler.core.micro_batching import MicroBatching
-from appliance.compiler.core.target import Target
+from appliance.compiler.core.target import ExecutionStrategy, Target
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.pipeline import compile_module
+from appliance.compiler.pipelined.regions import NOMINAL
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.sharding.propagate import batch_rows
 from appliance.drawing.quantities import bytes_text
 from cirh.text.parser import parse_module
 from wsc.v1 import plan_pb2
+
+# Micro-batches for each core that are tried.
+_DEEPEST: Final = 4
 
 Keep = Callable[[str, str], None]
 
@@ -41,7 +46,39 @@ def compile_in_micro_batches(
                 f"{rows * target.num_csx}; use one of {sizes}"
             )
         return compile_module(text, replace(target, micro_batches=rows // asked.size), keep)
+    if target.execution_strategy is ExecutionStrategy.PIPELINE:
+        return _fastest_pipeline(text, target, keep)
     return _largest(text, target, keep)
+
+
+def _fastest_pipeline(text: str, target: Target, keep: Keep | None) -> plan_pb2.Plan:
+    """With as many micro-batches as are predicted to be the fastest of those that fit.
+
+    More of them fill more regions for more of the step, and make more work of it: the first that are slower end it.
+    """
+    rows = _rows_of_a_wafer(text, target)
+    best: tuple[float, int] | None = None
+    too_large: WaferMemoryError | None = None
+    for count in (count for count in range(1, min(rows, _DEEPEST * target.wafer_cores) + 1) if rows % count == 0):
+        try:
+            plan = compile_module(text, replace(target, micro_batches=count))
+        except WaferMemoryError as error:
+            too_large = error
+            continue
+        except CompileError as error:
+            if best is not None:
+                break  # micro-batches are not possible, one batch is
+            if too_large is not None:
+                raise CompileError(f"{too_large}; micro-batches do not help: {error}") from error
+            raise
+        seconds = make_report(plan, "", NOMINAL).totals.step_seconds
+        if best is not None and seconds >= best[0]:
+            break
+        best = seconds, count
+    if best is None:
+        assert too_large is not None
+        raise too_large
+    return compile_module(text, replace(target, micro_batches=best[1]), keep)
 
 
 def _largest(text: str, target: Target, keep: Keep | None) -> plan_pb2.Plan:
@@ -80,7 +117,7 @@ def _fastest(
         report = make_report(plan, "", machine)
         tried.append(
             plan_pb2.ExploredSize(
-                size=size, rows_per_second=report.totals.rows_per_second, wafer_bytes=report.memory.peak.total_bytes
+                size=size, rows_per_second=report.totals.rows_per_second, wafer_bytes=report.memory.needed_bytes
             )
         )
     possible = [each for each in tried if not each.refusal]
@@ -110,14 +147,20 @@ def _sizes(rows: int) -> Iterator[int]:
 
 def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
     """What a user is told of a plan's micro-batches, in lines."""
-    count, at_once = plan.wafer.micro_batches, plan.wafer.micro_batches_at_once
+    count, at_once = plan.worker.micro_batches, plan.wafer.micro_batches_at_once
     rows = plan.worker.local_rows // count
     notes = [
         f"micro_batch_size={each.size}: {each.refusal or f'{each.rows_per_second:,.0f} rows/s predicted'}"
         + ("" if each.refusal else f", {bytes_text(each.wafer_bytes)} of a wafer's memory")
         for each in plan.explored
     ]
-    if count > 1:
+    if plan.HasField("pipeline"):
+        names = ", ".join(region.name for region in plan.pipeline.regions)
+        notes.append(
+            f"Layer pipelined mode: all weights are on the wafer, in {len(plan.pipeline.regions)} region(s): {names}; "
+            f"{plan.batch_rows} rows in {count} micro-batch(es) of {rows}"
+        )
+    elif count > 1:
         if at_once == count:
             how = "layer by layer: each layer's weights are streamed once for all of them"
         else:

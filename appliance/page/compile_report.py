@@ -50,6 +50,7 @@ class CompileReport:
     layers: tuple[Layer, ...]
     shards: tuple[Shard, ...]
     floor_plan: FloorPlan
+    busy_seconds: Mapping[str, float]  # of the regions of a pipelined wafer
 
     @property
     def name(self) -> str:
@@ -58,7 +59,7 @@ class CompileReport:
 
     def drawing(self) -> str:
         """The floor plan as SVG; empty where there is none."""
-        seconds = {layer.layer: layer.seconds for layer in self.layers}
+        seconds = {**{layer.layer: layer.seconds for layer in self.layers}, **self.busy_seconds}
         return draw_floor_plan(self.floor_plan, seconds) if self.floor_plan.regions else ""
 
 
@@ -93,7 +94,8 @@ def read_capped(artifact: str, name: str) -> bytes | None:
 def _report(data: Mapping[str, Any]) -> CompileReport:
     totals, plan = data["totals"], data["floor_plan"]
     layers = tuple(_layer(layer) for layer in data["layers"])
-    known = {layer.layer for layer in layers}
+    busy = {str(region["name"]): float(region["busy_seconds"]) for region in data.get("regions", ())}
+    known = {layer.layer for layer in layers} | busy.keys()
     regions = tuple(_region(region) for region in plan["regions"])
     if not known.issuperset(region.layer for region in regions) or min(plan["width"], plan["height"]) < 1:
         raise ValueError("the floor plan is not one of these layers")
@@ -106,6 +108,7 @@ def _report(data: Mapping[str, Any]) -> CompileReport:
         layers=layers,
         shards=tuple(_shard(shard) for shard in data["shards"]),
         floor_plan=FloorPlan(width=int(plan["width"]), height=int(plan["height"]), regions=regions),
+        busy_seconds=busy,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from pipeline_simulator import PipelineSimulation
 from plan_simulator import Simulation
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -73,7 +74,7 @@ class Traced:
         for wafers, shards in clusters:
             plan = self.plan(wafers, shards, **settings)
             for seed in seeds:
-                simulation = Simulation(plan, self.initial)
+                simulation = simulate(plan, self.initial)
                 results = simulation.run(inputs, seed)
                 where = f"on {wafers} wafers and {shards} shards, seed {seed}"
                 for number, (result, values) in enumerate(zip(results, outputs, strict=True)):
@@ -81,6 +82,11 @@ class Traced:
                         _close(tensor, value, rtol, f"{name} of step {number} {where}")
                 for name, value in states.items():
                     _close(simulation.states[name], value, rtol, f"{name} {where}")
+
+
+def simulate(plan: plan_pb2.Plan, states: Mapping[str, torch.Tensor]) -> Simulation | PipelineSimulation:
+    """The simulator of a plan, with these states."""
+    return (PipelineSimulation if plan.HasField("pipeline") else Simulation)(plan, states)
 
 
 def _close(actual: torch.Tensor, expected: torch.Tensor, rtol: float, what: str) -> None:

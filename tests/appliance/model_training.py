@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from compiled_steps import Getters, Step, Traced
+from compiled_steps import Getters, Step, Traced, simulate
 from counted_random import CountedRandom
 from model_zoo_contrastive import Towers, clip, pairs
 from model_zoo_images import DLRM, Perceptron, ResNet, ViT, clicks, images
 from model_zoo_text import MODELS, Bert, TextModel
+from pipeline_simulator import PipelineSimulation
 from plan_simulator import Simulation
 from torch import nn
 from torch.nn import functional as F
@@ -149,10 +150,10 @@ def plain(name: str, autocast: torch.dtype | None, seed: int) -> Run:
     return Run.of(losses, states_of(name, network))
 
 
-def simulated(name: str, precision: Precision | None, wafers: int, seed: int) -> Run:
-    """What a simulated cluster of so many wafers, and as many shards, makes of a seed."""
+def simulated(name: str, precision: Precision | None, wafers: int, seed: int, **settings: Any) -> Run:
+    """What a simulated cluster of so many wafers, and as many shards, makes of a seed. settings: of the target."""
     network, batches = start(name, seed)
-    simulation = _simulation(name, precision, wafers)
+    simulation = _simulation(name, precision, wafers, **settings)
     simulation.states = {**traced(name).initial, **states_of(name, network)}
     if COUNTER in simulation.states:
         simulation.states[COUNTER] = torch.tensor(counter(seed))
@@ -166,8 +167,10 @@ def counter(seed: int) -> int:
 
 
 @functools.cache
-def _simulation(name: str, precision: Precision | None, wafers: int) -> Simulation:
-    return Simulation(traced(name).plan(wafers, wafers, precision=precision), traced(name).initial)
+def _simulation(
+    name: str, precision: Precision | None, wafers: int, **settings: Any
+) -> Simulation | PipelineSimulation:
+    return simulate(traced(name).plan(wafers, wafers, precision=precision, **settings), traced(name).initial)
 
 
 def states_of(name: str, network: nn.Module) -> dict[str, torch.Tensor]:

@@ -75,10 +75,14 @@ class Simulation:
             source = "shard0" if group.kind == plan_pb2.GROUP_KIND_OUTPUT else "swarmx"
             frame = wires.take(source, "coordinator", group.id, step)
             assert frame is not None, f"group {group.id} of step {step} did not come"
-            data = bytearray(group.nbytes)
-            for member, tensor in zip(group.members, frame.tensors, strict=True):
-                raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-                data[member.offset : member.offset + len(raw)] = raw
+            raws = [tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in frame.tensors]
+            if group.reduction == plan_pb2.REDUCTION_GATHER:
+                data = bytearray().join(raws)
+                assert len(data) == group.nbytes
+            else:
+                data = bytearray(group.nbytes)
+                for member, raw in zip(group.members, raws, strict=True):
+                    data[member.offset : member.offset + len(raw)] = raw
             frames[group.id] = memoryview(data)
         found = {}
         for output in self.plan.coordinator.outputs:

@@ -322,7 +322,7 @@ class SwarmX:
         if len(parts) == 1:
             joined = parts[0].tensors
         elif group.reduction == plan_pb2.REDUCTION_GATHER:
-            joined = [torch.cat([part.tensors[0].reshape(-1) for part in parts])]
+            joined = [torch.cat([tensor.reshape(-1) for part in parts for tensor in part.tensors])]
         else:
             assert len({member.type.element_type for member in group.members}) == 1
             buffers = self.sums.setdefault(group.id, [torch.empty_like(t) for t in parts[0].tensors])

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from appliance.compiler.cache import read_plan
 from appliance.compiler.cost.machine_model import machine_model
+from appliance.compiler.pipelined.memory import PipelineMemory
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.report import Report
 from appliance.drawing.quantities import bytes_text, count_text, seconds_text
@@ -49,7 +50,7 @@ def _plan_file(path: Path) -> Path:
 
 def report_tables(report: Report) -> Group:
     """The report for a terminal: the layers, then the wafer's memory, the step and MemoryX in a line each."""
-    totals, memory = report.totals, report.memory
+    totals = report.totals
     libraries = sorted({layer.library for layer in report.layers})
     numbers = ("parameters", "FLOPs", "streamed", "gradients", "activations", "forward", "backward")
     columns = ("layer", *numbers, *(["kernel"] if len(libraries) > 1 else []))
@@ -77,16 +78,34 @@ def report_tables(report: Report) -> Group:
         seconds_text(sum(layer.forward_seconds for layer in report.layers)),
         seconds_text(sum(layer.backward_seconds for layer in report.layers)),
     )
-    peak = memory.peak
-    weights = sum(shard.weight_bytes for shard in report.shards)
-    other = sum(shard.other_bytes for shard in report.shards)
     lines = (
         f"Kernels of the layers: {', '.join(libraries)}.",
-        f"A wafer holds at most {bytes_text(peak.total_bytes)} of {bytes_text(memory.capacity_bytes)}, "
-        f"in {peak.segment}.",
-        f"MemoryX holds {bytes_text(weights)} of weights and {bytes_text(other)} of other state "
-        f"on {report.num_shards} shard(s).",
+        *_memory_lines(report),
         f"A step of {report.batch_rows} rows on {report.num_csx} wafer(s) is predicted to take "
         f"{seconds_text(totals.step_seconds)} ({report.machine.source}).",
     )
     return Group(layers, Text(), *(Text(line) for line in lines))
+
+
+def _memory_lines(report: Report) -> list[str]:
+    """Who holds how much."""
+    memory = report.memory
+    if isinstance(memory, PipelineMemory):
+        shares = zip(report.regions, memory.regions, strict=True)
+        return [
+            f"The wafer holds at most {bytes_text(memory.needed_bytes)} of {bytes_text(memory.capacity_bytes)}, "
+            f"in {len(memory.regions)} region(s), each with the weights and the optimizer state of its layers:",
+            *(
+                f"  {region.name}: {bytes_text(held.total_bytes)}, busy {seconds_text(region.busy_seconds)}, "
+                f"idle {seconds_text(region.idle_seconds)}"
+                for region, held in shares
+            ),
+        ]
+    weights = sum(shard.weight_bytes for shard in report.shards)
+    other = sum(shard.other_bytes for shard in report.shards)
+    return [
+        f"A wafer holds at most {bytes_text(memory.peak.total_bytes)} of {bytes_text(memory.capacity_bytes)}, "
+        f"in {memory.peak.segment}.",
+        f"MemoryX holds {bytes_text(weights)} of weights and {bytes_text(other)} of other state "
+        f"on {report.num_shards} shard(s).",
+    ]

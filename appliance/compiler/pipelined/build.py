@@ -13,7 +13,7 @@ from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, Numbers
 from appliance.compiler.partition.local import Localiser
 from appliance.compiler.partition.waits import Waits, inputs_of
-from appliance.compiler.pipelined.nodes import Graph, Kind, Node, Side
+from appliance.compiler.pipelined.nodes import UPDATE, Graph, Kind, Node, Side
 from appliance.compiler.pipelined.regions import NOMINAL, Regions, find_regions
 from appliance.compiler.pipelined.schedule import SHARED
 from appliance.compiler.pipelined.updates import Updates
@@ -115,7 +115,7 @@ class _Builder:
             yield Node(
                 kind=Kind.UPDATE,
                 layer=layer,
-                label=f"{layer or 'model'} update",
+                label=f"{layer or 'model'}{UPDATE}",
                 reads=[(value, False) for value in inputs],
                 makes=[(value, False) for value in outputs],
                 kernel=text,
@@ -168,4 +168,4 @@ def _commit(cut: Cut, graph: Graph, updates: Updates) -> None:
         layer = updates.layer_of_state(state)
         fits = node is not None and node.layer == layer and value not in node.commits
         if node is None or not fits or not graph.commit_in_place(node, value, state):
-            graph.commit_later(value, state, layer, f"{layer or 'model'} update")
+            graph.commit_later(value, state, layer, f"{layer or 'model'}{UPDATE}")

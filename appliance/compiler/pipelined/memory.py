@@ -43,14 +43,15 @@ class PipelineMemory:
     regions: tuple[RegionMemory, ...]
 
     @property
-    def total_bytes(self) -> int:
+    def needed_bytes(self) -> int:
+        """The most that must fit the wafer at once."""
         return self.batch_bytes + sum(region.total_bytes for region in self.regions)
 
     @property
     def own_bytes(self) -> int:
         """With gaps, without the batch, which lies in the memory of the workers."""
         moving = sum(region.activation_bytes + region.working_bytes for region in self.regions)
-        return self.total_bytes - self.batch_bytes + round(moving * GAPS)
+        return self.needed_bytes - self.batch_bytes + round(moving * GAPS)
 
 
 def plan_memory(plan: plan_pb2.PipelinePlan, profiles: Mapping[int, KernelProfile]) -> PipelineMemory:
@@ -132,7 +133,7 @@ def _ends(plan: plan_pb2.PipelinePlan) -> dict[int, int]:
 
 def check_memory(memory: PipelineMemory, global_rows: int, micro_batches: int) -> None:
     """WaferMemoryError if the wafer has less memory than is needed: how much, where, and what to change."""
-    over = memory.total_bytes - memory.capacity_bytes
+    over = memory.needed_bytes - memory.capacity_bytes
     if over <= 0:
         return
     states = sum(region.state_bytes for region in memory.regions)
@@ -141,7 +142,7 @@ def check_memory(memory: PipelineMemory, global_rows: int, micro_batches: int) -
     room = memory.capacity_bytes - states - joined
     share = max(room, 0) / max(memory.batch_bytes + moving, 1)
     largest = max(memory.regions, key=lambda region: region.total_bytes)
-    needed = ceil(memory.total_bytes / (1 << 30))
+    needed = ceil(memory.needed_bytes / (1 << 30))
     ways = []
     if room > 0 and global_rows > micro_batches:
         ways.append("use smaller micro-batches (cstorch.backends.csx.performance.micro_batch_size)")
@@ -150,7 +151,7 @@ def check_memory(memory: PipelineMemory, global_rows: int, micro_batches: int) -
     ways.append("the execution strategy weight_streaming, in which weights lie in MemoryX")
     ways.append(f"let the wafer take more of its host's memory: cstorch.backends.csx.debug.wafer_memory_gi = {needed}")
     raise WaferMemoryError(
-        f"in layer pipelined mode the step needs {bytes_text(memory.total_bytes)} of the wafer's memory, "
+        f"in layer pipelined mode the step needs {bytes_text(memory.needed_bytes)} of the wafer's memory, "
         f"{bytes_text(over)} more than it has ({bytes_text(memory.capacity_bytes)}): weights and optimizer state "
         f"{bytes_text(states)}, gradients {bytes_text(joined)}, batch {bytes_text(memory.batch_bytes)}, activations of "
         f"the micro-batches in flight {bytes_text(moving)}, most of it in region {largest.name}; {', or '.join(ways)}",

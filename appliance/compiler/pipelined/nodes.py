@@ -7,11 +7,15 @@ computed from them there is once. A number that a micro-batch computes for itsel
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
 
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.cost.flops import VIEWS
 from appliance.compiler.partition.groups import Bundle
+
+# The end of the label of an update.
+UPDATE: Final = " update"
 
 
 class Kind(IntEnum):

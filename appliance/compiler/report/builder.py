@@ -10,6 +10,7 @@ from appliance.compiler.core.target import KernelLibrary
 from appliance.compiler.cost.kernel_profile import KernelProfile, loop_time, operations_time, profile_kernels
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.partition.layers import BACKWARD
+from appliance.compiler.report.pipelined import pipeline_report
 from appliance.compiler.report.report import (
     REPORT_FORMAT,
     LayerReport,
@@ -34,6 +35,8 @@ _LOOP_REASON: Final = "element by element: one generated loop, or blocks of torc
 
 def make_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Report:
     """The report of a plan that holds together (`check_plan`). artifact: its key."""
+    if plan.HasField("pipeline"):
+        return pipeline_report(plan, artifact, machine)
     profiles = profile_kernels(plan.wafer.kernels)
     seconds = {number: operations_time(profile.module, machine) for number, profile in profiles.items()}
     shards = [_Shard(part, machine) for part in plan.memoryx]

@@ -68,7 +68,8 @@ def draw_memory(memory: MemoryPlan) -> str:
 def draw_timeline(timeline: Timeline) -> str:
     """A line for each track: when a wafer computes, what travels, what each shard does."""
     shards = sorted({span.track for span in timeline.spans} - {WAFER, WEIGHTS, GRADIENTS}, key=_shard_number)
-    tracks = [WEIGHTS, WAFER, GRADIENTS, *shards]
+    streamed = [WEIGHTS, WAFER, GRADIENTS]
+    tracks = [*(streamed if any(span.track in streamed for span in timeline.spans) else ()), *shards]
     line, bottom = 44, 24
     height = line * len(tracks) + bottom
     scale = (_WIDTH - _LEFT) / (timeline.step_seconds or 1.0)
@@ -82,8 +83,9 @@ def draw_timeline(timeline: Timeline) -> str:
         y = tracks.index(span.track) * line + 8
         told = f"{span.label}\n{seconds_text(span.end - span.begin)} from {seconds_text(span.begin)} on"
         told += f"\n{bytes_text(span.nbytes)}" if span.nbytes else ""
+        told += f"\nmicro-batch {span.micro_batch}" if span.micro_batch is not None else ""
         kind = f"c{colours[span.label.removesuffix(BACKWARD)]}" if span.track == WAFER else _kind(span)
-        faded = " back" if span.track == WAFER and span.label.endswith(BACKWARD) else ""
+        faded = " back" if span.label.endswith(BACKWARD) else ""
         parts.append(
             f'<rect class="span {kind}{faded}" x="{_LEFT + span.begin * scale:.2f}" y="{y}" '
             f'width="{max((span.end - span.begin) * scale, 0.5):.2f}" height="28"><title>{escape(told)}</title></rect>'
@@ -104,6 +106,8 @@ def _layer_colours(spans: Iterable[Span]) -> dict[str, int]:
 
 
 def _kind(span: Span) -> str:
+    if span.micro_batch is not None:
+        return f"c{span.micro_batch % COLOURS}"
     return {WEIGHTS: "m1", GRADIENTS: "m2"}.get(span.track, "update")
 
 

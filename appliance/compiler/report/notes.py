@@ -93,12 +93,14 @@ def loops_text(plan: plan_pb2.Plan) -> str:
 def kernels_text(plan: plan_pb2.Plan) -> str:
     """The modules of a plan's kernels, each under a comment with who runs it."""
     layers: dict[int, list[str]] = {}
-    for instruction in plan.wafer.instructions:
+    regions = (region.instructions for region in plan.pipeline.regions)
+    for instruction in (i for listed in (plan.wafer.instructions, *regions) for i in listed):
         if instruction.WhichOneof("kind") == "run":
             layers.setdefault(instruction.run.kernel, []).append(ascii(instruction.run.layer))
+    layers = {kernel: list(dict.fromkeys(names)) for kernel, names in layers.items()}
     pieces = [
         f"// ----- wafer kernel {kernel.id}: {', '.join(layers[kernel.id])}\n{kernel.cirh}"
-        for kernel in plan.wafer.kernels
+        for kernel in (*plan.wafer.kernels, *plan.pipeline.kernels)
     ]
     for shard, part in enumerate(plan.memoryx):
         pieces += [f"// ----- MemoryX shard {shard} kernel {kernel.id}\n{kernel.cirh}" for kernel in part.kernels]

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from appliance import drawing
+from appliance.compiler.pipelined.memory import PipelineMemory
 from appliance.compiler.report.drawings import MEMORY_PARTS, draw_memory, draw_timeline
 from appliance.compiler.report.report import Report
+from appliance.compiler.wafer.memory_plan import MemoryPlan
 from appliance.drawing.floor_drawing import draw_floor_plan
 from appliance.drawing.quantities import bytes_text, count_text, seconds_text
 
@@ -37,13 +39,17 @@ def _summary(report: Report) -> str:
         ("predicted rows/s", count_text(totals.rows_per_second), totals.rows_per_second),
         ("streamed to a wafer", bytes_text(totals.streamed_bytes), totals.streamed_bytes),
         ("gradients from a wafer", bytes_text(totals.gradient_bytes), totals.gradient_bytes),
-        ("a wafer's peak", bytes_text(memory.peak.total_bytes), memory.peak.total_bytes),
+        ("a wafer's peak", bytes_text(memory.needed_bytes), memory.needed_bytes),
         ("segments, kernels", f"{totals.segments}, {totals.wafer_kernels}", totals.segments),
     )
     shown = "".join(f'<div><dt>{name}</dt><dd data-value="{value}">{text}</dd></div>' for name, text, value in tiles)
+    if report.regions:
+        cluster = f"One wafer in {len(report.regions)} {_plural('region', len(report.regions))}"
+    else:
+        cluster = f"{report.num_csx} {_plural('wafer', report.num_csx)}"
+        cluster += f", {report.num_shards} MemoryX {_plural('shard', report.num_shards)}"
     return (
-        f"<header><h1>Compile report</h1><p>{report.num_csx} {_plural('wafer', report.num_csx)}, {report.num_shards} "
-        f"MemoryX {_plural('shard', report.num_shards)}, a batch of {report.batch_rows} rows. Artifact "
+        f"<header><h1>Compile report</h1><p>{cluster}, a batch of {report.batch_rows} rows. Artifact "
         f'<code>{escape(report.artifact)}</code></p></header>\n<dl class="tiles">{shown}</dl>'
     )
 
@@ -85,6 +91,8 @@ def _reasons(report: Report) -> str:
 
 def _memory(report: Report) -> str:
     memory = report.memory
+    if not isinstance(memory, MemoryPlan):
+        return _region_memory(memory)
     legend = "".join(f'<li><i class="m{n}"></i>{name}</li>' for n, name in enumerate(MEMORY_PARTS))
     share = memory.peak.total_bytes / memory.capacity_bytes
     return _section(
@@ -97,7 +105,24 @@ def _memory(report: Report) -> str:
     )
 
 
+def _region_memory(memory: PipelineMemory) -> str:
+    rows = []
+    for region in memory.regions:
+        parts = (region.state_bytes, region.joined_bytes, region.activation_bytes, region.working_bytes)
+        cells = "".join(_number(nbytes, bytes_text(nbytes)) for nbytes in (*parts, region.total_bytes))
+        rows.append(f"<tr><th>{escape(region.name)}</th>{cells}</tr>")
+    return _section(
+        "Memory of the wafer",
+        f"At most {bytes_text(memory.needed_bytes)}, {memory.needed_bytes / memory.capacity_bytes:.1%} of the wafer's "
+        f"{bytes_text(memory.capacity_bytes)}, of which the batch takes {bytes_text(memory.batch_bytes)}. Activations "
+        "are those of all micro-batches that may be in flight.",
+        _table(("region", "weights and state", "gradients", "activations", "working", "together"), rows),
+    )
+
+
 def _floor_plan(report: Report) -> str:
+    if report.regions:
+        return _regions(report)
     if not report.floor_plan.regions:
         return ""
     seconds = {layer.layer: layer.forward_seconds + layer.backward_seconds for layer in report.layers}
@@ -111,13 +136,32 @@ def _floor_plan(report: Report) -> str:
     )
 
 
+def _regions(report: Report) -> str:
+    rows = [
+        f"<tr><th>region-{number}</th><td>{escape(region.name)}</td>"
+        + _number(region.busy_seconds, seconds_text(region.busy_seconds))
+        + _number(region.idle_seconds, seconds_text(region.idle_seconds))
+        + "</tr>"
+        for number, region in enumerate(report.regions)
+    ]
+    return _section(
+        "Floor plan",
+        "The regions of the wafer, in which the step runs: each has the weights, the optimizer state and all work of "
+        "its layers, and an area in proportion to that work. The line is the way of the activations; the gradients go "
+        "back the same way.",
+        _table(("region", "layers", "busy", "idle (bubbles)"), rows),
+        f'<div class="floor">{draw_floor_plan(report.floor_plan, {r.name: r.busy_seconds for r in report.regions})}'
+        "</div>",
+    )
+
+
 def _timeline(report: Report) -> str:
     machine, timeline = report.machine, report.timeline
     busy = timeline.wafer_busy_seconds / timeline.step_seconds if timeline.step_seconds else 0.0
     return _section(
         "One step",
         f"Predicted: {seconds_text(timeline.step_seconds)}, of which a wafer computes {busy:.0%}. Segments of the "
-        "backward pass are paler.",
+        f"backward pass are paler.{' Colours are micro-batches; gaps are bubbles.' if report.regions else ''}",
         f'<div class="wide">{draw_timeline(timeline)}</div>',
         "<p>The prediction rests on these rates, "
         f"{escape(machine.source)}: products {count_text(machine.float32_flops_per_second)}FLOP/s in float32 and "
@@ -130,6 +174,8 @@ def _timeline(report: Report) -> str:
 
 
 def _memoryx(report: Report) -> str:
+    if not report.shards:
+        return ""
     shards, updates = [], []
     for shard in report.shards:
         total = sum(update.seconds for update in shard.updates)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from appliance.compiler.cost.machine_model import MachineModel
+from appliance.compiler.pipelined.memory import PipelineMemory
 from appliance.compiler.report.timeline import Timeline
 from appliance.compiler.wafer.memory_plan import MemoryPlan
 from appliance.drawing.floor_plan import FloorPlan
@@ -59,6 +60,15 @@ class ShardReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegionReport:
+    """A region of a pipelined wafer in a step. Idle: it waits for others, before, between and behind its work."""
+
+    name: str
+    busy_seconds: float
+    idle_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """Over all layers."""
 
@@ -84,10 +94,11 @@ class Report:
     machine: MachineModel
     totals: Totals
     layers: tuple[LayerReport, ...]
-    memory: MemoryPlan
+    memory: MemoryPlan | PipelineMemory
     shards: tuple[ShardReport, ...]
     floor_plan: FloorPlan
     timeline: Timeline
+    regions: tuple[RegionReport, ...] = ()  # of a pipelined wafer
 
     def to_json(self) -> str:
         """The report as JSON: the fields of these classes by their names, in their units (bytes, seconds)."""

@@ -27,7 +27,7 @@ class Span:
     """Something that takes from `begin` to `end`, in seconds since the step began.
 
     Tracks: "wafer" (segments), "weights" (on their way to the wafer), "gradients" (and all else that SwarmX reduces, on
-    its way), "memoryx-0" and so on (kernels).
+    its way), "memoryx-0" and so on (kernels). Of a pipelined wafer: "region-0" and so on.
     """
 
     track: str
@@ -35,6 +35,7 @@ class Span:
     begin: float
     end: float
     nbytes: int = 0  # of messages
+    micro_batch: int | None = None  # of work in a region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,11 @@ class MemoryPlan:
         return max(self.points, key=lambda point: point.total_bytes)
 
     @property
+    def needed_bytes(self) -> int:
+        """The most that must fit the wafer at once."""
+        return self.peak.total_bytes
+
+    @property
     def own_bytes(self) -> int:
         """The most that is the wafer's own at once."""
         return max(point.own_bytes for point in self.points)

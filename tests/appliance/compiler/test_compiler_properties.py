@@ -1,5 +1,6 @@
 """The sharding rules: random programs are right or refused, and a rule that is broken is noticed."""
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,7 @@ from simulated_links import Deadlock, Hazard
 from torch import nn
 
 from appliance.compiler.core.errors import CompileError
+from appliance.compiler.core.target import ExecutionStrategy
 from appliance.compiler.partition import waits
 from appliance.compiler.sharding.rules import pointwise as rules_pointwise
 from appliance.compiler.sharding.rules.placement import SUM, R, sharded
@@ -80,15 +82,31 @@ def test_random_programs_are_right_or_refused() -> None:
             found["not lowered"] += 1
             return
         traced.check([batch], [(1, 1)], seeds=[0])
+        chance = random.Random(number)
         for wafers in (2, 3):
             try:
-                traced.check([batch], [(wafers, 1 + number % 2)], seeds=[number % 5])
+                traced.check(
+                    [batch], [(wafers, 1 + number % 2)], seeds=[number % 5], micro_batches=chance.choice([1, 1, 2, 4])
+                )
                 found["equal"] += 1
             except CompileError:
                 found["refused"] += 1
+        try:
+            traced.check(
+                [batch],
+                [(1, 1)],
+                seeds=[number % 5],
+                micro_batches=chance.choice([1, 2, 3, 4]),
+                wafer_cores=chance.choice([1, 2, 3, 5]),
+                execution_strategy=ExecutionStrategy.PIPELINE,
+            )
+            found["pipelined"] += 1
+        except CompileError:
+            found["refused"] += 1
 
     run()
     assert found["equal"] > 30, found
+    assert found["pipelined"] > 15, found
     assert found["not lowered"] < 10, found
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from model_training import TRAINED, Run, plain, simulated
 
+from appliance.compiler.core.target import ExecutionStrategy
 from appliance.compiler.pipeline import Half, Precision
 
 pytestmark = pytest.mark.parity
@@ -37,6 +38,17 @@ def errors(name: str, runs: Sequence[Run]) -> tuple[float, float]:
 def test_errors_are_within_those_of_autocast(name: str, level: int, wafers: int) -> None:
     precision = Precision(half=Half.BFLOAT16, level=level)
     ours = errors(name, [simulated(name, precision, wafers, seed) for seed in SEEDS])
+    theirs = errors(name, [plain(name, torch.bfloat16, seed) for seed in SEEDS])
+    for error, allowed in zip(ours, theirs, strict=True):
+        assert 0 < error <= BOUND * allowed
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt2", "bert", "t5", "dlrm"])
+def test_errors_of_micro_batches_in_regions_are_within_those_of_autocast(name: str) -> None:
+    pipelined = {"micro_batches": 2, "wafer_cores": 3, "execution_strategy": ExecutionStrategy.PIPELINE}
+    precision = Precision(half=Half.BFLOAT16)
+    ours = errors(name, [simulated(name, precision, 1, seed, **pipelined) for seed in SEEDS])
     theirs = errors(name, [plain(name, torch.bfloat16, seed) for seed in SEEDS])
     for error, allowed in zip(ours, theirs, strict=True):
         assert 0 < error <= BOUND * allowed

@@ -1,0 +1,36 @@
+"""Training in layer pipelined mode: regions of any number and speed, with any micro-batches, give what torch gives."""
+
+import pytest
+from model_training import assert_equal, plain, simulated
+
+from appliance.compiler.core.target import ExecutionStrategy, Half, Precision
+
+pytestmark = pytest.mark.parity
+
+NAMES = ("mlp", "cnn", "gpt2", "bert", "t5", "dlrm")
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4, 12])
+@pytest.mark.parametrize("name", NAMES)
+def test_training_gives_what_plain_torch_gives(name: str, micro_batches: int) -> None:
+    for cores, seed in ((1, 0), (2, 1), (5, 2)):
+        ours = simulated(
+            name,
+            None,
+            1,
+            seed,
+            micro_batches=micro_batches,
+            wafer_cores=cores,
+            execution_strategy=ExecutionStrategy.PIPELINE,
+        )
+        assert_equal(ours, plain(name, None, seed), losses=1e-5, states=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_is_that_of_weight_streaming(name: str) -> None:
+    precision = Precision(half=Half.BFLOAT16)
+    streamed = simulated(name, precision, 1, 0, micro_batches=4)
+    ours = simulated(
+        name, precision, 1, 0, micro_batches=4, wafer_cores=3, execution_strategy=ExecutionStrategy.PIPELINE
+    )
+    assert_equal(ours, streamed, losses=1e-6, states=1e-6)
