@@ -81,8 +81,8 @@ def _row(row: str, regions: Sequence[str]) -> tuple[int, int, str]:
     if row in regions:
         return 1, regions.index(row), row
     if row in _LAST_ROWS:
-        return 2 + _LAST_ROWS.index(row), 0, row
-    return int(row != _FIRST_ROW), 0, row
+        return 3 + _LAST_ROWS.index(row), 0, row
+    return 0 if row == _FIRST_ROW else 2, 0, row
 
 
 def _place(node: str) -> tuple[int, int, str]:
