@@ -122,6 +122,7 @@ def _check_shard(plan: plan_pb2.MemoryXPlan, role: Role) -> None:
                 role.receive(instruction.receive.group)
             case "run":
                 run = instruction.run
+                require(not run.micro_batch, f"{role.name} has no micro-batches")
                 outputs = role.run(run).outputs
                 require(states.keys().isdisjoint(run.outputs), f"{role.name} makes a value that is a state's")
                 require(states.keys().isdisjoint(run.drops), f"{role.name} drops a state")

@@ -76,6 +76,8 @@ def _check_groups(plan: plan_pb2.Plan) -> None:
         addressed = group.shards or group.to_wafers or group.to_coordinator or group.source_shard
         require(not addressed, f"{what} goes where its kind does not")
         check_members(group, what, 1, pipeline.micro_batches)
+    outputs = [group for group in pipeline.groups if group.kind == plan_pb2.GROUP_KIND_OUTPUT]
+    require(list(plan.coordinator.groups) == outputs, "the coordinator's groups are others than the wafer sends")
     require(sum(group == plan.worker.batch for group in pipeline.groups) == 1, "there is no batch")
     require({*received, *sent} == set(numbers), "a group travels that is not listed")
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import Traced
+from compiled_steps import Traced, simulate
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from plan_simulator import Simulation
 from reported_steps import NARROW, ROWS, trained_blocks
 from torch import nn
 
+from appliance.compiler.core.target import ExecutionStrategy
 from appliance.compiler.plan_check.check import PlanError, check_plan
 from appliance.compiler.plan_check.roles import Signatures
 from wsc.v1 import plan_pb2
@@ -30,6 +30,19 @@ MEANING = {
     "Output.name": "as of states",
     "Group.reduction": "a sum can be a maximum: both have the same types",
     "Plan.format": "compared when a plan is loaded",
+}
+OF_PIPELINES = {
+    **MEANING,
+    "PipelinePlan.memory_bytes": "told in reports",
+    "PipelinePlan.own_bytes": "told in reports; how much memory is kept",
+    "PipelinePlan.flops": "told in reports",
+    "PipelinePlan.kernel_library": "one library or the other: both give the same",
+    "JoinedValue.reduction": "as of groups",
+    "Region.name": "told in reports",
+    **{f"Region.{name}": "where it is drawn" for name in ("x", "y", "width", "height")},
+    "Run.micro_batch": "of what is not joined, told in reports",
+    "Plan.num_shards": "no shard takes part",
+    "StateSlot.replicated": "there is one copy",
 }
 SPREAD = 5  # places at which a field is changed
 
@@ -99,9 +112,14 @@ def mutations(plan: plan_pb2.Plan) -> Iterator[tuple[str, str, Callable[[], None
                 yield name, f"{name} {before!r} -> {after!r}", lambda: put(after), lambda: put(before)  # noqa: B023
 
 
-@pytest.mark.parametrize(("wafers", "shards"), [(1, 1), (2, 2)])
+def pipelined(traced: Traced) -> plan_pb2.Plan:
+    return traced.plan(1, micro_batches=2, wafer_cores=3, execution_strategy=ExecutionStrategy.PIPELINE)
+
+
+@pytest.mark.parametrize(("wafers", "shards"), [(1, 1), (2, 2), (0, 0)], ids=["1-1", "2-2", "pipelined"])
 def test_every_changed_field_is_noticed(traced: Traced, wafers: int, shards: int) -> None:
-    plan = traced.plan(wafers, shards)
+    plan = traced.plan(wafers, shards) if wafers else pipelined(traced)
+    meaning = MEANING if wafers else OF_PIPELINES
     check_plan(plan)
     whole = plan.SerializeToString(deterministic=True)
     missed = []
@@ -117,7 +135,7 @@ def test_every_changed_field_is_noticed(traced: Traced, wafers: int, shards: int
         except PlanError:
             pass
         else:
-            if name not in MEANING:
+            if name not in meaning:
                 missed.append(what)
         back()
     assert plan.SerializeToString(deterministic=True) == whole
@@ -141,10 +159,11 @@ def pieces(plan: plan_pb2.Plan) -> Iterator[tuple[Any, int]]:
     yield from within(plan)
 
 
-def test_what_is_missing_or_there_twice_is_noticed_or_changes_nothing(traced: Traced) -> None:
-    plan = traced.plan(2, 2)
+@pytest.mark.parametrize("streamed", [True, False])
+def test_what_is_missing_or_there_twice_is_noticed_or_changes_nothing(traced: Traced, streamed: bool) -> None:
+    plan = traced.plan(2, 2) if streamed else pipelined(traced)
     batches = [[torch.randn(ROWS, NARROW)] for _ in range(2)]
-    expected = Simulation(plan, traced.initial).run(batches)
+    expected = simulate(plan, traced.initial).run(batches)
     places = list(pieces(plan))
     for number in range(0, len(places), 2):
         for twice in (False, True):
@@ -160,7 +179,7 @@ def test_what_is_missing_or_there_twice_is_noticed_or_changes_nothing(traced: Tr
                 continue
             if not changed.coordinator.outputs:
                 continue  # the client would miss it
-            results = Simulation(changed, traced.initial).run(batches)
+            results = simulate(changed, traced.initial).run(batches)
             for result, wanted in zip(results, expected, strict=True):
                 assert all(torch.equal(result[name], wanted[name]) for name in wanted), (number, twice)
 
