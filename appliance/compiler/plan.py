@@ -20,7 +20,7 @@ from cirh.dialect import types
 from wsc.v1 import plan_pb2
 
 # Of the messages in plan.proto, and of what roles may rely on. A cached plan of another format is compiled again.
-PLAN_FORMAT = 6
+PLAN_FORMAT = 7
 
 
 def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:

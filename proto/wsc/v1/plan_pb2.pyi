@@ -247,9 +247,11 @@ class Group(_message.Message):
     kind: Global___GroupKind.ValueType
     nbytes: _builtins.int
     reduction: Global___Reduction.ValueType
-    """of a REDUCTION group; all members have one element type"""
+    """of a REDUCTION group; all members have one element type. GATHER, also of a pipeline's"""
     source_shard: _builtins.int
-    """of WEIGHTS, OUTPUT and EXCHANGE"""
+    """OUTPUT group: a member for each micro-batch, one behind the other
+    of WEIGHTS, OUTPUT and EXCHANGE
+    """
     to_wafers: _builtins.bool
     """destinations of REDUCTION"""
     to_coordinator: _builtins.bool
@@ -865,7 +867,7 @@ class JoinedValue(_message.Message):
     REDUCTION_FIELD_NUMBER: _builtins.int
     value: _builtins.int
     reduction: Global___Reduction.ValueType
-    """SUM, MAX or MIN; GATHER: each micro-batch makes a member of an output group"""
+    """SUM, MAX or MIN"""
     @_builtins.property
     def type(self) -> Global___TensorType: ...
     def __init__(
@@ -891,6 +893,7 @@ class Region(_message.Message):
     inputs are there: in layer pipelined mode values are made once in a step, by the region whose Run or Receive makes
     them, and may be read by all regions. `drops` are of values that no other region reads; what several regions read is
     dropped behind the last of all its reads. `commits` are as on MemoryX: nothing in any region reads the old value later.
+    That follows from what is waited for: where it would not, a Run of a kernel without results waits for a reader's result.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -176,7 +176,7 @@ def test_json_has_stable_names(traced: Traced) -> None:
     data = json.loads(report(traced, 2, 2).to_json())
     assert list(data) == [
         *("format", "artifact", "num_csx", "num_shards", "batch_rows", "machine", "totals", "layers", "memory"),
-        *("shards", "floor_plan", "timeline"),
+        *("shards", "floor_plan", "timeline", "regions"),
     ]
     assert set(data["layers"][0]) == {
         *("layer", "parameters", "flops", "streamed_bytes", "gradient_bytes", "activation_bytes", "kernels", "library"),
