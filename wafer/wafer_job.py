@@ -39,8 +39,10 @@ class WaferJob(RoleJob):
         self, plan: plan_pb2.PipelinePlan, hub: Hub, links: Mapping[LinkKey, Link]
     ) -> PipelineProgram:
         self._states.load(plan_pb2.MemoryXPlan(states=plan.states))
-        torch.set_num_threads(1)
-        return PipelineProgram(plan, self._states.store, self._states.snapshots, hub, links, num_threads=self._threads)
+        num_threads = min(self._threads, len(plan.regions))
+        torch.set_num_threads(max(1, self._threads // num_threads) if plan.flops >= THREADED_FLOPS else 1)
+        store, snapshots = self._states.store, self._states.snapshots
+        return PipelineProgram(plan, store, snapshots, hub, links, num_threads=num_threads)
 
     def missing_states(self) -> Sequence[str]:
         return self._states.missing
