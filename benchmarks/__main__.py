@@ -15,6 +15,7 @@ from benchmarks import (
     larger_than_memory,
     memory,
     nodes,
+    pipelined,
     random_numbers,
     start_up,
     streams,
@@ -81,6 +82,7 @@ def bench_initialisation(repeats: int) -> None:
 PARTS: Mapping[str, Callable[[int], None]] = {
     "training": bench_training,
     "gpt2": bench_gpt2,
+    "pipelined": pipelined.bench,
     "start-up": bench_start_up,
     "initialisation": bench_initialisation,
     "compile": lambda repeats: compile_stages.bench(),

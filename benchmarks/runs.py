@@ -11,11 +11,12 @@ ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 THREADS = (1, 2)
 
 
-def run_side(module: str, side: str, threads: int, num_steps: int, lane: str = "") -> Any:
+def run_side(module: str, side: str, threads: int, num_steps: int, lane: str = "", strategy: str = "") -> Any:
     """What `python -m benchmarks.<module> eager|cluster` prints."""
     command = [sys.executable, "-m", f"benchmarks.{module}", side]
     command += ["--threads", str(threads), "--num-steps", str(num_steps)]
-    environment = {**os.environ, **ENVIRONMENT, **({"WAFERBOX_LANE": lane} if lane else {})}
+    chosen = {"WAFERBOX_LANE": lane, "WAFERBOX_EXECUTION_STRATEGY": strategy}
+    environment = {**os.environ, **ENVIRONMENT, **{name: value for name, value in chosen.items() if value}}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")

@@ -1,6 +1,6 @@
 """The kernels of a wafer's plan, by the library that the plan names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -20,9 +20,11 @@ from wsc.v1 import plan_pb2
 WaferKernel: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], list[torch.Tensor]]
 
 
-def make_kernels(plan: plan_pb2.WaferPlan) -> dict[int, WaferKernel]:
+def make_kernels(
+    kernels: Iterable[plan_pb2.Kernel], library: "plan_pb2.KernelLibrary.ValueType"
+) -> dict[int, WaferKernel]:
     """The kernels under their numbers. Raises CirhError for text that is not valid."""
-    return {kernel.id: _make(kernel.cirh, plan.kernel_library) for kernel in plan.kernels}
+    return {kernel.id: _make(kernel.cirh, library) for kernel in kernels}
 
 
 def _make(text: str, library: "plan_pb2.KernelLibrary.ValueType") -> WaferKernel:

@@ -1,30 +1,56 @@
 """A job on a wafer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
 
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
+from memoryx.files.state_memory import StateSettings
+from memoryx.kept_states import KeptStates
+from memoryx.state_service import StateService
 from nodes.lifecycle.node_job import JobContext, LinkKey
-from nodes.lifecycle.role_job import RoleJob
+from nodes.lifecycle.role_job import RoleJob, StepProgram
+from wafer.pipeline_program import PipelineProgram
 from wafer.wafer_program import WaferProgram
-from wsc.v1 import node_pb2
+from wsc.v1 import node_pb2, plan_pb2
 
 # Below this, in a step, waking other threads costs more than they bring: a kernel takes microseconds.
 THREADED_FLOPS: Final = 2_000_000_000
 
 
 class WaferJob(RoleJob):
-    """Keeps nothing between executions."""
+    """Keeps nothing between executions; in layer pipelined mode the states of the job, as a shard of MemoryX does."""
 
-    def __init__(self, context: JobContext, threads: int) -> None:
+    def __init__(self, context: JobContext, threads: int, service: StateService) -> None:
         """threads: as many as compute at most."""
         super().__init__(context)
         self._threads = threads
+        self._states = KeptStates(context, service, StateSettings(), lambda: self.running)
 
-    def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> WaferProgram:
+    def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> StepProgram:
+        if request.HasField("pipeline"):
+            return self._compile_pipeline(request.pipeline, hub, links)
         # Holds for threads that begin to compute from now on, and so for the one that will run the steps.
         torch.set_num_threads(self._threads if request.wafer.flops >= THREADED_FLOPS else 1)
         return WaferProgram(request.wafer, request.wafer_number, hub, links)
+
+    def _compile_pipeline(
+        self, plan: plan_pb2.PipelinePlan, hub: Hub, links: Mapping[LinkKey, Link]
+    ) -> PipelineProgram:
+        self._states.load(plan_pb2.MemoryXPlan(states=plan.states))
+        num_threads = min(self._threads, len(plan.regions))
+        torch.set_num_threads(max(1, self._threads // num_threads) if plan.flops >= THREADED_FLOPS else 1)
+        store, snapshots = self._states.store, self._states.snapshots
+        return PipelineProgram(plan, store, snapshots, hub, links, num_threads=num_threads)
+
+    def missing_states(self) -> Sequence[str]:
+        return self._states.missing
+
+    def release_snapshot(self, step: int) -> None:
+        self._states.snapshots.release(step)
+
+    def close(self) -> None:
+        super().close()
+        self._states.close()

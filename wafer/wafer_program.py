@@ -8,8 +8,7 @@ sends that only when it has read the group. Groups that go to the coordinator al
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -28,16 +27,10 @@ from nodes.steps.schedule import (
     is_received_by_wafers,
     worker_of_step,
 )
+from wafer.joins import joining
 from wafer.kernels import WaferKernel, make_kernels
 from wafer.large_tensors import limit_large_tensors, release_large_tensors
 from wsc.v1 import node_pb2, plan_pb2
-
-# place, what is joined to it, out=place.
-JOINS: Final[Mapping[int, Callable[..., torch.Tensor]]] = {
-    plan_pb2.REDUCTION_SUM: torch.add,
-    plan_pb2.REDUCTION_MAX: torch.maximum,
-    plan_pb2.REDUCTION_MIN: torch.minimum,
-}
 
 
 class WaferProgram:
@@ -58,7 +51,7 @@ class WaferProgram:
         self._taken: dict[int, int] = {}  # weights groups, by shard
         groups = {group.id: group for group in plan.groups}
         self._expect(plan.groups)
-        kernels = make_kernels(plan)
+        kernels = make_kernels(plan.kernels, plan.kernel_library)
         kinds = [instruction.WhichOneof("kind") for instruction in plan.instructions]
         sent = [i.send.group for i, kind in zip(plan.instructions, kinds, strict=True) if kind == "send"]
         produced = {value for i in plan.instructions for value in i.run.outputs}
@@ -146,20 +139,13 @@ class WaferProgram:
 
     def _joining(self, run: plan_pb2.Run, kernel: WaferKernel) -> WaferKernel:
         """The kernel of a later micro-batch: what is reduced is joined to what the ones before have made of it."""
-        joined = []
+        joined = {}
         for index, value in enumerate(run.outputs):
             if value in self._made:
                 place = self._buffers.place(value)
                 assert place is not None, "what is reduced is sent"
-                joined.append((index, place, JOINS[self._reductions[value]]))
-
-        def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-            results = kernel(inputs, places)
-            for index, place, join in joined:
-                results[index] = join(place, results[index], out=place)
-            return results
-
-        return call
+                joined[index] = (place, self._reductions[value])
+        return joining(kernel, joined)
 
     def _add_waits(self, groups: Iterable[int]) -> None:
         """Before groups are written: for the releases of those that lie in their places."""

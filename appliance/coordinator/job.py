@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from appliance.coordinator.compilation import Compile
+from appliance.coordinator.compilation import Compile, CompileRefused
 from appliance.coordinator.execution.execution import Execution
 from appliance.coordinator.failures.silence import SilenceWatch
 from appliance.coordinator.failures.verdict import JobFailed, Verdict
@@ -21,6 +21,7 @@ from interconnect.links.listener import LinkListener
 from interconnect.threads import GuardedThread
 from nodes.telemetry.watchdog import hang_seconds
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2, plan_pb2
+from wsc.v1.plan_pb2 import EXECUTION_STRATEGY_PIPELINE as PIPELINE
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,9 @@ class Job:
 
     def compile(self, cirh: str, options: plan_pb2.CompileOptions) -> tuple[str, plan_pb2.Plan, bool]:
         """Hash, plan, and whether it came from the cache. Raises JobFailed; what the compiler raises."""
+        asked, leased = (each.execution_strategy == PIPELINE for each in (options, self.request))
+        if asked != leased:
+            raise CompileRefused("the step has another execution strategy than the job, which has the nodes for one")
         return self.plans.compile(cirh, options, self.wait_for_nodes().topology, self._compiling)
 
     @contextmanager

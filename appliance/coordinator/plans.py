@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -44,15 +44,14 @@ class Plans:
                 return known, self._plans[known], True
             with compiling():
                 artifact, plan, cached = self._compile(
-                    cirh, len(topology.wafers), len(topology.memoryx), dict(self._placed), options
+                    cirh, len(topology.wafers), len(topology.state_keepers), dict(self._placed), options
                 )
             self._artifacts[asked] = artifact
             logger.info("step %s is %s", artifact, "in the cache" if cached else "compiled")
             self._plans[artifact] = plan
-            for shard in plan.memoryx:
-                for slot in shard.states:
-                    if not slot.replicated:
-                        self._placed[slot.name] = shard.shard
+            for shard, slot in _slots(plan):
+                if not slot.replicated:
+                    self._placed[slot.name] = shard
         return artifact, plan, cached
 
     def __getitem__(self, artifact: str) -> plan_pb2.Plan:
@@ -66,8 +65,10 @@ class Plans:
 
 def placements(plan: plan_pb2.Plan) -> list[coordinator_pb2.StatePlacement]:
     """Where the states of a plan live; a state that every shard keeps is named once for each."""
-    return [
-        coordinator_pb2.StatePlacement(name=slot.name, type=slot.type, shard=shard.shard)
-        for shard in plan.memoryx
-        for slot in shard.states
-    ]
+    return [coordinator_pb2.StatePlacement(name=slot.name, type=slot.type, shard=shard) for shard, slot in _slots(plan)]
+
+
+def _slots(plan: plan_pb2.Plan) -> Iterator[tuple[int, plan_pb2.StateSlot]]:
+    """All states of a plan, each with its shard: in layer pipelined mode the wafer is the one shard."""
+    yield from ((0, slot) for slot in plan.pipeline.states)
+    yield from ((shard.shard, slot) for shard in plan.memoryx for slot in shard.states)

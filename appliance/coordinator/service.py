@@ -83,7 +83,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             outputs=plan.coordinator.outputs,
             report=self._job.plans.report(artifact),
             seconds=time.monotonic() - begin,
-            wafer_kernels=len(plan.wafer.kernels),
+            wafer_kernels=len(plan.wafer.kernels) + len(plan.pipeline.kernels),
             precision=plan.precision if plan.HasField("precision") else None,
             notes=notes_of(plan),
         )

@@ -1,8 +1,8 @@
 """Which nodes a job gets, and what it says that a job lacks. Pure: nodes come in as what is known of them.
 
-A job needs its wafers, its input workers, one MemoryX node and one SwarmX node. Of MemoryX and SwarmX it may use more:
-its share, which is to the nodes of the role as its wafers are to those of the cluster, so that jobs on the other wafers
-find some too.
+A job needs its wafers, its input workers, one MemoryX node and one SwarmX node; in layer pipelined mode wafers and
+workers alone. Of MemoryX and SwarmX it may use more: its share, which is to the nodes of the role as its wafers are to
+those of the cluster, so that jobs on the other wafers find some too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from appliance.members import PACKAGES, counted, member_name
 from interconnect.swarmx_tree import tree_size
-from wsc.v1 import management_pb2, node_pb2
+from wsc.v1 import management_pb2, node_pb2, plan_pb2
 
 _Role: TypeAlias = "node_pb2.Role.ValueType"
 
@@ -104,5 +104,6 @@ def _needs(wanted: management_pb2.Acquire) -> Iterable[tuple[_Role, int]]:
     """The least number of each role."""
     yield node_pb2.ROLE_WAFER, wanted.num_wafers
     yield node_pb2.ROLE_WORKER, wanted.num_wafers * wanted.num_workers_per_wafer
-    yield node_pb2.ROLE_MEMORYX, 1
-    yield node_pb2.ROLE_SWARMX, 1
+    if wanted.execution_strategy != plan_pb2.EXECUTION_STRATEGY_PIPELINE:
+        yield node_pb2.ROLE_MEMORYX, 1
+        yield node_pb2.ROLE_SWARMX, 1

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from appliance.management.job_queue import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
 from appliance.members import PACKAGES
-from wsc.v1 import management_pb2
+from wsc.v1 import management_pb2, plan_pb2
 
 MAX_WAFERS = 1024
 MAX_WORKERS_PER_WAFER = 256
@@ -40,6 +40,8 @@ def problem_of_job(request: management_pb2.CreateJobRequest) -> str:
     ):
         if not least <= value <= most:
             return f"{name} must be {least} to {most}, not {value}"
+    if request.execution_strategy not in plan_pb2.ExecutionStrategy.values():
+        return f"there is no execution strategy {request.execution_strategy}"
     if len(request.compile_dir) > MAX_FOLDER:
         return f"compile_dir must have at most {MAX_FOLDER} characters, not {len(request.compile_dir)}"
     if max(len(request.user), len(request.host)) > MAX_TEXT:

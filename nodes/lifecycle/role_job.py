@@ -69,7 +69,8 @@ class RoleJob(ABC):
 
     def load(self, request: node_pb2.Load) -> Sequence[str]:
         self._drop()
-        for groups in (request.wafer.groups, request.memoryx.groups, request.swarmx.groups):
+        plans = (request.wafer, request.memoryx, request.swarmx, request.pipeline)
+        for groups in (plan.groups for plan in plans):
             check_groups(groups)
         begin = time.monotonic()
         self._links = self.context.open_links(request.links)

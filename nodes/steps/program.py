@@ -45,7 +45,19 @@ class Entry(NamedTuple):
     action: Action
     what: str
     detail: str
-    only_outputs: bool
+    only_outputs: bool = False
+    region: str = ""
+
+
+def run_recorded(entries: Iterable[Entry], recorder: Recorder, step: int, *, outputs_leave: bool) -> None:
+    """One step, each action of which becomes a span."""
+    now = time.perf_counter
+    for action, what, detail, only_outputs, region in entries:
+        if only_outputs and not outputs_leave:
+            continue
+        begin = now()
+        action(step)
+        recorder.add(what, detail, step, begin, now(), region)
 
 
 class Program:
@@ -61,7 +73,10 @@ class Program:
 
     def add(self, action: Action, detail: str, *, what: str = "", only_outputs: bool = False) -> None:
         """detail: a layer, a group. what: "wait", "send", or nothing for the program's work."""
-        self._entries.append(Entry(action, what or self._work, detail, only_outputs))
+        self.add_entry(Entry(action, what or self._work, detail, only_outputs))
+
+    def add_entry(self, entry: Entry) -> None:
+        self._entries.append(entry)
 
     def run(self, schedule: StepSchedule, after_step: Action | None = None) -> Mapping[str, float]:
         """All steps; returns the seconds by what they were spent on. after_step is called after each step."""
@@ -72,28 +87,20 @@ class Program:
         try:
             with torch.inference_mode():
                 for step in range(1, schedule.num_steps + 1):
-                    if progress.recorder is None:
+                    recorder = progress.recorder
+                    if recorder is None:
                         for action in all_actions if schedule.outputs_leave(step) else quiet_actions:
                             action(step)
                     else:
-                        self._run_recorded(progress.recorder, step, schedule.outputs_leave(step))
+                        run_recorded(self._entries, recorder, step, outputs_leave=schedule.outputs_leave(step))
+                        if step + 1 >= recorder.end:
+                            progress.end_trace()
                     if after_step is not None:
                         after_step(step)
                     progress.step, progress.total = step, now() - begin
         finally:
             progress.end_trace()
         return progress.seconds()
-
-    def _run_recorded(self, recorder: Recorder, step: int, outputs_leave: bool) -> None:
-        now = time.perf_counter
-        for action, what, detail, only_outputs in self._entries:
-            if only_outputs and not outputs_leave:
-                continue
-            begin = now()
-            action(step)
-            recorder.add(what, detail, step, begin, now())
-        if step + 1 >= recorder.end:
-            self.progress.end_trace()
 
     def add_receive(self, group: plan_pb2.Group, links: Sequence[Link], *, keep: bool = False) -> None:
         """Wait for a group and take its members. Of several links (workers) each supplies its steps.

@@ -25,16 +25,16 @@ class Recorder:
         self.end = request.first_step + request.num_steps  # the first step that is not recorded any more
         self._node = node
         self._emit = emit
-        self._spans: list[tuple[str, str, int, float, float]] = []
+        self._spans: list[tuple[str, str, int, float, float, str]] = []
         # All processes of a host read the same clock; one reading for all spans keeps them in order.
         self._epoch = time.time() - time.perf_counter()
         self._lock = threading.Lock()
         self._closed = False
 
-    def add(self, what: str, detail: str, step: int, begin: float, end: float) -> None:
+    def add(self, what: str, detail: str, step: int, begin: float, end: float, region: str = "") -> None:
         """begin, end: as time.perf_counter has them. Of another step than those that are wanted: no effect."""
         if self.first <= step < self.end and len(self._spans) < MAX_SPANS:
-            self._spans.append((what, detail, step, begin, end))
+            self._spans.append((what, detail, step, begin, end, region))
 
     def close(self) -> None:
         """Send what there is, the first time that it is called. From any thread."""
@@ -47,9 +47,15 @@ class Recorder:
             self._emit(node_pb2.AttachResponse(spans=observation_pb2.Spans(spans=batch)))
         self._emit(node_pb2.AttachResponse(spans=observation_pb2.Spans(last=True)))
 
-    def _span(self, what: str, detail: str, step: int, begin: float, end: float) -> observation_pb2.Span:
+    def _span(self, what: str, detail: str, step: int, begin: float, end: float, region: str) -> observation_pb2.Span:
         return observation_pb2.Span(
-            node=self._node, what=what, detail=detail, step=step, begin=self._epoch + begin, seconds=end - begin
+            node=self._node,
+            what=what,
+            detail=detail,
+            step=step,
+            begin=self._epoch + begin,
+            seconds=end - begin,
+            region=region,
         )
 
 

@@ -30,6 +30,7 @@ from cerebras.appliance.utils.units import bytes_to_human, convert_byte_unit
 
 import cstorch
 from cerebras.appliance import log
+from cstorch import backends
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.utils.data import DataLoader
 
@@ -198,12 +199,21 @@ def test_none_means_the_default_of_a_setting() -> None:
     assert config.cluster_config().num_csx == 1
 
 
-def test_the_strategy_is_weight_streaming() -> None:
-    for strategy in (ExecutionStrategy.ES_WEIGHT_STREAMING, "weight_streaming"):
+def test_the_strategy_sets_the_flag() -> None:
+    flags = backends.csx.performance
+    for strategy, name in (
+        (ExecutionStrategy.ES_PIPELINE, "pipeline"),
+        (ExecutionStrategy.ES_WEIGHT_STREAMING, "weight_streaming"),
+        ("pipeline", "pipeline"),
+        ("weight_streaming", "weight_streaming"),
+    ):
         CSConfig(execution_strategy=strategy)
-    for strategy in (ExecutionStrategy.ES_PIPELINE, "pipeline"):
-        with pytest.raises(ConfigurationError, match="must be weight_streaming"):
-            CSConfig(execution_strategy=strategy)
+        assert flags.execution_strategy == name
+        CSConfig()  # leaves it
+        assert flags.execution_strategy == name
+    for wrong in ("pipelined", 7):
+        with pytest.raises(ConfigurationError, match="must be weight_streaming or pipeline, got"):
+            CSConfig(execution_strategy=wrong)
 
 
 def test_volumes_are_folders_to_mount(tmp_path: Path) -> None:

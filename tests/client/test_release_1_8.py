@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import cerebras_pytorch.experimental as cstorch
 import cstorch as newest
 from cerebras_pytorch.experimental import configuration
+from cstorch import backends
 from cstorch.backend import close_backend
 from cstorch.errors import ConfigurationError, StateError, UsageError
 
@@ -102,7 +103,9 @@ def test_configure_takes_every_parameter_of_the_table(tmp_path: Path) -> None:
         num_workers_per_csx=4,
         job_labels=["a=b"],
         max_act_per_csx=5,
+        execution_strategy="pipeline",
     )
+    assert backends.csx.performance.execution_strategy == "pipeline"
     compiled = cstorch.compile(nn.Linear(2, 1), backend="WSE_WS")
     assert compiled.backend.name == "WSE_WS"
     assert len(list(compiled.parameters())) == 2
@@ -123,7 +126,7 @@ def test_configure_takes_every_parameter_of_the_table(tmp_path: Path) -> None:
         ({"checkpoint_steps": -1}, ConfigurationError, "checkpoint_steps"),
         ({"checkpoint_steps": 1.5}, TypeError, "checkpoint_steps"),
         ({"compile_only": True, "validate_only": True}, ConfigurationError, "exclude"),
-        ({"execution_strategy": "pipeline"}, ConfigurationError, "weight_streaming"),
+        ({"execution_strategy": "pipelined"}, ConfigurationError, "weight_streaming or pipeline"),
     ],
 )
 def test_a_wrong_configuration_is_refused_and_can_be_made_right(

@@ -64,7 +64,7 @@ def make_job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 
         def make(lane: int, wafers: int = 1, shards: int = 1, leaves: int = 0, workers: int = 1) -> SmallJob:
             settings = NodeSettings(management=management.address)
-            make_wafer = partial(WaferJob, threads=1)
+            make_wafer = partial(WaferJob, threads=1, service=StateService())
             nodes = Topology(
                 [attach(memoryx_node(management.address, states), f"memoryx-{i}", i, lane) for i in range(shards)],
                 [

@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "memoryx": {"cirh", "interconnect", "lair", "nodes", "wsc"},
     "nodes": {"interconnect", "wsc"},
     "swarmx": {"interconnect", "nodes", "wsc"},
-    "wafer": {"cirh", "interconnect", "lair", "nodes", "wsc"},
+    "wafer": {"cirh", "interconnect", "lair", "memoryx", "nodes", "wsc"},  # in layer pipelined mode it keeps states
     "waferbox": {"appliance", "cirh", "interconnect", "nodes", "wsc"},
     "workers": {"interconnect", "nodes", "wsc"},
 }

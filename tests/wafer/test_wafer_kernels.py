@@ -13,7 +13,7 @@ from cirh.execution.kernel import Kernel
 from cirh.modules.builder import GraphBuilder
 from cirh.text.printer import print_module
 from wafer.inductor import CACHE_VARIABLE, InductorKernel
-from wafer.kernels import make_kernels
+from wafer.kernels import WaferKernel, make_kernels
 from wsc.v1 import plan_pb2
 
 INDUCTOR = plan_pb2.KERNEL_LIBRARY_INDUCTOR
@@ -42,8 +42,8 @@ def noise() -> str:
     return print_module(builder.finish([(drawn[0], None)]))
 
 
-def plan(text: str, library: int) -> plan_pb2.WaferPlan:
-    return plan_pb2.WaferPlan(kernels=[plan_pb2.Kernel(id=3, cirh=text)], kernel_library=library)
+def made(text: str, library: "plan_pb2.KernelLibrary.ValueType") -> WaferKernel:
+    return make_kernels([plan_pb2.Kernel(id=3, cirh=text)], library)[3]
 
 
 @pytest.mark.cluster  # it calls the C++ compiler, for seconds
@@ -52,8 +52,8 @@ def test_generated_kernels_give_what_torch_gives(tmp_path: Path, monkeypatch: py
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(shape, generator=generator) for shape in ((8, 8), (8, 8), (8,))]
     with torch.inference_mode():
-        expected = make_kernels(plan(layer(), plan_pb2.KERNEL_LIBRARY_ATEN))[3](inputs, [None] * 3)
-        kernel = make_kernels(plan(layer(), INDUCTOR))[3]
+        expected = made(layer(), plan_pb2.KERNEL_LIBRARY_ATEN)(inputs, [None] * 3)
+        kernel = made(layer(), INDUCTOR)
         assert isinstance(kernel, InductorKernel)
         place = torch.empty(8)
         for _ in range(2):
@@ -74,7 +74,7 @@ def test_a_full_disk_under_inductors_code_is_told_and_ends_nothing(
         raise InductorError(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), None)
 
     monkeypatch.setattr(torch._inductor, "compile", refuse)
-    assert isinstance(make_kernels(plan(layer(), INDUCTOR))[3], Kernel)
+    assert isinstance(made(layer(), INDUCTOR), Kernel)
     (message,) = (record.message for record in caplog.records if record.name == "advice.inductor")
     assert message.startswith(
         f"Layers run operation by operation, as Inductor's code cannot be kept in {tmp_path}: No space left on device ("
@@ -82,9 +82,9 @@ def test_a_full_disk_under_inductors_code_is_told_and_ends_nothing(
 
 
 def test_random_numbers_are_left_to_their_own_library() -> None:
-    assert isinstance(make_kernels(plan(noise(), INDUCTOR))[3], Kernel)
+    assert isinstance(made(noise(), INDUCTOR), Kernel)
 
 
 def test_text_that_is_not_valid_is_refused() -> None:
     with pytest.raises(CirhError):
-        make_kernels(plan("module {}", INDUCTOR))
+        made("module {}", INDUCTOR)

@@ -62,6 +62,15 @@ def test_the_format() -> None:
     assert {event["args"]["step"] for event in complete} == {7}
 
 
+def test_each_region_has_a_row_in_the_order_of_the_layers() -> None:
+    places = [(1.0, "zeta"), (1.5, "alpha"), (1.6, "zeta"), (2.0, "")]
+    spans = [Span(node="wafer-0", what="compute", region=region, step=1, begin=begin) for begin, region in places]
+    spans.append(Span(node="wafer-0", what="wait", step=1, begin=0.5))
+    names = [event for event in chrome_trace(spans)["traceEvents"] if event["name"] == "thread_name"]
+    rows = [event["args"]["name"] for event in sorted(names, key=lambda event: event["tid"])]
+    assert rows == ["step", "zeta", "alpha", "compute", "wait"]
+
+
 def test_nothing_overlaps_in_a_row() -> None:
     """Seconds since 1970 have no more than a quarter of a microsecond; viewers take overlaps for calls in calls."""
     begin, spans = 1_790_000_000.123, []

@@ -2,7 +2,8 @@
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU has the format. A process for each node;
 in it a row (thread) with its steps, and one for each kind of thing that it does: its work, sending, waiting. So what
-overlaps between nodes lies one under the other, and how far one is ahead of another can be read off their steps.
+overlaps between nodes lies one under the other, and how far one is ahead of another can be read off their steps. Of a
+wafer in layer pipelined mode each region has a row, in the order of the layers, with what it does for each micro-batch.
 """
 
 import itertools
@@ -29,11 +30,12 @@ def chrome_trace(spans: Iterable[observation_pb2.Span]) -> dict[str, Any]:
         events.append(_metadata("process_sort_index", process, 0, {"sort_index": process}))
         own = [span for span in spans if span.node == node]
         own += _steps(own)
-        for row in sorted({span.what for span in own}, key=_row):
+        regions = list(dict.fromkeys(span.region for span in own if span.region))  # a step begins in the first
+        for row in sorted({_row_of(span) for span in own}, key=lambda row: _row(row, regions)):
             thread += 1
             events.append(_metadata("thread_name", process, thread, {"name": row}))
             events.append(_metadata("thread_sort_index", process, thread, {"sort_index": thread}))
-            events += _in_order([_complete(span, process, thread, origin) for span in own if span.what == row])
+            events += _in_order([_complete(span, process, thread, origin) for span in own if _row_of(span) == row])
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -71,10 +73,16 @@ def _in_order(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return events
 
 
-def _row(what: str) -> tuple[int, str]:
-    if what in _LAST_ROWS:
-        return 2 + _LAST_ROWS.index(what), what
-    return int(what != _FIRST_ROW), what
+def _row_of(span: observation_pb2.Span) -> str:
+    return span.region or span.what
+
+
+def _row(row: str, regions: Sequence[str]) -> tuple[int, int, str]:
+    if row in regions:
+        return 1, regions.index(row), row
+    if row in _LAST_ROWS:
+        return 3 + _LAST_ROWS.index(row), 0, row
+    return 0 if row == _FIRST_ROW else 2, 0, row
 
 
 def _place(node: str) -> tuple[int, int, str]:

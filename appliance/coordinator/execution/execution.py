@@ -99,8 +99,7 @@ class Execution:
             self._results = Results(
                 self._plan,
                 self._schedule,
-                swarmx=links[node_pb2.LINK_PURPOSE_SWARMX],
-                memoryx=links[node_pb2.LINK_PURPOSE_SHARD],
+                links,
                 on_outputs=self.wake,
                 on_failure=self._results_failed,
                 on_scalars=self._on_scalars,
@@ -125,7 +124,7 @@ class Execution:
         results = self._results
         assert results is not None
         shown = time.monotonic()
-        num_shards = len(self._nodes.topology.memoryx)
+        num_shards = len(self._nodes.topology.state_keepers)
         shown_step = 0  # the last whose outputs were given to the client
         has_outputs = bool(self._plan.coordinator.outputs)
         for step in self._schedule.steps_for_client(has_outputs=has_outputs):
@@ -159,7 +158,7 @@ class Execution:
     def checkpoint_taken(self, step: int) -> None:
         """The client needs the snapshot of this step no more."""
         command = node_pb2.AttachRequest(release_snapshot=node_pb2.ReleaseSnapshot(step=step))
-        self._nodes.send(self._nodes.topology.memoryx, lambda _: command)
+        self._nodes.send(self._nodes.topology.state_keepers, lambda _: command)
         with self._changed:
             self._taken.add(step)
             self._changed.notify_all()
@@ -279,6 +278,8 @@ class Execution:
     def _load_of(self, member: Member, links: list[node_pb2.LinkSpec]) -> node_pb2.AttachRequest:
         load = node_pb2.Load(execution=self.number, links=links)
         match member.role:
+            case node_pb2.ROLE_WAFER if self._plan.HasField("pipeline"):
+                load.pipeline.CopyFrom(self._plan.pipeline)
             case node_pb2.ROLE_WAFER:
                 load.wafer.CopyFrom(self._plan.wafer)
                 load.wafer_number = member.index

@@ -1,4 +1,4 @@
-"""The outputs of an execution on their way to the client: received from SwarmX and MemoryX, kept until asked for."""
+"""The outputs of an execution on their way to the client: received from those who make them, kept until asked for."""
 
 import math
 import threading
@@ -14,7 +14,7 @@ from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import Link, LinkLost
 from interconnect.threads import GuardedThread
 from nodes.steps.schedule import StepSchedule
-from wsc.v1 import coordinator_pb2, plan_pb2
+from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
 # Outputs go to the client in batches, but none waits longer than this for others.
 BATCH_STEPS = 8
@@ -57,7 +57,7 @@ class OutputReader:
 class Results:
     """Receives the outputs of all steps in a thread of its own, never further ahead of the client than the bound.
 
-    The bound is held by acknowledging to SwarmX and MemoryX only what the client has consumed: each sends at most
+    The bound is held by acknowledging to those who send only what the client has consumed: each sends at most
     run_ahead steps with outputs beyond that.
     """
 
@@ -65,22 +65,18 @@ class Results:
         self,
         plan: plan_pb2.Plan,
         schedule: StepSchedule,
-        swarmx: Link,
-        memoryx: Link,
+        links: Mapping[int, Link],
         on_outputs: Callable[[], None],
         on_failure: Callable[[Exception], None],
         on_scalars: OnScalars,
     ) -> None:
-        """The links are the results' from now on. on_outputs: new ones can be taken; on_failure: no more will come.
+        """links: by purpose; the results' from now on. on_outputs: there are new ones; on_failure: no more will come.
 
         on_scalars: is told some of the outputs that are single numbers, on their way.
         """
         groups = {group.id: group for group in plan.coordinator.groups}
-        self._groups = [
-            (group.id, memoryx if group.kind == plan_pb2.GROUP_KIND_OUTPUT else swarmx)
-            for group in plan.coordinator.groups
-        ]
-        num_parts = plan.num_csx * plan.wafer.micro_batches
+        self._groups = [(group.id, links[_source(plan, group)]) for group in plan.coordinator.groups]
+        num_parts = plan.num_csx * (plan.pipeline if plan.HasField("pipeline") else plan.wafer).micro_batches
         self._outputs = [(o.group, OutputReader(o, groups, num_parts)) for o in plan.coordinator.outputs]
         for group_id, reader in self._outputs:
             if reader.end > groups[group_id].nbytes:
@@ -90,14 +86,14 @@ class Results:
         self._sizes = {group.id: group.nbytes for group in plan.coordinator.groups}
         self._sampler = ScalarSampler(plan.coordinator.outputs, schedule.num_steps, on_scalars)
         self._schedule = schedule
-        self._links = [link for link in (swarmx, memoryx) if any(link is used for _, used in self._groups)]
+        self._links = [link for link in links.values() if any(link is used for _, used in self._groups)]
         self._on_outputs = on_outputs
         self._on_failure = on_failure
         self._hub = Hub()
-        for link in (swarmx, memoryx):
+        for link in links.values():
             link.expect({group: self._sizes[group] for group, source in self._groups if source is link})
             self._hub.add(link)
-        self._all_links = (swarmx, memoryx)
+        self._all_links = tuple(links.values())
         self._changed = threading.Condition()
         self._waiting: deque[coordinator_pb2.StepOutputs] = deque()
         self._oldest = 0.0  # when the first of them came
@@ -187,3 +183,10 @@ class Results:
         if is_batch:
             self._on_outputs()
         self._sampler.see(step, tensors)
+
+
+def _source(plan: plan_pb2.Plan, group: plan_pb2.Group) -> "node_pb2.LinkPurpose.ValueType":
+    """Which link a group comes over."""
+    if plan.HasField("pipeline"):
+        return node_pb2.LINK_PURPOSE_WAFER
+    return node_pb2.LINK_PURPOSE_SHARD if group.kind == plan_pb2.GROUP_KIND_OUTPUT else node_pb2.LINK_PURPOSE_SWARMX

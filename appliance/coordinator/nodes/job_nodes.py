@@ -67,6 +67,7 @@ class JobNodes:
             num_wafers=request.num_csx,
             num_workers_per_wafer=request.num_workers_per_csx,
             max_shards=request.max_wgt_servers,
+            execution_strategy=request.execution_strategy,
         )
         acquired = self._acquire(wanted)
         if not acquired.nodes:
@@ -99,7 +100,7 @@ class JobNodes:
         """Where the client reaches the states of the job."""
         return [
             coordinator_pb2.StateShard(shard=member.index, address=member.node.address, job=self._job)
-            for member in self.topology.memoryx
+            for member in self.topology.state_keepers
         ]
 
     def send_all(self, command: node_pb2.AttachRequest) -> int:

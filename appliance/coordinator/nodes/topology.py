@@ -27,7 +27,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """All members of a job, and the SwarmX tree over its wafers. members() is the order in which things are set up."""
+    """All members of a job, and the SwarmX tree over its wafers. members() is the order in which things are set up.
+
+    In layer pipelined mode there are a wafer and its workers alone.
+    """
 
     memoryx: tuple[Member, ...]
     swarmx: tuple[Member, ...]
@@ -41,7 +44,8 @@ class Topology:
         by_role: dict[int, list[management_pb2.NodeInfo]] = defaultdict(list)
         for node in nodes:
             by_role[node.role].append(node)
-        tree = swarmx_tree(len(by_role[node_pb2.ROLE_WAFER]), len(by_role[node_pb2.ROLE_SWARMX]))
+        num_wafers, num_swarmx = len(by_role[node_pb2.ROLE_WAFER]), len(by_role[node_pb2.ROLE_SWARMX])
+        tree = swarmx_tree(num_wafers, num_swarmx) if num_swarmx else ()
 
         def members(role: "node_pb2.Role.ValueType") -> tuple[Member, ...]:
             return tuple(
@@ -60,6 +64,11 @@ class Topology:
 
     def members(self) -> Sequence[Member]:
         return [*self.memoryx, *self.swarmx, *self.wafers, *self.workers]
+
+    @property
+    def state_keepers(self) -> Sequence[Member]:
+        """Who keeps the states of the job, by the number of the shard."""
+        return self.memoryx or self.wafers[:1]
 
     def links(self, endpoints: Mapping[str, node_pb2.LinkEndpoint]) -> dict[str, list[node_pb2.LinkSpec]]:
         """The links of one execution, by the name of the node that gets them, with fresh tokens.
@@ -82,6 +91,20 @@ class Topology:
                 node_pb2.LinkSpec(token=token, peer=dialer, dial=False, purpose=its_purpose, index=its_index)
             )
 
+        for worker in self.workers:
+            wafer, number = divmod(worker.index, self.num_workers_per_wafer)
+            connect(
+                worker.name,
+                node_pb2.LINK_PURPOSE_WAFER,
+                0,
+                self.wafers[wafer].name,
+                node_pb2.LINK_PURPOSE_WORKER,
+                number,
+            )
+        if not self.memoryx:
+            wafer_0 = self.wafers[0].name
+            connect(wafer_0, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_WAFER, 0)
+            return dict(specs)
         root = self.swarmx[0].name
         for shard in self.memoryx:
             connect(root, node_pb2.LINK_PURPOSE_SHARD, shard.index, shard.name, node_pb2.LINK_PURPOSE_SWARMX, 0)
@@ -99,16 +122,6 @@ class Topology:
             below = [self.wafers[wafer] for wafer in place.wafers] + [self.swarmx[child] for child in place.children]
             for position, child in enumerate(below):
                 connect(child.name, node_pb2.LINK_PURPOSE_PARENT, 0, name, node_pb2.LINK_PURPOSE_CHILD, position)
-        for worker in self.workers:
-            wafer, number = divmod(worker.index, self.num_workers_per_wafer)
-            connect(
-                worker.name,
-                node_pb2.LINK_PURPOSE_WAFER,
-                0,
-                self.wafers[wafer].name,
-                node_pb2.LINK_PURPOSE_WORKER,
-                number,
-            )
         connect(root, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_SWARMX, 0)
         shard_0 = self.memoryx[0].name
         connect(shard_0, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_SHARD, 0)

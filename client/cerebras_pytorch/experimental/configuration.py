@@ -64,7 +64,8 @@ def configure(
         num_csx, max_wgt_servers, mount_dirs, python_paths, num_workers_per_csx, job_labels, max_act_per_csx,
             mgmt_address, credentials_path, job_time_sec, disable_version_check: as in ClusterConfig.
         transfer_processes, debug_args: are accepted; Waferbox has nothing that they would change.
-        execution_strategy: None, "weight_streaming" or its value of ExecutionStrategy.
+        execution_strategy: "weight_streaming", "pipeline" (layer pipelined mode, for models that fit one wafer), or a
+            value of ExecutionStrategy; None: as in CSConfig.
 
     Raises:
         UsageError: it was called before in this process, or there is a backend already.

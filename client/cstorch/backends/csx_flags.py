@@ -53,6 +53,9 @@ class Performance(Flags):
         {"explore": {"min": ..., "max": ...}}; None, all at once. The numbers are the same up to rounding.
     kernel_library: what runs the kernels of layers: "aten", torch's own calls, or "inductor", kernels that torch
         generates. These take seconds each to build, once for a cache, and gain little on a CPU. (Waferbox only.)
+    execution_strategy: "weight_streaming", or "pipeline" for layer pipelined mode: all layers of a model that fits are
+        on the one wafer at once, with their weights. None: what the environment variable WAFERBOX_EXECUTION_STRATEGY
+        says, else weight streaming. Where it changes between executions, weights move. (Waferbox only.)
     """
 
     micro_batch_size = Flag[MicroBatchSize]("auto", _micro_batch_size)
@@ -61,6 +64,7 @@ class Performance(Flags):
     compress_weights = Flag(False, boolean, without_effect=_TRANSFER)
     use_speculative_optimizers = Flag(True, boolean, without_effect="an update begins when all that it needs is there")
     kernel_library = Flag("aten", one_of("aten", "inductor"))
+    execution_strategy = Flag[str | None](None, optional(one_of("weight_streaming", "pipeline")))
 
 
 class Cluster(Flags):

@@ -5,6 +5,7 @@ from typing import Any
 
 from cstorch import backends
 from cstorch.distributed.cluster_config import ClusterConfig
+from cstorch.distributed.execution_strategy import strategy_name
 from cstorch.errors import ConfigurationError
 
 _MAX_WGT_SERVERS = 24  # more than any job here has use for
@@ -17,7 +18,8 @@ class CSConfig:
     max_wgt_servers: the default leaves it to the cluster, which takes the job's share.
     num_workers_per_csx: 0 leaves it to the cluster, which takes 1.
     transfer_processes, debug_args, fabric_type_blacklist: are accepted; Waferbox has nothing that they would change.
-    execution_strategy: weight streaming, as a value of ExecutionStrategy or by name; None means it as well.
+    execution_strategy: "weight_streaming" or "pipeline", or a value of ExecutionStrategy; sets
+        `cstorch.backends.csx.performance.execution_strategy`, unless it is None.
     volume_mounts: elements of release 1.6 in place of mount_dirs.
     precision_opt_level: sets `cstorch.backends.csx.precision.optimization_level`, unless it is None.
 
@@ -51,18 +53,20 @@ class CSConfig:
         for each in fields(self):
             if getattr(self, each.name) is None:
                 setattr(self, each.name, each.default if each.default_factory is MISSING else each.default_factory())
-        check_execution_strategy(self.execution_strategy)
         if self.num_workers_per_csx < 0:
             raise ConfigurationError(f"num_workers_per_csx must be at least 0, got {self.num_workers_per_csx}")
         if self.transfer_processes < 1:
             raise ConfigurationError(f"transfer_processes must be at least 1, got {self.transfer_processes}")
         self.cluster_config()
-        self.set_precision()
+        self.set_flags()
 
-    def set_precision(self) -> None:
-        """Sets the flag to precision_opt_level as it is now."""
+    def set_flags(self) -> None:
+        """Sets the flags that fields stand for, as these are now."""
         if self.precision_opt_level is not None:
             backends.csx.precision.optimization_level = self.precision_opt_level
+        strategy = strategy_name(self.execution_strategy)
+        if strategy is not None:
+            backends.csx.performance.execution_strategy = strategy
 
     def cluster_config(self) -> ClusterConfig:
         """The same as a ClusterConfig."""
@@ -81,10 +85,3 @@ class CSConfig:
             job_priority=self.job_priority,
             disable_version_check=self.disable_version_check,
         )
-
-
-def check_execution_strategy(strategy: Any) -> None:
-    """Raises ConfigurationError for what is not weight streaming; None is."""
-    name = getattr(strategy, "name", strategy)  # of an enumeration
-    if name not in (None, "ES_WEIGHT_STREAMING", "weight_streaming"):
-        raise ConfigurationError(f"execution_strategy must be weight_streaming, got {strategy!r}")

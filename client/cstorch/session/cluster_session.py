@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from cstorch.distributed.cluster_config import ClusterConfig
-from cstorch.errors import UsageError
+from cstorch.distributed.execution_strategy import execution_strategy
+from cstorch.errors import CstorchError, UsageError
 from cstorch.session.cluster_state import ClusterState
 from cstorch.session.embedded import EmbeddedCluster
 from cstorch.session.initialisation import stage
@@ -52,6 +53,7 @@ class ClusterSession:
         self._config = replace(config)  # as it is now, whatever the script does to it later
         self._first_trains: bool | None = None  # whether the first step that was compiled trains
         self._compile_dir = compile_dir
+        self._strategy = execution_strategy()  # of the job
         self._opening: Future[Job] | None = None
         self._job: Job | None = None
         self._state: ClusterState | None = None
@@ -93,7 +95,11 @@ class ClusterSession:
         return self._embedded.log if self._embedded is not None else None
 
     def open_in_background(self) -> None:
-        """Begins to open a job, unless there is one."""
+        """Begins to open a job, unless there is one for the strategy that the script has chosen."""
+        strategy = execution_strategy()
+        if strategy != self._strategy:
+            self._leave_job()
+            self._strategy = strategy
         if self._opening is not None or (self._job is not None and self._job.alive):
             return
         opening: Future[Job] = Future()
@@ -146,7 +152,7 @@ class ClusterSession:
     def _open(self) -> Job:
         management = self._config.management if self._embedded is None else self._embedded.management()
         assert management is not None
-        job = Job(management, self._config, self._compile_dir)
+        job = Job(management, self._config, self._compile_dir, self._strategy)
         logger.debug("opened job %s at %s", job.name, management)
         return job
 
@@ -193,6 +199,16 @@ class ClusterSession:
         self.state.lose(reason)
         # Unlike weights, which the script must load again, random numbers can go on from anywhere.
         random_counter.forget()
+
+    def _leave_job(self) -> None:
+        """Ends the job, which has other nodes than the next one needs; what it has of the state comes here."""
+        if self._opening is not None:
+            opening, self._opening = self._opening, None
+            with contextlib.suppress(CstorchError):  # the next job will not open either, and say so
+                outcome(opening).close()
+        if self._state is not None and self._job is not None and self._job.alive:
+            self._state.bring_home()
+        self._drop_job()
 
     def _drop_job(self) -> None:
         if self._state is not None:

@@ -199,6 +199,13 @@ class ClusterState:
                 "change would be lost. Change state between executions"
             )
 
+    def bring_home(self) -> None:
+        """Reads all states that the script can still ask for."""
+        for entry in self._entries.values():
+            cell = entry.cell()
+            if cell is not None:
+                cell.data()
+
     def lose(self, reason: str) -> None:
         """Nothing can be read any more. Cells whose value is here keep it.
 

@@ -86,13 +86,26 @@ def _listens(address: str) -> bool:
 class Job:
     """A job and the session that keeps it alive. Thread-safe where it says so.
 
+    Args:
+        management: address of the management service.
+        config: what of the cluster the job asks for.
+        compile_dir: where the cluster keeps artifacts.
+        strategy: how all steps of the job are run.
+
     Raises:
         ClusterUnreachableError: management or the coordinator does not answer.
         VersionMismatchError: the cluster is of another version.
     """
 
-    def __init__(self, management: str, config: ClusterConfig, compile_dir: str) -> None:
+    def __init__(
+        self,
+        management: str,
+        config: ClusterConfig,
+        compile_dir: str,
+        strategy: "plan_pb2.ExecutionStrategy.ValueType" = plan_pb2.EXECUTION_STRATEGY_WEIGHT_STREAMING,
+    ) -> None:
         self.config = config
+        self.strategy = strategy
         self._closed = False
         self._failure: CstorchError | None = None
         self._ready = threading.Event()  # it has its nodes, or has ended
@@ -126,6 +139,7 @@ class Job:
             user=_user(),
             host=socket.gethostname(),
             priority=int(self.config.job_priority.removeprefix("p")),
+            execution_strategy=self.strategy,
         )
         give_up = time.monotonic() + CONNECT_SECONDS
         while True:

@@ -10,6 +10,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from wsc.v1 import node_pb2 as _node_pb2
 from wsc.v1 import observation_pb2 as _observation_pb2
+from wsc.v1 import plan_pb2 as _plan_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -272,6 +273,7 @@ class CreateJobRequest(_message.Message):
     USER_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    EXECUTION_STRATEGY_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     num_csx: _builtins.int
     num_workers_per_csx: _builtins.int
@@ -285,6 +287,8 @@ class CreateJobRequest(_message.Message):
     host: _builtins.str
     priority: _builtins.int
     """1 (first) to 3; 0: 2"""
+    execution_strategy: _plan_pb2.ExecutionStrategy.ValueType
+    """of all its executions; in layer pipelined mode it needs wafers and workers alone"""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -301,10 +305,11 @@ class CreateJobRequest(_message.Message):
         user: _builtins.str = ...,
         host: _builtins.str = ...,
         priority: _builtins.int = ...,
+        execution_strategy: _plan_pb2.ExecutionStrategy.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "host", b"host", "labels", b"labels", "lane", b"lane", "max_wgt_servers", b"max_wgt_servers", "num_csx", b"num_csx", "num_workers_per_csx", b"num_workers_per_csx", "priority", b"priority", "run_ahead_steps", b"run_ahead_steps", "user", b"user", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "execution_strategy", b"execution_strategy", "host", b"host", "labels", b"labels", "lane", b"lane", "max_wgt_servers", b"max_wgt_servers", "num_csx", b"num_csx", "num_workers_per_csx", b"num_workers_per_csx", "priority", b"priority", "run_ahead_steps", b"run_ahead_steps", "user", b"user", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -690,19 +695,22 @@ class Acquire(_message.Message):
     NUM_WAFERS_FIELD_NUMBER: _builtins.int
     NUM_WORKERS_PER_WAFER_FIELD_NUMBER: _builtins.int
     MAX_SHARDS_FIELD_NUMBER: _builtins.int
+    EXECUTION_STRATEGY_FIELD_NUMBER: _builtins.int
     num_wafers: _builtins.int
     num_workers_per_wafer: _builtins.int
     max_shards: _builtins.int
+    execution_strategy: _plan_pb2.ExecutionStrategy.ValueType
     def __init__(
         self,
         *,
         num_wafers: _builtins.int = ...,
         num_workers_per_wafer: _builtins.int = ...,
         max_shards: _builtins.int = ...,
+        execution_strategy: _plan_pb2.ExecutionStrategy.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_shards", b"max_shards", "num_wafers", b"num_wafers", "num_workers_per_wafer", b"num_workers_per_wafer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution_strategy", b"execution_strategy", "max_shards", b"max_shards", "num_wafers", b"num_wafers", "num_workers_per_wafer", b"num_workers_per_wafer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

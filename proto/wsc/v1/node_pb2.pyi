@@ -84,11 +84,11 @@ class _LinkPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LinkPurpo
     LINK_PURPOSE_SWARMX: _LinkPurpose.ValueType  # 4
     """MemoryX or coordinator -> SwarmX root"""
     LINK_PURPOSE_COORDINATOR: _LinkPurpose.ValueType  # 5
-    """SwarmX root or shard 0 -> coordinator"""
+    """SwarmX root or shard 0, or in layer pipelined mode the wafer -> coordinator"""
     LINK_PURPOSE_WORKER: _LinkPurpose.ValueType  # 6
     """a wafer's workers; batch t comes from worker t mod their number"""
     LINK_PURPOSE_WAFER: _LinkPurpose.ValueType  # 7
-    """a worker's wafer"""
+    """a worker's wafer; in layer pipelined mode the coordinator's too"""
 
 class LinkPurpose(_LinkPurpose, metaclass=_LinkPurposeEnumTypeWrapper): ...
 
@@ -102,11 +102,11 @@ LINK_PURPOSE_SHARD: LinkPurpose.ValueType  # 3
 LINK_PURPOSE_SWARMX: LinkPurpose.ValueType  # 4
 """MemoryX or coordinator -> SwarmX root"""
 LINK_PURPOSE_COORDINATOR: LinkPurpose.ValueType  # 5
-"""SwarmX root or shard 0 -> coordinator"""
+"""SwarmX root or shard 0, or in layer pipelined mode the wafer -> coordinator"""
 LINK_PURPOSE_WORKER: LinkPurpose.ValueType  # 6
 """a wafer's workers; batch t comes from worker t mod their number"""
 LINK_PURPOSE_WAFER: LinkPurpose.ValueType  # 7
-"""a worker's wafer"""
+"""a worker's wafer; in layer pipelined mode the coordinator's too"""
 Global___LinkPurpose: _TypeAlias = LinkPurpose  # noqa: Y015
 
 @_typing.final
@@ -290,6 +290,7 @@ class Load(_message.Message):
     MEMORYX_FIELD_NUMBER: _builtins.int
     SWARMX_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
+    PIPELINE_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     LOADER_FIELD_NUMBER: _builtins.int
     WAFER_NUMBER_FIELD_NUMBER: _builtins.int
@@ -308,6 +309,10 @@ class Load(_message.Message):
     @_builtins.property
     def worker(self) -> _plan_pb2.WorkerPlan: ...
     @_builtins.property
+    def pipeline(self) -> _plan_pb2.PipelinePlan:
+        """of a wafer in layer pipelined mode"""
+
+    @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkSpec]: ...
     @_builtins.property
     def state_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -321,16 +326,17 @@ class Load(_message.Message):
         memoryx: _plan_pb2.MemoryXPlan | None = ...,
         swarmx: _plan_pb2.SwarmXPlan | None = ...,
         worker: _plan_pb2.WorkerPlan | None = ...,
+        pipeline: _plan_pb2.PipelinePlan | None = ...,
         links: _abc.Iterable[Global___LinkSpec] | None = ...,
         loader: _builtins.str = ...,
         wafer_number: _builtins.int = ...,
         state_steps: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["memoryx", b"memoryx", "plan", b"plan", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "plan", b"plan", "state_steps", b"state_steps", "swarmx", b"swarmx", "wafer", b"wafer", "wafer_number", b"wafer_number", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "state_steps", b"state_steps", "swarmx", b"swarmx", "wafer", b"wafer", "wafer_number", b"wafer_number", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_plan: _TypeAlias = _typing.Literal["wafer", "memoryx", "swarmx", "worker"]  # noqa: Y015
+    _WhichOneofReturnType_plan: _TypeAlias = _typing.Literal["wafer", "memoryx", "swarmx", "worker", "pipeline"]  # noqa: Y015
     _WhichOneofArgType_plan: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_plan) -> _WhichOneofReturnType_plan | None: ...
 
@@ -353,7 +359,7 @@ class Start(_message.Message):
     """steps with outputs that may wait for the client"""
     @_builtins.property
     def checkpoint_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """1-based; MemoryX keeps a snapshot after each"""
+        """1-based; who keeps states keeps a snapshot after each"""
 
     def __init__(
         self,
@@ -395,7 +401,7 @@ Global___Stop: _TypeAlias = Stop  # noqa: Y015
 
 @_typing.final
 class ReleaseSnapshot(_message.Message):
-    """MemoryX: the snapshot of this step is no longer wanted."""
+    """Who keeps states: the snapshot of this step is no longer wanted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -489,7 +495,7 @@ class Loaded(_message.Message):
     execution: _builtins.int
     @_builtins.property
     def missing_states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """MemoryX: states of the plan that nobody has written yet"""
+        """who keeps states: those of the plan that nobody has written yet"""
 
     def __init__(
         self,

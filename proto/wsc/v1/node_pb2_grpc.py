@@ -98,8 +98,9 @@ class NodeService:
 
 
 class StateServiceStub:
-    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link. Values that a program
-    makes are made there: staged while nobody knows yet where they will lie, or at their places.
+    """State on its way between the client and a MemoryX shard, or in layer pipelined mode the wafer, which is shard 0: set up
+    here, the bytes go over a link. Values that a program makes are made there: staged while nobody knows yet where they
+    will lie, or at their places.
     """
 
     def __init__(self, channel):
@@ -136,8 +137,9 @@ class StateServiceStub:
 
 
 class StateServiceServicer:
-    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link. Values that a program
-    makes are made there: staged while nobody knows yet where they will lie, or at their places.
+    """State on its way between the client and a MemoryX shard, or in layer pipelined mode the wafer, which is shard 0: set up
+    here, the bytes go over a link. Values that a program makes are made there: staged while nobody knows yet where they
+    will lie, or at their places.
     """
 
     def OpenState(self, request, context):
@@ -207,8 +209,9 @@ def add_StateServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StateService:
-    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link. Values that a program
-    makes are made there: staged while nobody knows yet where they will lie, or at their places.
+    """State on its way between the client and a MemoryX shard, or in layer pipelined mode the wafer, which is shard 0: set up
+    here, the bytes go over a link. Values that a program makes are made there: staged while nobody knows yet where they
+    will lie, or at their places.
     """
 
     @staticmethod

@@ -51,8 +51,9 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class StateServiceStub:
-    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link. Values that a program
-    makes are made there: staged while nobody knows yet where they will lie, or at their places.
+    """State on its way between the client and a MemoryX shard, or in layer pipelined mode the wafer, which is shard 0: set up
+    here, the bytes go over a link. Values that a program makes are made there: staged while nobody knows yet where they
+    will lie, or at their places.
     """
 
     @_typing.overload
@@ -67,8 +68,9 @@ class StateServiceStub:
 
 @_typing.type_check_only
 class StateServiceAsyncStub(StateServiceStub):
-    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link. Values that a program
-    makes are made there: staged while nobody knows yet where they will lie, or at their places.
+    """State on its way between the client and a MemoryX shard, or in layer pipelined mode the wafer, which is shard 0: set up
+    here, the bytes go over a link. Values that a program makes are made there: staged while nobody knows yet where they
+    will lie, or at their places.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -79,8 +81,9 @@ class StateServiceAsyncStub(StateServiceStub):
     InitialiseStates: _aio.UnaryUnaryMultiCallable[_node_pb2.InitialiseStatesRequest, _node_pb2.InitialiseStatesResponse]  # type: ignore[assignment]
 
 class StateServiceServicer(metaclass=_abc_1.ABCMeta):
-    """State on its way between the client and a MemoryX shard: set up here, the bytes go over a link. Values that a program
-    makes are made there: staged while nobody knows yet where they will lie, or at their places.
+    """State on its way between the client and a MemoryX shard, or in layer pipelined mode the wafer, which is shard 0: set up
+    here, the bytes go over a link. Values that a program makes are made there: staged while nobody knows yet where they
+    will lie, or at their places.
     """
 
     @_abc_1.abstractmethod

@@ -317,6 +317,7 @@ class Span(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     BEGIN_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     what: _builtins.str
     """"compute", "wait", "send", "update", "reduce", ..."""
@@ -326,6 +327,8 @@ class Span(_message.Message):
     begin: _builtins.float
     """seconds since the epoch"""
     seconds: _builtins.float
+    region: _builtins.str
+    """of a wafer in layer pipelined mode"""
     def __init__(
         self,
         *,
@@ -335,10 +338,11 @@ class Span(_message.Message):
         step: _builtins.int = ...,
         begin: _builtins.float = ...,
         seconds: _builtins.float = ...,
+        region: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "detail", b"detail", "node", b"node", "seconds", b"seconds", "step", b"step", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "detail", b"detail", "node", b"node", "region", b"region", "seconds", b"seconds", "step", b"step", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

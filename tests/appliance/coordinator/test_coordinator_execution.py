@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from appliance.management.requests import is_artifact
-from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
 
@@ -250,6 +250,17 @@ def test_an_execution_that_the_client_leaves_can_be_followed_by_another(
         (
             lambda one: one.stub.Compile(coordinator_pb2.CompileRequest(token="é", cirh="good"), timeout=5),
             grpc.StatusCode.UNAUTHENTICATED,
+        ),
+        (
+            lambda one: one.stub.Compile(
+                coordinator_pb2.CompileRequest(
+                    token=one.created.token,
+                    cirh="good",
+                    options=plan_pb2.CompileOptions(execution_strategy=plan_pb2.EXECUTION_STRATEGY_PIPELINE),
+                ),
+                timeout=5,
+            ),  # the job has the nodes for weight streaming
+            grpc.StatusCode.INVALID_ARGUMENT,
         ),
     ],
 )

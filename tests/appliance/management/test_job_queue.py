@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from appliance.management.allocation import Inventory, lease, possible, refusal, waiting_for
 from appliance.management.job_queue import JobQueue, Waiting
-from wsc.v1 import management_pb2, node_pb2
+from wsc.v1 import management_pb2, node_pb2, plan_pb2
 
 ROLES = {
     "wafer": node_pb2.ROLE_WAFER,
@@ -58,6 +58,15 @@ def test_a_job_gets_its_share_and_leaves_the_rest_to_others() -> None:
         *("wafer-0", "wafer-1", "worker-0", "worker-1", "worker-2", "worker-3"),
         *("memoryx-0", "memoryx-1", "memoryx-2", "swarmx-0"),
     }
+
+
+def test_a_job_in_layer_pipelined_mode_gets_a_wafer_and_its_workers_alone() -> None:
+    asked = wanted(1, workers=2)
+    asked.execution_strategy = plan_pb2.EXECUTION_STRATEGY_PIPELINE
+    assert possible(asked, Inventory(cluster(wafer=1, worker=2)))
+    nodes = cluster(wafer=1, worker=2, memoryx=1, swarmx=1)
+    assert counts(lease("one", asked, Inventory(nodes))) == {"wafer": 1, "worker": 2}
+    assert waiting_for(asked, Inventory(nodes)) == "1 wafer, held by one; 2 input workers, held by one"
 
 
 def test_a_job_gets_all_that_it_needs_or_nothing() -> None:

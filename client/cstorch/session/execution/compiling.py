@@ -36,6 +36,7 @@ def compile_step(target: Target, text: str, *, trains: bool) -> tuple[Job, coord
     logger.info("Compile job id: %s%s", job.name, f", log path: {session.log_path}" if session.log_path else "")
     logger.info("The coordinator of the job is ready")
     options = _compile_options()
+    options.execution_strategy = job.strategy
     if options.HasField("precision"):
         level = options.precision.optimization_level
         logger.info("Mixed precision: %s, optimization level %d", get_half_dtype_str(), level)

@@ -18,7 +18,7 @@ from cstorch.session.initialisation import Staged
 from cstorch.session.job import Job
 from cstorch.session.tensor_hooks import call_tensor_hooks
 from cstorch.tracing import Cell
-from wsc.v1 import coordinator_pb2
+from wsc.v1 import coordinator_pb2, plan_pb2
 
 logger = logging.getLogger("cstorch.execution")
 
@@ -72,7 +72,8 @@ class Run:
         """
         cells = self._cells
         wanted = self._stream.receive("state_wanted").state_wanted
-        logger.info("Sending initial weights to the weight servers")
+        pipelined = self._job.strategy == plan_pb2.EXECUTION_STRATEGY_PIPELINE
+        logger.info("Sending initial weights to the %s", "wafer" if pipelined else "weight servers")
         try:
             sent = self._state.send(cells, self._compiled.states, wanted, staged.current(cells))
         except ClusterError as error:

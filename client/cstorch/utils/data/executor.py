@@ -78,7 +78,7 @@ class DataExecutor:
         if micro_batch_size is not None:
             backends.csx.performance.micro_batch_size = None if micro_batch_size == "disable" else micro_batch_size
         if cs_config is not None and isinstance(self.backend, CsxBackend):
-            cs_config.set_precision()
+            cs_config.set_flags()
             self.backend.use_cluster(cs_config.cluster_config())
 
     def __len__(self) -> int:

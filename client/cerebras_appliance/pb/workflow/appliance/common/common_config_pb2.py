@@ -8,7 +8,7 @@ __all__ = ["ES_PIPELINE", "ES_WEIGHT_STREAMING", "DebugArgs", "ExecutionStrategy
 
 
 class ExecutionStrategy(IntEnum):
-    """How a model runs on a wafer. Waferbox streams weights."""
+    """How a model runs on a wafer."""
 
     ES_PIPELINE = 1
     ES_WEIGHT_STREAMING = 2

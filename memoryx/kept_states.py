@@ -1,0 +1,47 @@
+"""What a process has that keeps the states of a job: a shard of MemoryX, or the wafer in layer pipelined mode."""
+
+from collections.abc import Callable, Sequence
+
+from memoryx.files.state_memory import StateSettings
+from memoryx.snapshots import Snapshots
+from memoryx.state_service import StateService
+from memoryx.store import StateStore
+from nodes.lifecycle.execution import report_failure
+from nodes.lifecycle.node_job import JobContext
+from wsc.v1 import node_pb2, plan_pb2
+
+
+class KeptStates:
+    """Of one job: they last as long as it, and are shown to the client."""
+
+    def __init__(
+        self, context: JobContext, service: StateService, settings: StateSettings, is_running: Callable[[], bool]
+    ) -> None:
+        """settings: where they lie. is_running: whether steps change the states now."""
+        self._context = context
+        self._service = service
+        self.store = StateStore(settings)
+        self.snapshots = Snapshots(self.store, self._announce)
+        self.missing: Sequence[str] = ()  # of the plan that was loaded last: those that nobody has written
+        service.add_job(
+            context.job,
+            self.store,
+            self.snapshots,
+            is_running,
+            on_defect=lambda error: report_failure(context, error),
+        )
+
+    def load(self, plan: plan_pb2.MemoryXPlan) -> None:
+        """Lay the states out for a plan."""
+        self.snapshots.reset()
+        with self._service.alone(self._context.job):
+            self.missing = self.store.load(plan)
+
+    def close(self) -> None:
+        """Drop everything; no execution uses it any more."""
+        self._service.remove_job(self._context.job)
+        self.snapshots.reset()
+        self.store.close()
+
+    def _announce(self, step: int) -> None:
+        self._context.emit(node_pb2.AttachResponse(snapshot=node_pb2.Snapshot(step=step)))

@@ -1,0 +1,286 @@
+"""Layer pipelined mode: the wafer's part of a plan, which is all of the step.
+
+States lie on the wafer, in such memory as a shard of MemoryX has, and are updated in place by kernels as a shard has
+them. Regions run side by side in a few threads; with one thread they take turns, in an order that never waits. The
+first thread, that of the execution, has the links: it receives the batch for all regions, and sends outputs when all
+have ended the step. No region begins a step before all have ended the one before.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from interconnect.links.elements import torch_dtype
+from interconnect.links.hub import Hub, Stopped
+from interconnect.links.link import Link
+from memoryx.snapshots import Snapshots
+from memoryx.store import StateStore
+from nodes.lifecycle.node_job import LinkKey
+from nodes.steps.groups import SendBuffers
+from nodes.steps.program import Action, Entry, Program
+from nodes.steps.schedule import StepSchedule, worker_of_step
+from nodes.telemetry.progress import group_label
+from wafer.joins import JOINS, JoinedPlace
+from wafer.large_tensors import limit_large_tensors, release_large_tensors
+from wafer.region_kernels import RegionKernels
+from wafer.region_order import Place, RegionOrder
+from wafer.region_threads import Positions, RegionThreads
+from wsc.v1 import node_pb2, plan_pb2
+
+
+class PipelineProgram:
+    """One execution's program; owns the buffers of what is sent, and of what is joined."""
+
+    def __init__(
+        self,
+        plan: plan_pb2.PipelinePlan,
+        store: StateStore,
+        snapshots: Snapshots,
+        hub: Hub,
+        links: Mapping[LinkKey, Link],
+        *,
+        num_threads: int,
+    ) -> None:
+        """num_threads: that regions run in, at most. Raises ValueError: the plan does not hold together."""
+        self._store = store
+        self._slots = {slot.value: slot.name for slot in plan.states}
+        self._snapshots = snapshots
+        self._program = Program(hub, "compute")
+        self.progress = self._program.progress
+        self._coordinator = links[node_pb2.LINK_PURPOSE_COORDINATOR, 0]
+        workers = sorted(index for purpose, index in links if purpose == node_pb2.LINK_PURPOSE_WORKER)
+        self._workers = [links[node_pb2.LINK_PURPOSE_WORKER, index] for index in workers]
+        self._groups = {group.id: group for group in plan.groups}
+        for link in self._workers:
+            link.expect({g.id: g.nbytes for g in plan.groups if g.kind == plan_pb2.GROUP_KIND_BATCH})
+        self._coordinator.expect({})
+        self._order = RegionOrder(plan, num_threads)
+        self._positions = Positions(self._order.num_threads, max(map(len, self._order.threads)))
+        self._states = {slot.value: store.tensor(slot.name) for slot in plan.states}
+        self._set_values(plan)
+        self._sent = [i.send.group for i in self._order.instructions.values() if i.HasField("send")]
+        self._buffers = self._make_buffers()
+        self._kernels = RegionKernels(plan, self._states, store, self._place_joined(plan), self._buffers)
+        limit_large_tensors(plan.own_bytes - store.memory.nbytes - self._buffers.nbytes)
+        self._awaited = {need for needs in self._order.needs.values() for need in needs}
+        self._indices = {place: index for places in self._order.threads for index, place in enumerate(places)}
+        self._last_reads = self._find_last_reads()
+        self._names = [region.name for region in plan.regions]
+        self._num_micro_batches = plan.micro_batches
+        self._add_first_thread()
+        others = [self._entries_of(thread) for thread in range(1, self._order.num_threads)]
+        self._threads = RegionThreads(others, self._positions, hub.stop)
+
+    def run(self, schedule: StepSchedule) -> Mapping[str, float]:
+        def keep_snapshot(step: int) -> None:
+            if schedule.keeps_snapshot(step):
+                self.progress.waits = True  # for a client that has not done with the snapshot before
+                self._snapshots.take(step)
+                self.progress.waits = False
+
+        self._coordinator.limit_ahead(schedule.run_ahead_steps)
+        self._threads.start(schedule.num_steps, self.progress)
+        try:
+            return self._program.run(schedule, keep_snapshot)
+        except Stopped:
+            if self._threads.error is not None:
+                raise self._threads.error from None
+            raise
+        finally:
+            self._threads.end()
+
+    def interrupt(self) -> None:
+        self._snapshots.interrupt()
+        self._positions.stop()
+
+    def close(self) -> None:
+        self._program.close()
+        self._kernels.close()
+        self._states.clear()
+        self._buffers.close()
+        release_large_tensors()
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def _set_values(self, plan: plan_pb2.PipelinePlan) -> None:
+        """Those that are there before the first step."""
+        values = self._program.values
+        for value, tensor in self._states.items():
+            values.tensors[values.index(value)] = tensor
+        for micro_batch, value in enumerate(plan.number_values):
+            values.tensors[values.index(value)] = torch.tensor([micro_batch])
+
+    def _make_buffers(self) -> SendBuffers:
+        runs = [instruction.run for instruction in self._order.instructions.values() if instruction.HasField("run")]
+        settled = dict(self._states)
+        for run in runs:
+            for output, state in zip(run.outputs, run.commits, strict=False):
+                if state:
+                    settled[output] = self._states[state]
+        produced = {value for run in runs for value in run.outputs}
+        return SendBuffers((self._groups[group] for group in self._sent), produced, settled=settled)
+
+    def _place_joined(self, plan: plan_pb2.PipelinePlan) -> Mapping[int, JoinedPlace]:
+        """Where what micro-batches join lies, and how they join it."""
+        joined = {}
+        for each in plan.joined:
+            if each.reduction in JOINS:
+                place = self._buffers.place(each.value)
+                if place is None:
+                    place = torch.empty(tuple(each.type.shape), dtype=torch_dtype(each.type.element_type))
+                joined[each.value] = (place, each.reduction)
+        return joined
+
+    def _find_last_reads(self) -> dict[int, dict[int, Place]]:
+        """Of values that several regions read: the last read of each thread that reads them, by value."""
+        order = self._order
+        dropped = {value for instruction in order.instructions.values() for value in instruction.run.drops}
+        regions: dict[int, set[int]] = defaultdict(set)
+        last: dict[int, dict[int, Place]] = defaultdict(dict)
+        made = {value for place in order.instructions for value in order.made_by(place)}
+        for thread, places in enumerate(order.threads):
+            for place in places:
+                for value in order.read_by(place):
+                    if value in made and value not in dropped:
+                        regions[value].add(place.region)
+                        last[value][thread] = place
+        return {value: reads for value, reads in last.items() if len(regions[value]) > 1}
+
+    # --- instructions -------------------------------------------------------------------------------------------------
+
+    def _add_first_thread(self) -> None:
+        """The step's begin, what is received, the first thread's regions, and the step's end."""
+        program, positions, order = self._program, self._positions, self._order
+        others = range(1, order.num_threads)
+        if others:
+            program.add(lambda step: positions.reach(0, positions.begun(step)), "step", what="send")
+        received = [place for place in order.threads[0] if order.instructions[place].HasField("receive")]
+        for place in received:
+            program.add_receive(self._groups[order.instructions[place].receive.group], self._workers)
+        if others and received:
+            program.add(self._tell_action(0, len(received) - 1), "batch", what="send")
+        for entry in self._entries_of(0, len(received)):
+            program.add_entry(entry)
+        for thread in others:
+            program.add(self._wait_action(thread, None), "end of step", what="wait")
+        for number in self._sent:
+            self._add_send(self._groups[number])
+        if received:
+            program.add(self._acknowledge_batch, "batch taken", what="send")
+
+    def _entries_of(self, thread: int, first: int = 0) -> list[Entry]:
+        """What a thread does in a step, from an instruction on."""
+        order = self._order
+        entries: list[Entry] = []
+        waited = [-1] * order.num_threads  # index of the last instruction of each that was waited for
+        for index, place in enumerate(order.threads[thread][first:], first):
+            region = self._names[place.region]
+            for need in sorted(order.needs[place]):
+                other = order.thread_of(need)
+                if other != thread and self._indices[need] > waited[other]:
+                    waited[other] = self._indices[need]
+                    entries.append(Entry(self._wait_action(other, waited[other]), "wait", region))
+            entry = self._entry(place)
+            shared = [value for value in order.read_by(place) if self._last_reads.get(value, {}).get(thread) == place]
+            more = [self._drop_action(value, thread) for value in dict.fromkeys(shared)]
+            if order.num_threads > 1 and (more or place in self._awaited):
+                more.insert(0, self._tell_action(thread, index))
+            entries.append(entry._replace(action=_one_after_the_other([entry.action, *more]), region=region))
+        return entries
+
+    def _entry(self, place: Place) -> Entry:
+        """An instruction of a region."""
+        instruction, values = self._order.instructions[place], self._program.values
+        match instruction.WhichOneof("kind"):
+            case "run":
+                run = instruction.run
+                detail = run.layer or self._kernels.name(run)
+                if self._num_micro_batches > 1 and run.layer:
+                    detail = f"{detail}, micro-batch {run.micro_batch}"
+                return Entry(self._kernels.action(run, values), "compute", detail)
+            case "send":
+                group = self._groups[instruction.send.group]
+                copies = [(values.index(value), tensor) for value, tensor in self._buffers.copies(group.id)]
+                return Entry(self._copy_action(copies), "compute", group_label(group))
+            case "commit":
+                commit = instruction.commit
+                action = self._commit_action(values.index(commit.value), commit.state)
+                return Entry(action, "compute", self._slots[commit.state])
+            case kind:
+                raise ValueError(f"a region has no instruction {kind}")
+
+    def _copy_action(self, copies: Sequence[tuple[int, torch.Tensor]]) -> Action:
+        tensors = self._program.values.tensors
+
+        def copy(step: int) -> None:
+            for index, place in copies:
+                place.copy_(tensors[index])
+
+        return copy
+
+    def _commit_action(self, index: int, state: int) -> Action:
+        tensors, place, store, name = self._program.values.tensors, self._states[state], self._store, self._slots[state]
+
+        def commit(step: int) -> None:
+            if store.has_snapshot:
+                store.before_write([name])
+            place.copy_(tensors[index])
+
+        return commit
+
+    def _wait_action(self, thread: int, index: int | None) -> Action:
+        """Until another thread has done its instruction of this index; None: all."""
+        positions = self._positions
+        if index is None:
+            return lambda step: positions.wait(thread, positions.ended(step))
+        return lambda step: positions.wait(thread, positions.after(step, index))
+
+    def _tell_action(self, thread: int, index: int) -> Action:
+        positions = self._positions
+        return lambda step: positions.reach(thread, positions.after(step, index))
+
+    def _drop_action(self, value: int, thread: int) -> Action:
+        """Behind a thread's last read of a value: drops it if the other threads have read it for the last time too."""
+        positions, tensors = self._positions, self._program.values.tensors
+        number = self._program.values.index(value)
+        others = [(other, self._indices[place]) for other, place in self._last_reads[value].items() if other != thread]
+
+        def drop(step: int) -> None:
+            if all(positions.has_reached(other, positions.after(step, index)) for other, index in others):
+                tensors[number] = None
+
+        return drop
+
+    def _add_send(self, group: plan_pb2.Group) -> None:
+        """At the end of a step, when all that it has is in its place."""
+        hub, link, progress, payload = (
+            self._program.hub,
+            self._coordinator,
+            self.progress,
+            self._buffers.slice(group.id),
+        )
+        number, now = group.id, time.perf_counter
+
+        def send(step: int) -> None:
+            begin = now()
+            hub.send(link, number, step, payload, window="ack", as_bytes=True)
+            progress.send += now() - begin
+
+        self._program.add(send, group_label(group), what="send", only_outputs=True)
+
+    def _acknowledge_batch(self, step: int) -> None:
+        """At the end of a step its batch is no longer read: the worker may use the slot again."""
+        self._workers[worker_of_step(step, len(self._workers))].ack(step)
+
+
+def _one_after_the_other(actions: Sequence[Action]) -> Action:
+    if len(actions) == 1:
+        return actions[0]
+
+    def run(step: int) -> None:
+        for action in actions:
+            action(step)
+
+    return run
