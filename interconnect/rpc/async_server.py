@@ -52,8 +52,8 @@ class AsyncServer:
         if self._loop.is_closed():
             return
         if self._running:
-            # A warning for each call that it cancels, which is what it is told to do.
-            logging.getLogger("grpc._cython.cygrpc").setLevel(logging.ERROR)
+            # A warning or an error for each call that it cancels, which is what it is told to do.
+            logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
             self.run(self.server.stop(grace_seconds), grace_seconds + STOP_SECONDS)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
