@@ -228,3 +228,37 @@ def test_the_report_shows_the_regions_that_run(traced: Traced) -> None:
     assert all(region.name in page for region in regions)
     assert "bubbles" in page
     assert "MemoryX" not in page
+
+
+def test_replicas_lie_side_by_side_and_divide_the_updates(traced: Traced) -> None:
+    plan = plan_of(traced, 3, 4, num_replicas=2)
+    pipeline = plan.pipeline
+    left, right = pipeline.regions[:2], pipeline.regions[2:]
+    assert (pipeline.num_replicas, pipeline.micro_batches, len(right)) == (2, 6, 2)
+    assert max(r.x + r.width for r in left) <= min(r.x for r in right)
+    for half, parts in ((left, {0, 1, 2}), (right, {3, 4, 5})):
+        runs = [i.run for region in half for i in region.instructions if i.run.outputs]
+        assert {run.micro_batch for run in runs if not run.layer.endswith("update")} == parts
+        assert any(run.commits for run in runs)
+    batches = [torch.randn(ROWS, NARROW) for _ in range(2)]
+    traced.check(
+        batches,
+        [(1, 1)],
+        rtol=1e-5,
+        seeds=range(5),
+        micro_batches=3,
+        num_replicas=2,
+        wafer_cores=4,
+        execution_strategy=PIPELINE,
+    )
+    assert "over 2 replicas" in micro_batch_notes(plan)[0]
+
+
+def test_replicas_that_the_batch_or_the_mode_does_not_allow_are_refused(traced: Traced) -> None:
+    with pytest.raises(CompileError, match=r"12 samples .* over num_replicas=5"):
+        plan_of(traced, 1, 5, num_replicas=5)
+    with pytest.raises(CompileError, match="strategy pipeline, or num_csx=2"):
+        traced.plan(1, num_replicas=2)
+    target = Target(num_csx=1, num_shards=1, num_replicas=2, execution_strategy=PIPELINE)
+    with pytest.raises(CompileError, match="6 rows that a replica has of a batch of 12"):
+        compile_in_micro_batches(traced.text, target, MicroBatching(size=4), lambda: MACHINE)
