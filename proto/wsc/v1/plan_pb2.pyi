@@ -889,11 +889,12 @@ Global___JoinedValue: _TypeAlias = JoinedValue  # noqa: Y015
 class Region(_message.Message):
     """A rectangle of the wafer that has some layers: their weights, optimizer state, and all work on them.
 
-    Its instructions are run in order in each step, at the same time as those of other regions. A Run waits until its
-    inputs are there: in layer pipelined mode values are made once in a step, by the region whose Run or Receive makes
-    them, and may be read by all regions. `drops` are of values that no other region reads; what several regions read is
-    dropped behind the last of all its reads. `commits` are as on MemoryX: nothing in any region reads the old value later.
-    That follows from what is waited for: where it would not, a Run of a kernel without results waits for a reader's result.
+    Its instructions are run in order in each step, at the same time as those of other regions; it begins a step when all
+    regions have ended the one before. A Run waits until its inputs are there: in layer pipelined mode values are made once
+    in a step, by the region whose Run or Receive makes them, and may be read by all regions. `drops` are of values that no
+    other region reads; what several regions read is dropped behind the last of all its reads. `commits` are as on MemoryX:
+    nothing in any region reads the old value later. That follows from what is waited for: where it would not, a Run of a
+    kernel without results waits for a reader's result.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
