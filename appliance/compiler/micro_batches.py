@@ -9,6 +9,7 @@ from appliance.compiler.core.micro_batching import MicroBatching
 from appliance.compiler.core.target import ExecutionStrategy, Target
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.pipeline import compile_module
+from appliance.compiler.pipelined.plan import check_target
 from appliance.compiler.pipelined.regions import NOMINAL
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.sharding.propagate import batch_rows
@@ -41,9 +42,10 @@ def compile_in_micro_batches(
         rows = _rows_of_a_wafer(text, target)
         if rows % asked.size:
             sizes = ", ".join(map(str, reversed(list(_sizes(rows)))))
+            who = "a wafer" if target.num_replicas == 1 else "a replica"
             raise CompileError(
-                f"micro_batch_size={asked.size} does not divide the {rows} rows that a wafer has of a batch of "
-                f"{rows * target.num_csx}; use one of {sizes}"
+                f"micro_batch_size={asked.size} does not divide the {rows} rows that {who} has of a batch of "
+                f"{rows * target.num_csx * target.num_replicas}; use one of {sizes}"
             )
         return compile_module(text, replace(target, micro_batches=rows // asked.size), keep)
     if target.execution_strategy is ExecutionStrategy.PIPELINE:
@@ -137,7 +139,10 @@ def _first_part(error: CompileError) -> str:
 
 
 def _rows_of_a_wafer(text: str, target: Target) -> int:
-    return batch_rows(parse_module(text), target.num_csx) // target.num_csx
+    """Or of a replica, if a wafer has several."""
+    rows = batch_rows(parse_module(text), target.num_csx)
+    check_target(target, rows)
+    return rows // (target.num_csx * target.num_replicas)
 
 
 def _sizes(rows: int) -> Iterator[int]:
@@ -159,6 +164,7 @@ def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
         notes.append(
             f"Layer pipelined mode: all weights are on the wafer, in {len(plan.pipeline.regions)} region(s): {names}; "
             f"{plan.batch_rows} rows in {count} micro-batch(es) of {rows}"
+            + (f", over {replicas} replicas" if (replicas := plan.pipeline.num_replicas) > 1 else "")
         )
     elif count > 1:
         if at_once == count:

@@ -81,6 +81,10 @@ class Updates:
         component = self._sharing.component.get(batch[0])
         return self._last_layer if component is None else self._layers[component]
 
+    def component_of(self, value: SSAValue) -> int | None:
+        """The component that a value belongs to: a weight with its state. None: single numbers belong to none."""
+        return self._component_of.get(value)
+
     def layer_of_state(self, state: SSAValue) -> str:
         """The layer that a state lies with."""
         if elements(state) == 1:
