@@ -1,6 +1,7 @@
 """Layer pipelined mode on a cluster: the numbers are plain PyTorch's, and whatever ends a job ends it at once."""
 
 import copy
+import json
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -181,6 +182,16 @@ def test_weights_move_between_executions_of_both_modes_and_so_do_checkpoints(
         before = training.losses[-STEPS:]
         training.run(checkpoint_steps=STEPS)
         assert training.losses[-STEPS:] == pytest.approx(before, rel=1e-5)
+
+
+def test_random_numbers_go_on_where_the_mode_changes(start_script: StartScript, cluster: RunningCluster) -> None:
+    """Dropout draws the same numbers however the batch is cut, and whoever has the counter."""
+    results = []
+    for parts in (["weight_streaming:8"] * 3, ["pipeline:8", "pipeline:2", "weight_streaming:4"]):
+        script = start_script(SCRIPTS / "modes.py", "artifacts", *parts, management=cluster.management)
+        assert script.wait() == 0, script.errors
+        results.append(json.loads(script.output))
+    assert results[1] == pytest.approx(results[0], rel=1e-5)
 
 
 def test_several_wafers_are_refused(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
