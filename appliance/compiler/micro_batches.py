@@ -18,7 +18,7 @@ from cirh.text.parser import parse_module
 from wsc.v1 import plan_pb2
 
 # Micro-batches for each core that are tried.
-_DEEPEST: Final = 4
+_MOST_PER_CORE: Final = 4
 
 Keep = Callable[[str, str], None]
 
@@ -61,7 +61,7 @@ def _fastest_pipeline(text: str, target: Target, keep: Keep | None) -> plan_pb2.
     rows = _rows_of_a_wafer(text, target)
     best: tuple[float, int] | None = None
     too_large: WaferMemoryError | None = None
-    for count in (count for count in range(1, min(rows, _DEEPEST * target.wafer_cores) + 1) if rows % count == 0):
+    for count in (count for count in range(1, min(rows, _MOST_PER_CORE * target.wafer_cores) + 1) if rows % count == 0):
         try:
             plan = compile_module(text, replace(target, micro_batches=count))
         except WaferMemoryError as error:

@@ -55,7 +55,7 @@ def build(cut: Cut, target: Target, numbers: Numbers) -> Built:
     region_of = regions.region_of()
     for node in nodes:
         node.region = region_of[node.layer]
-    _share_updates(nodes, updates, target.num_replicas)
+    _share_updates(nodes, target.num_replicas)
     sends = _find_sends(cut, target, numbers, localiser, nodes)
     graph = Graph([*nodes, *sends], updates.states, body_ops(cut.module))
     _commit(cut, graph, updates)
@@ -120,6 +120,7 @@ class _Builder:
                 reads=[(value, False) for value in inputs],
                 makes=[(value, False) for value in outputs],
                 kernel=text,
+                component=self._updates.component(ops),
                 seconds=self._time(text, module, loop_time if _is_loop(closure) else operations_time),
             )
 
@@ -132,14 +133,13 @@ class _Builder:
         return self._seconds[text]
 
 
-def _share_updates(nodes: Sequence[Node], updates: Updates, num_replicas: int) -> None:
+def _share_updates(nodes: Sequence[Node], num_replicas: int) -> None:
     """Replicas divide the updates of a region; what belongs to one weight stays together."""
     busy = [0.0] * num_replicas
     home: dict[int, int] = {}
     for node in nodes:
-        component = updates.component_of(node.makes[0][0]) if node.kind is Kind.UPDATE else None
-        if component is not None:
-            node.replica = home.setdefault(component, busy.index(min(busy)))
+        if node.component is not None:
+            node.replica = home.setdefault(node.component, busy.index(min(busy)))
             busy[node.replica] += node.seconds
 
 

@@ -46,6 +46,7 @@ class Node:
     seconds: float = 0.0  # predicted, each time
     commits: dict[SSAValue, SSAValue] = field(default_factory=dict)  # made value -> state whose buffer takes it
     bundle: Bundle | None = None  # of a message
+    component: int | None = None  # of an update: the weight with its state that it is of; None: of single numbers
     region: int = 0  # of those of a replica
     replica: int = 0  # whose region, of what is done once in a step
     of_whole_batch: bool = False  # others wait until it has been done for all micro-batches
