@@ -164,7 +164,7 @@ class PipelineProgram:
         for entry in self._entries_of(0, len(received)):
             program.add_entry(entry)
         for thread in others:
-            program.add(self._wait_action(thread, None), "end of step", what="wait")
+            program.add(self._wait_action(0, thread, None), "end of step", what="wait")
         for number in self._sent:
             self._add_send(self._groups[number])
         if received:
@@ -181,7 +181,7 @@ class PipelineProgram:
                 other = order.thread_of(need)
                 if other != thread and self._indices[need] > waited[other]:
                     waited[other] = self._indices[need]
-                    entries.append(Entry(self._wait_action(other, waited[other]), "wait", region))
+                    entries.append(Entry(self._wait_action(thread, other, waited[other]), "wait", region))
             entry = self._entry(place)
             shared = [value for value in order.read_by(place) if self._last_reads.get(value, {}).get(thread) == place]
             more = [self._drop_action(value, thread) for value in dict.fromkeys(shared)]
@@ -198,7 +198,7 @@ class PipelineProgram:
                 run = instruction.run
                 detail = run.layer or self._kernels.name(run)
                 if self._num_micro_batches > 1 and run.layer:
-                    detail = f"{detail}, micro-batch {run.micro_batch}"
+                    detail = f"{detail}, micro-batch {run.micro_batch + 1}"
                 return Entry(self._kernels.action(run, values), "compute", detail)
             case "send":
                 group = self._groups[instruction.send.group]
@@ -230,12 +230,20 @@ class PipelineProgram:
 
         return commit
 
-    def _wait_action(self, thread: int, index: int | None) -> Action:
-        """Until another thread has done its instruction of this index; None: all."""
-        positions = self._positions
-        if index is None:
-            return lambda step: positions.wait(thread, positions.ended(step))
-        return lambda step: positions.wait(thread, positions.after(step, index))
+    def _wait_action(self, own: int, thread: int, index: int | None) -> Action:
+        """Until another thread has done its instruction of this index; None: all. own: which thread waits."""
+        positions, progress, now = self._positions, self.progress, time.perf_counter
+
+        def wait(step: int) -> None:
+            position = positions.ended(step) if index is None else positions.after(step, index)
+            if positions.has_reached(thread, position):
+                return
+            begin = now()
+            positions.wait(thread, position)
+            if own == 0:  # whose time the report is about
+                progress.wait += now() - begin
+
+        return wait
 
     def _tell_action(self, thread: int, index: int) -> Action:
         positions = self._positions

@@ -9,6 +9,7 @@ from appliance.compiler.core.micro_batching import MicroBatching
 from appliance.compiler.core.target import ExecutionStrategy, Target
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.pipeline import compile_module
+from appliance.compiler.pipelined.plan import check_target
 from appliance.compiler.pipelined.regions import NOMINAL
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.sharding.propagate import batch_rows
@@ -16,7 +17,7 @@ from cirh.text.parser import parse_module
 from wsc.v1 import plan_pb2
 
 # Micro-batches for each core that are tried.
-_DEEPEST: Final = 4
+_MOST_PER_CORE: Final = 4
 
 Keep = Callable[[str, str], None]
 
@@ -40,9 +41,10 @@ def compile_in_micro_batches(
         rows = _rows_of_a_wafer(text, target)
         if rows % asked.size:
             sizes = ", ".join(map(str, reversed(list(_sizes(rows)))))
+            who = "a wafer" if target.num_replicas == 1 else "a replica"
             raise CompileError(
-                f"micro_batch_size={asked.size} does not divide the {rows} rows that a wafer has of a batch of "
-                f"{rows * target.num_csx}; use one of {sizes}"
+                f"micro_batch_size={asked.size} does not divide the {rows} rows that {who} has of a batch of "
+                f"{rows * target.num_csx * target.num_replicas}; use one of {sizes}"
             )
         return compile_module(text, replace(target, micro_batches=rows // asked.size), keep)
     if target.execution_strategy is ExecutionStrategy.PIPELINE:
@@ -58,7 +60,7 @@ def _fastest_pipeline(text: str, target: Target, keep: Keep | None) -> plan_pb2.
     rows = _rows_of_a_wafer(text, target)
     best: tuple[float, int] | None = None
     too_large: WaferMemoryError | None = None
-    for count in (count for count in range(1, min(rows, _DEEPEST * target.wafer_cores) + 1) if rows % count == 0):
+    for count in (count for count in range(1, min(rows, _MOST_PER_CORE * target.wafer_cores) + 1) if rows % count == 0):
         try:
             plan = compile_module(text, replace(target, micro_batches=count))
         except WaferMemoryError as error:
@@ -136,7 +138,10 @@ def _first_part(error: CompileError) -> str:
 
 
 def _rows_of_a_wafer(text: str, target: Target) -> int:
-    return batch_rows(parse_module(text), target.num_csx) // target.num_csx
+    """Or of a replica, if a wafer has several."""
+    rows = batch_rows(parse_module(text), target.num_csx)
+    check_target(target, rows)
+    return rows // (target.num_csx * target.num_replicas)
 
 
 def _sizes(rows: int) -> Iterator[int]:

@@ -9,7 +9,7 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 
 from appliance.compiler.core.errors import CompileError
-from appliance.compiler.core.target import ExecutionStrategy, Target
+from appliance.compiler.core.target import Target
 from appliance.compiler.partition.cut import Cut, make_cut
 from appliance.compiler.partition.precision import insert_casts
 from appliance.compiler.passes.canonicalise import canonicalise
@@ -29,7 +29,7 @@ from appliance.compiler.report.notes import (
     segment_notes,
     site_notes,
 )
-from appliance.compiler.sharding.propagate import Sharding, propagate
+from appliance.compiler.sharding.propagate import Sharding, batch_rows, propagate
 from cirh.dialect.errors import CirhError
 from wsc.v1 import plan_pb2
 
@@ -50,8 +50,7 @@ class Stages:
     def sharding(self) -> Sharding:
         """After casts were inserted, if the precision is mixed: what is cast depends on whose work it is."""
         precision = self._target.precision
-        if self._target.execution_strategy is ExecutionStrategy.PIPELINE:
-            check_target(self._target)
+        check_target(self._target, batch_rows(self._module, 1))
         with self._dividing():
             sharding = propagate(self._module, self._target.num_parts)
             if precision is None:

@@ -49,6 +49,7 @@ def cached_compiler(folder: Path, root: Path) -> Compile:
                 kernel_library=KernelLibrary.from_proto(options.kernel_library),
                 wafer_memory_bytes=options.wafer_memory_bytes or DEFAULT_WAFER_MEMORY_BYTES,
                 execution_strategy=ExecutionStrategy.from_proto(options.execution_strategy),
+                num_replicas=options.num_replicas or 1,
                 # Wafers' hosts are taken to be like this one.
                 wafer_cores=len(os.sched_getaffinity(0)),
             )

@@ -27,6 +27,7 @@ class PipelineSimulation:
         self.pipeline = plan.pipeline
         self.states = {name: tensor.detach().clone() for name, tensor in states.items()}
         self.kernels = {kernel.id: Kernel.build(kernel.cirh) for kernel in self.pipeline.kernels}
+        self.most_bytes = 0  # of a step so far: activations, and whatever else kernels made
         names = {slot.name for slot in self.pipeline.states}
         assert names == set(states), names ^ set(states)
 
@@ -46,6 +47,7 @@ class PipelineSimulation:
         slow = seed - 1 if 0 < seed <= len(threads) else None
         _take_turns(threads, step, slow, chance)
         assert not step.missing(), step.missing()
+        self.most_bytes = max(self.most_bytes, step.most_bytes)
         return {output.name: self._output(output, step.sent) for output in self.plan.coordinator.outputs}
 
     def _output(self, output: plan_pb2.Output, sent: Mapping[int, bytes]) -> torch.Tensor:
@@ -87,6 +89,9 @@ class _Step:
         self.sent: dict[int, bytes] = {}
         self.overwritten: list[tuple[int, int]] = []  # bytes of states that are new
         self.new: dict[int, torch.Tensor] = {}  # values that lie in the buffers of states
+        self.made_by_kernels: set[int] = set()
+        self.held_bytes = 0  # of what kernels made, beside joined values and states
+        self.most_bytes = 0
         self.moves = 0
 
     def there(self, value: int) -> bool:
@@ -150,13 +155,22 @@ class _Step:
         for value, tensor, state in zip(run.outputs, results, commits, strict=True):
             if state:
                 self.new[value] = tensor
+            elif value not in self.joined:
+                self.made_by_kernels.add(value)
+                self.held_bytes += tensor.nbytes
             self.make(value, tensor)
+        self.most_bytes = max(self.most_bytes, self.held_bytes)
         for value in run.drops:
-            del self.values[value]
+            self.drop(value)
         for value in self.counted.intersection(run.inputs):
             self.reads[value] -= sum(other == value for other in run.inputs)
             if not self.reads[value]:
-                del self.values[value]
+                self.drop(value)
+
+    def drop(self, value: int) -> None:
+        tensor = self.values.pop(value)
+        if value in self.made_by_kernels:
+            self.held_bytes -= tensor.nbytes
 
     def make(self, value: int, tensor: torch.Tensor) -> None:
         if value in self.joined and value in self.values:

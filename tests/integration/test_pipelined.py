@@ -1,6 +1,7 @@
 """Layer pipelined mode on a cluster: the numbers are plain PyTorch's, and whatever ends a job ends it at once."""
 
 import copy
+import json
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -13,10 +14,12 @@ from cerebras.pytorch.utils.data import DataExecutor
 from cluster_rig import SCRIPTS, RunningCluster, StartScript, running_cluster, wait_for
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
 
 import cerebras.pytorch as cstorch
 from cstorch import backends
 from cstorch.errors import CompileError
+from waferbox.cli import app
 from wsc.v1 import management_pb2, node_pb2
 
 pytestmark = pytest.mark.cluster
@@ -183,6 +186,16 @@ def test_weights_move_between_executions_of_both_modes_and_so_do_checkpoints(
         assert training.losses[-STEPS:] == pytest.approx(before, rel=1e-5)
 
 
+def test_random_numbers_go_on_where_the_mode_changes(start_script: StartScript, cluster: RunningCluster) -> None:
+    """Dropout draws the same numbers however the batch is cut, and whoever has the counter."""
+    results = []
+    for parts in (["weight_streaming:8"] * 3, ["pipeline:8", "pipeline:2", "weight_streaming:4"]):
+        script = start_script(SCRIPTS / "modes.py", "artifacts", *parts, management=cluster.management)
+        assert script.wait() == 0, script.errors
+        results.append(json.loads(script.output))
+    assert results[1] == pytest.approx(results[0], rel=1e-5)
+
+
 def test_several_wafers_are_refused(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
     backends.csx.performance.execution_strategy = "pipeline"
@@ -208,7 +221,9 @@ def test_a_node_that_dies_is_named(
         assert re.search(died, script.errors), script.errors
 
 
-def test_ctrl_c_cancels_the_job(start_script: StartScript, cluster: RunningCluster) -> None:
+def test_a_trace_shows_regions_and_ctrl_c_cancels_the_job(
+    start_script: StartScript, cluster: RunningCluster, tmp_path: Path
+) -> None:
     script = start_script(
         FAULTS,
         *("runs", "--artifacts", "artifacts", "--num-steps", FOR_EVER),
@@ -216,6 +231,20 @@ def test_ctrl_c_cancels_the_job(start_script: StartScript, cluster: RunningClust
         **PIPELINE,
     )
     script.wait_for_output("step 20\n")
+    file = tmp_path / "trace.json"
+    command = ["trace", cluster.jobs()[0].job, "--steps", "3", "--output", str(file)]
+    done = CliRunner().invoke(app, [*command, "--management", cluster.management])
+    assert done.exit_code == 0, done.output
+    events = json.loads(file.read_text())["traceEvents"]
+    processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    rows = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    done_in = {
+        (processes[event["pid"]], rows[event["pid"], event["tid"]], event["name"])
+        for event in events
+        if event["ph"] == "X"
+    }
+    assert set(processes.values()) == {"wafer-0", "worker-0"}
+    assert ("wafer-0", "0", "compute 0 backward") in done_in  # the region of the first layer
     script.process.send_signal(signal.SIGINT)
     script.wait()
     assert "KeyboardInterrupt" in script.errors

@@ -220,8 +220,8 @@ def test_losses_and_weights_are_those_of_the_whole_batch(make_rig: Callable[[int
     rig.worker.hub.wait_acked(rig.worker.link, STEPS.num_steps)
     assert threads_of_regions() == []
     rows = {(span.region, span.detail) for response in spans for span in response.spans.spans if span.region}
-    assert ("first", "a, micro-batch 1") in rows
-    assert ("last", "b, micro-batch 2") in rows
+    assert ("first", "a, micro-batch 2") in rows
+    assert ("last", "b, micro-batch 3") in rows
     assert ("last", "b") in {(region, detail) for region, detail in rows}  # its update
 
 

@@ -103,6 +103,8 @@ class Target:
     precision: Precision | None = None
     kernel_library: KernelLibrary = KernelLibrary.ATEN
     execution_strategy: ExecutionStrategy = ExecutionStrategy.WEIGHT_STREAMING
+    # Of the model, side by side on a pipelined wafer: each has its share of the batch, and divides that.
+    num_replicas: int = 1
     # Of the host of a wafer: a pipelined wafer has no more regions than that.
     wafer_cores: int = 2
 
@@ -111,10 +113,12 @@ class Target:
             raise ValueError(f"a target has at least one wafer and one shard, not {self.num_csx} and {self.num_shards}")
         if self.micro_batches < 1:
             raise ValueError(f"a wafer has at least one micro-batch, not {self.micro_batches}")
+        if self.num_replicas < 1:
+            raise ValueError(f"there is at least one replica of a model, not {self.num_replicas}")
         if self.wafer_cores < 1:
             raise ValueError(f"a wafer's host has at least one core, not {self.wafer_cores}")
 
     @property
     def num_parts(self) -> int:
-        """Into how many the batch is cut, over the wafers and over time."""
-        return self.num_csx * self.micro_batches
+        """Into how many the batch is cut, over wafers and replicas, and over time."""
+        return self.num_csx * self.num_replicas * self.micro_batches

@@ -46,15 +46,16 @@ def build(cut: Cut, target: Target, numbers: Numbers) -> Built:
     work = make_work(cut, waits)
     layers = list(dict.fromkeys(item.segment.layer for item in work)) or [""]
     updates = Updates(cut, work, replace(target, num_shards=1, pinned_shards={}), layers[-1])
-    batch = make_batch(cut, numbers, localiser, target.micro_batches)
+    batch = make_batch(cut, numbers, localiser, target.num_parts)
     nodes = list(_Builder(cut, localiser, waits, work, updates).nodes(batch, layers[0]))
     seconds = dict.fromkeys(layers, 0.0)
     for node in nodes:
-        seconds[node.layer] += node.seconds * (target.micro_batches if node.is_segment else 1)
-    regions = find_regions(seconds, target.wafer_cores)
+        seconds[node.layer] += node.seconds * (target.micro_batches if node.is_segment else 1 / target.num_replicas)
+    regions = find_regions(seconds, target.wafer_cores // target.num_replicas, target.num_replicas)
     region_of = regions.region_of()
     for node in nodes:
         node.region = region_of[node.layer]
+    _share_updates(nodes, target.num_replicas)
     sends = _find_sends(cut, target, numbers, localiser, nodes)
     graph = Graph([*nodes, *sends], updates.states, body_ops(cut.module))
     _commit(cut, graph, updates)
@@ -119,6 +120,7 @@ class _Builder:
                 reads=[(value, False) for value in inputs],
                 makes=[(value, False) for value in outputs],
                 kernel=text,
+                component=self._updates.component(ops),
                 seconds=self._time(text, module, loop_time if _is_loop(closure) else operations_time),
             )
 
@@ -131,6 +133,16 @@ class _Builder:
         return self._seconds[text]
 
 
+def _share_updates(nodes: Sequence[Node], num_replicas: int) -> None:
+    """Replicas divide the updates of a region; what belongs to one weight stays together."""
+    busy = [0.0] * num_replicas
+    home: dict[int, int] = {}
+    for node in nodes:
+        if node.component is not None:
+            node.replica = home.setdefault(node.component, busy.index(min(busy)))
+            busy[node.replica] += node.seconds
+
+
 def _is_loop(ops: Sequence[Operation]) -> bool:
     return all(spec(op.name).pointwise or op.name == "cirh.BroadcastInDim" for op in ops)
 
@@ -138,22 +150,24 @@ def _is_loop(ops: Sequence[Operation]) -> bool:
 def _find_sends(cut: Cut, target: Target, numbers: Numbers, localiser: Localiser, nodes: Sequence[Node]) -> list[Node]:
     """The groups of the outputs: one for each region that makes some, and one for each that is in parts."""
     maker = {side: node for node in nodes for side in node.makes}
-    together: dict[int, Node] = {}
+    together: dict[tuple[int, int], Node] = {}
     sends: dict[SSAValue, Node] = {}
     for value in dict.fromkeys(value for _, value in cut.outputs):
         gathered = cut.sharding.used(value).is_sharded and value not in cut.sharding.reduced
         home = maker[value, gathered]
-        node = None if gathered else together.get(home.region)
+        where = (home.replica, home.region)
+        node = None if gathered else together.get(where)
         if node is None:
             group = plan_pb2.Group(id=numbers.group(), kind=plan_pb2.GROUP_KIND_OUTPUT, layer=home.label)
             node = Node(kind=Kind.SEND, layer=home.layer, label="outputs", reads=[], makes=[], bundle=Bundle(group))
+            node.replica = home.replica
         assert node.bundle is not None
         node.reads.append((value, gathered))
         if gathered:
             node.bundle.group.reduction = plan_pb2.REDUCTION_GATHER
-            node.bundle.add_parts(numbers, value, localiser.type_of(value), target.micro_batches)
+            node.bundle.add_parts(numbers, value, localiser.type_of(value), target.num_parts)
         else:
-            together[home.region] = node
+            together[where] = node
             type = types.tensor_type(types.shape(value), types.dtype(value))
             node.bundle.add(numbers, value, type, SHARED)
         sends[value] = node

@@ -68,7 +68,13 @@ def plan_memory(plan: plan_pb2.PipelinePlan, profiles: Mapping[int, KernelProfil
         run = instruction.run
         profile = profiles[run.kernel]
         committed = dict(zip(run.outputs, run.commits, strict=False))
-        working[region][place] = profile.working_bytes
+        # What is made in its place takes no more memory than is counted there.
+        placed = [
+            nbytes
+            for value, nbytes in zip(run.outputs, profile.output_bytes, strict=True)
+            if committed.get(value) or (value in joined and plan.micro_batches == 1)
+        ]
+        working[region][place] = max(profile.working_bytes - sum(placed), 0)
         for value, nbytes in zip(run.outputs, profile.output_bytes, strict=True):
             if value not in joined and not committed.get(value):
                 held[region][place + 1] += nbytes
@@ -112,15 +118,17 @@ def _ends(plan: plan_pb2.PipelinePlan) -> dict[int, int]:
     order = find_order(plan)
     made: dict[int, At] = {}
     readers: dict[int, list[At]] = defaultdict(list)
+    kept: set[int] = set()  # for the step: what is sent, or copied to a state
     for at, instruction in instructions(plan):
         makes, reads = makes_and_reads(instruction, groups)
         made.update(dict.fromkeys(makes, at))
+        kept.update(reads if instruction.HasField("send") or instruction.HasField("commit") else ())
         for value in reads:
             readers[value].append(at)
     ends = {}
     for value, (region, place) in made.items():
         last = len(order.done[region])
-        end = place + 1
+        end = last if value in kept else place + 1
         for reader in readers[value]:
             if reader[0] == region:
                 end = max(end, reader[1] + 1)

@@ -35,7 +35,7 @@ Side = tuple[SSAValue, bool]
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """Work of one region: of a segment once for each micro-batch, of all other kinds once in a step."""
+    """Work of a region: of a segment once for each micro-batch, in its replica's; of all other kinds once in a step."""
 
     kind: Kind
     layer: str
@@ -46,7 +46,9 @@ class Node:
     seconds: float = 0.0  # predicted, each time
     commits: dict[SSAValue, SSAValue] = field(default_factory=dict)  # made value -> state whose buffer takes it
     bundle: Bundle | None = None  # of a message
-    region: int = 0
+    component: int | None = None  # of an update: the weight with its state that it is of; None: of single numbers
+    region: int = 0  # of those of a replica
+    replica: int = 0  # whose region, of what is done once in a step
     of_whole_batch: bool = False  # others wait until it has been done for all micro-batches
 
     @property

@@ -5,7 +5,7 @@ from math import prod
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.errors import CompileError
-from appliance.compiler.core.target import Target
+from appliance.compiler.core.target import ExecutionStrategy, Target
 from appliance.compiler.cost.flops import VIEWS
 from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.partition.cut import Cut
@@ -33,7 +33,7 @@ def fill_pipeline(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
     check_parameters(cut)
     numbers = Numbers()
     built = build(cut, target, numbers)
-    plan.pipeline.CopyFrom(make_program(cut, built, numbers, target.micro_batches))
+    plan.pipeline.CopyFrom(make_program(cut, built, numbers, target))
     pipeline = plan.pipeline
     pipeline.kernel_library = target.kernel_library.code
     pipeline.memory_bytes = target.wafer_memory_bytes
@@ -42,19 +42,34 @@ def fill_pipeline(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
     pipeline.flops = sum(profiles[run.kernel].flops for run in runs)
     memory = plan_memory(pipeline, profiles)
     pipeline.own_bytes = memory.own_bytes
-    check_memory(memory, cut.sharding.batch_rows, target.micro_batches)
+    check_memory(memory, cut.sharding.batch_rows, target.num_parts)
     plan.worker.batch.CopyFrom(built.batch.group)
     plan.worker.global_rows = plan.worker.local_rows = cut.sharding.batch_rows
-    plan.worker.micro_batches = target.micro_batches
+    plan.worker.micro_batches = target.num_parts
     _add_outputs(plan.coordinator, cut, built, numbers)
 
 
-def check_target(target: Target) -> None:
-    """CompileError if layer pipelined mode cannot be had on so many wafers."""
+def check_target(target: Target, rows: int) -> None:
+    """CompileError if layer pipelined mode cannot be had on so many wafers, or replicas in another mode.
+
+    rows: of a batch.
+    """
+    if target.execution_strategy is not ExecutionStrategy.PIPELINE:
+        if target.num_replicas > 1:
+            raise CompileError(
+                f"in weight streaming a wafer has one model, not num_replicas={target.num_replicas}; use the execution "
+                f"strategy pipeline, or num_csx={target.num_replicas} with num_replicas=1"
+            )
+        return
     if target.num_csx > 1:
         raise CompileError(
             f"layer pipelined mode runs a model on one wafer, not on num_csx={target.num_csx}; use num_csx=1, or "
             f"{STREAM}"
+        )
+    if rows % target.num_replicas:
+        raise CompileError(
+            f"a batch of {rows} samples cannot be divided evenly over num_replicas={target.num_replicas} replicas; "
+            f"choose a batch size that is a multiple of {target.num_replicas}, or another num_replicas"
         )
 
 

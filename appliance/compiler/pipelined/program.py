@@ -5,11 +5,12 @@ from collections.abc import Iterable, Sequence
 
 from xdsl.ir import SSAValue
 
+from appliance.compiler.core.target import Target
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import REDUCTIONS, KernelTable, Numbers
 from appliance.compiler.pipelined.build import Built
 from appliance.compiler.pipelined.nodes import Kind, Node
-from appliance.compiler.pipelined.schedule import SHARED, Key, Task, order_tasks
+from appliance.compiler.pipelined.schedule import SHARED, Key, Layout, Task, order_tasks
 from appliance.compiler.wafer.drops import add_drops
 from cirh.dialect import types
 from cirh.dialect.operations import func_of
@@ -22,12 +23,14 @@ from wsc.v1 import plan_pb2
 Clock = tuple[int, ...]
 
 
-def make_program(cut: Cut, built: Built, numbers: Numbers, micro_batches: int) -> plan_pb2.PipelinePlan:
+def make_program(cut: Cut, built: Built, numbers: Numbers, target: Target) -> plan_pb2.PipelinePlan:
     """The pipeline of a plan, without its sizes."""
     program = _Program(cut, built, numbers)
-    for task in order_tasks(built.graph, len(built.regions.layers), micro_batches):
+    regions = built.regions
+    layout = Layout(regions=len(regions.layers), replicas=target.num_replicas, micro_batches=target.micro_batches)
+    for task in order_tasks(built.graph, layout):
         program.add(task)
-    return program.finish(micro_batches)
+    return program.finish(target)
 
 
 class _Program:
@@ -47,7 +50,7 @@ class _Program:
 
     def add(self, task: Task) -> None:
         """Appends a task; what it overwrites has been read by then."""
-        region = task.node.region
+        region = task.region
         before = [maker for key in task.reads for maker in self._makers[key]]
         clock = _latest([self._now[region], *(self._behind[maker] for maker in before)])
         for reader in self._unread(task, clock):
@@ -64,11 +67,12 @@ class _Program:
         last: dict[int, Task] = {}
         for node in self._built.graph.before(task.node):
             for reader in self._tasks[node]:
-                place = self._behind[reader][node.region]
-                known = last.get(node.region)
-                if place > clock[node.region] and (known is None or place > self._behind[known][node.region]):
-                    last[node.region] = reader
-        last.pop(task.node.region, None)
+                region = reader.region
+                place = self._behind[reader][region]
+                known = last.get(region)
+                if place > clock[region] and (known is None or place > self._behind[known][region]):
+                    last[region] = reader
+        last.pop(task.region, None)
         return last.values()
 
     def _wait(self, region: int, reader: Task) -> None:
@@ -118,7 +122,8 @@ class _Program:
     def _type(self, key: Key) -> AnyTensorType:
         return self._built.localiser.type_of(key[0])
 
-    def finish(self, micro_batches: int) -> plan_pb2.PipelinePlan:
+    def finish(self, target: Target) -> plan_pb2.PipelinePlan:
+        """The pipeline, when all tasks have been added."""
         plan = self._plan
         arguments = func_of(self._cut.module).block.args
         for named in self._cut.names.states:
@@ -129,8 +134,8 @@ class _Program:
         self._add_joined()
         if self._cut.names.wafers is not None:
             wafers = arguments[self._cut.names.wafers]
-            plan.number_values.extend(self._numbers.value(wafers, k) for k in range(micro_batches))
-        plan.micro_batches = micro_batches
+            plan.number_values.extend(self._numbers.value(wafers, k) for k in range(target.num_parts))
+        plan.micro_batches, plan.num_replicas = target.num_parts, target.num_replicas
         _add_drops(plan)
         return plan
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.partition.layers import INPUT
-from appliance.drawing.floor_plan import plan_floor
+from appliance.drawing.floor_plan import WIDTH, plan_floor
 from wsc.v1 import plan_pb2
 
 # Plans must not depend on the machine that they are made on. Only the proportions of these rates matter.
@@ -31,37 +31,50 @@ _GAIN: Final = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """Regions in the order of the network."""
+    """Those of one replica in the order of the network; each replica has the same."""
 
     layers: Sequence[Sequence[str]]
     seconds: Sequence[float]  # of each in a step
+    num_replicas: int
 
     def region_of(self) -> Mapping[str, int]:
         """By layer."""
         return {layer: region for region, layers in enumerate(self.layers) for layer in layers}
 
     def messages(self) -> list[plan_pb2.Region]:
-        """With names and places, without instructions."""
+        """With names and places, without instructions: replica by replica, each in a strip of the wafer."""
         names = [_name(layers) for layers in self.layers]
         shortest = max(sum(self.seconds), 1e-9) / 1000  # what takes no time is drawn too
         work = [(name, max(seconds, shortest)) for name, seconds in zip(names, self.seconds, strict=True)]
+        width = WIDTH // self.num_replicas
         return [
-            plan_pb2.Region(name=place.layer, x=place.x, y=place.y, width=place.width, height=place.height)
-            for place in plan_floor(work)
+            plan_pb2.Region(
+                name=place.layer if self.num_replicas == 1 else f"replica {replica}: {place.layer}",
+                x=replica * width + place.x,
+                y=place.y,
+                width=place.width,
+                height=place.height,
+            )
+            for replica in range(self.num_replicas)
+            for place in plan_floor(work, width)
         ]
 
 
-def find_regions(seconds: Mapping[str, float], cores: int) -> Regions:
-    """Divides layers, given in order with the predicted seconds of all their work in a step. There is at least one."""
+def find_regions(seconds: Mapping[str, float], cores: int, num_replicas: int) -> Regions:
+    """Divides layers, given in order with the predicted seconds of all their work in a step. There is at least one.
+
+    cores, seconds: of a replica.
+    """
     amounts = list(seconds.values())
     layers = list(seconds)
-    best: list[list[int]] = [_ends(amounts, count) for count in range(1, min(cores, len(layers)) + 1)]
+    best: list[list[int]] = [_ends(amounts, count) for count in range(1, max(min(cores, len(layers)), 1) + 1)]
     slowest = [max(_sums(amounts, ends)) for ends in best]
     ends = next(ends for ends, longest in zip(best, slowest, strict=True) if longest <= slowest[-1] * _GAIN)
     begins = [0, *ends[:-1]]
     return Regions(
         [layers[begin:end] for begin, end in zip(begins, ends, strict=True)],
         _sums(amounts, ends),
+        num_replicas,
     )
 
 

@@ -29,15 +29,30 @@ class Task:
     """A node, once: one instruction."""
 
     node: Node
-    micro_batch: int
+    region: int
+    micro_batch: int  # of those of all replicas
     reads: list[Key]
     makes: list[Key]
 
 
-def order_tasks(graph: Graph, num_regions: int, micro_batches: int) -> list[Task]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How many regions a replica has, and how many micro-batches; and how many replicas there are."""
+
+    regions: int
+    replicas: int
+    micro_batches: int
+
+    def region(self, node: Node, micro_batch: int) -> int:
+        """The region, of all replicas', that does some work."""
+        replica = micro_batch // self.micro_batches if node.is_segment else node.replica
+        return replica * self.regions + node.region
+
+
+def order_tasks(graph: Graph, layout: Layout) -> list[Task]:
     """All tasks in an order in which they can be run. CompileError if there is none."""
-    tasks = _make_tasks(graph.nodes, micro_batches)
-    player = _Player(graph, tasks, num_regions)
+    tasks = _make_tasks(graph.nodes, layout)
+    player = _Player(graph, tasks, layout)
     ordered = player.play()
     if len(ordered) < sum(map(len, tasks.values())):
         raise CompileError("states are replaced by views of one another's old values; clone them first")
@@ -59,8 +74,9 @@ def tasks_before(graph: Graph, tasks: dict[Node, list[Task]]) -> dict[Task, list
     return before
 
 
-def _make_tasks(nodes: Sequence[Node], micro_batches: int) -> dict[Node, list[Task]]:
+def _make_tasks(nodes: Sequence[Node], layout: Layout) -> dict[Node, list[Task]]:
     tasks: dict[Node, list[Task]] = {}
+    micro_batches = layout.replicas * layout.micro_batches
     for node in nodes:
         tasks[node] = []
         for micro_batch in range(micro_batches) if node.is_segment else [SHARED]:
@@ -70,15 +86,16 @@ def _make_tasks(nodes: Sequence[Node], micro_batches: int) -> dict[Node, list[Ta
                 [(value, k) for value, is_part in sides for k in (parts if is_part else [SHARED])]
                 for sides in (node.reads, node.makes)
             )
-            tasks[node].append(Task(node, micro_batch, reads, makes))
+            tasks[node].append(Task(node, layout.region(node, micro_batch), micro_batch, reads, makes))
     return tasks
 
 
 class _Player:
     """Plays the regions with predicted times; the order in which tasks begin is the result."""
 
-    def __init__(self, graph: Graph, tasks: dict[Node, list[Task]], num_regions: int) -> None:
-        self._num_regions = num_regions
+    def __init__(self, graph: Graph, tasks: dict[Node, list[Task]], layout: Layout) -> None:
+        self._layout = layout
+        self._num_regions = num_regions = layout.replicas * layout.regions
         self._place = {node: number for number, node in enumerate(graph.nodes)}
         before = tasks_before(graph, tasks)
         self._missing = {task: len(needed) for task, needed in before.items()}
@@ -89,12 +106,12 @@ class _Player:
         self._ready: list[list[Task]] = [[] for _ in range(num_regions)]
         for task, missing in self._missing.items():
             if not missing:
-                self._ready[task.node.region].append(task)
+                self._ready[task.region].append(task)
         # By region and micro-batch: tasks of the backward pass that are still to be done, since it was begun.
         self._backward: dict[tuple[int, int], int] = defaultdict(int)
         for task in before:
             if task.node.kind is Kind.BACKWARD and not task.node.of_whole_batch:
-                self._backward[task.node.region, task.micro_batch] += 1
+                self._backward[task.region, task.micro_batch] += 1
         self._in_flight: list[set[int]] = [set() for _ in range(num_regions)]
 
     def play(self) -> list[Task]:
@@ -115,10 +132,10 @@ class _Player:
                 if task is None:
                     return order
                 self._begin(task, now, order, running)
-                free.discard(task.node.region)
+                free.discard(task.region)
             now, _, done = heapq.heappop(running)
             self._end(done)
-            free.add(done.node.region)
+            free.add(done.region)
 
     def _next(self, region: int, *, forced: bool) -> Task | None:
         ready = self._ready[region]
@@ -128,9 +145,9 @@ class _Player:
         node = task.node
         if node.kind is not Kind.FORWARD or node.of_whole_batch:
             return True
-        flying = self._in_flight[node.region]
-        begins = self._backward[node.region, task.micro_batch] > 0 and task.micro_batch not in flying
-        return not begins or len(flying) < self._num_regions - node.region
+        flying = self._in_flight[task.region]
+        begins = self._backward[task.region, task.micro_batch] > 0 and task.micro_batch not in flying
+        return not begins or len(flying) < self._layout.regions - node.region
 
     def _rank(self, task: Task) -> tuple[int, int, int]:
         place = self._place[task.node]
@@ -142,19 +159,19 @@ class _Player:
 
     def _begin(self, task: Task, now: float, order: list[Task], running: list[tuple[float, int, Task]]) -> None:
         node = task.node
-        self._ready[node.region].remove(task)
-        if node.kind is Kind.FORWARD and not node.of_whole_batch and self._backward[node.region, task.micro_batch]:
-            self._in_flight[node.region].add(task.micro_batch)
+        self._ready[task.region].remove(task)
+        if node.kind is Kind.FORWARD and not node.of_whole_batch and self._backward[task.region, task.micro_batch]:
+            self._in_flight[task.region].add(task.micro_batch)
         heapq.heappush(running, (now + node.seconds, len(order), task))
         order.append(task)
 
     def _end(self, task: Task) -> None:
         node = task.node
         if node.kind is Kind.BACKWARD and not node.of_whole_batch:
-            self._backward[node.region, task.micro_batch] -= 1
-            if not self._backward[node.region, task.micro_batch]:
-                self._in_flight[node.region].discard(task.micro_batch)
+            self._backward[task.region, task.micro_batch] -= 1
+            if not self._backward[task.region, task.micro_batch]:
+                self._in_flight[task.region].discard(task.micro_batch)
         for follower in self._followers[task]:
             self._missing[follower] -= 1
             if not self._missing[follower]:
-                self._ready[follower.node.region].append(follower)
+                self._ready[follower.region].append(follower)

@@ -78,8 +78,12 @@ class Updates:
 
     def layer(self, batch: Sequence[Operation]) -> str:
         """The layer that a batch belongs to."""
-        component = self._sharing.component.get(batch[0])
+        component = self.component(batch)
         return self._last_layer if component is None else self._layers[component]
+
+    def component(self, batch: Sequence[Operation]) -> int | None:
+        """What a batch belongs to: a weight with its state. None: single numbers."""
+        return self._sharing.component.get(batch[0])
 
     def layer_of_state(self, state: SSAValue) -> str:
         """The layer that a state lies with."""

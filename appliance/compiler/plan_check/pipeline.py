@@ -42,6 +42,9 @@ def _check_sizes(plan: plan_pb2.Plan) -> None:
     micro_batches = pipeline.micro_batches
     require(micro_batches >= 1 and plan.batch_rows % micro_batches == 0, "rows are not divided into micro-batches")
     require(worker.micro_batches == micro_batches, "workers and wafer differ in the micro-batches")
+    replicas = pipeline.num_replicas
+    divided = replicas >= 1 and micro_batches % replicas == 0 and len(pipeline.regions) % replicas == 0
+    require(divided, "regions or micro-batches are not divided over the replicas")
     require(pipeline.memory_bytes > 0, "the wafer has no memory")
     KernelLibrary.from_proto(pipeline.kernel_library)
 

@@ -907,11 +907,12 @@ Global___JoinedValue: _TypeAlias = JoinedValue  # noqa: Y015
 class Region(_message.Message):
     """A rectangle of the wafer that has some layers: their weights, optimizer state, and all work on them.
 
-    Its instructions are run in order in each step, at the same time as those of other regions. A Run waits until its
-    inputs are there: in layer pipelined mode values are made once in a step, by the region whose Run or Receive makes
-    them, and may be read by all regions. `drops` are of values that no other region reads; what several regions read is
-    dropped behind the last of all its reads. `commits` are as on MemoryX: nothing in any region reads the old value later.
-    That follows from what is waited for: where it would not, a Run of a kernel without results waits for a reader's result.
+    Its instructions are run in order in each step, at the same time as those of other regions; it begins a step when all
+    regions have ended the one before. A Run waits until its inputs are there: in layer pipelined mode values are made once
+    in a step, by the region whose Run or Receive makes them, and may be read by all regions. `drops` are of values that no
+    other region reads; what several regions read is dropped behind the last of all its reads. `commits` are as on MemoryX:
+    nothing in any region reads the old value later. That follows from what is waited for: where it would not, a Run of a
+    kernel without results waits for a reader's result.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -968,7 +969,9 @@ class PipelinePlan(_message.Message):
     FLOPS_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     OWN_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_REPLICAS_FIELD_NUMBER: _builtins.int
     micro_batches: _builtins.int
+    """of all replicas"""
     kernel_library: Global___KernelLibrary.ValueType
     flops: _builtins.int
     """of one step"""
@@ -976,6 +979,10 @@ class PipelinePlan(_message.Message):
     """of the wafer that this was made for"""
     own_bytes: _builtins.int
     """see OWN MEMORY; states included"""
+    num_replicas: _builtins.int
+    """Of the model, side by side: each has as many of the regions, in the order of this list, and as many of the
+    micro-batches. There is one of each weight, whose update reads what all of them have made together.
+    """
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSlot]: ...
     @_builtins.property
@@ -1004,10 +1011,11 @@ class PipelinePlan(_message.Message):
         flops: _builtins.int = ...,
         memory_bytes: _builtins.int = ...,
         own_bytes: _builtins.int = ...,
+        num_replicas: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flops", b"flops", "groups", b"groups", "joined", b"joined", "kernel_library", b"kernel_library", "kernels", b"kernels", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "number_values", b"number_values", "own_bytes", b"own_bytes", "regions", b"regions", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flops", b"flops", "groups", b"groups", "joined", b"joined", "kernel_library", b"kernel_library", "kernels", b"kernels", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "num_replicas", b"num_replicas", "number_values", b"number_values", "own_bytes", b"own_bytes", "regions", b"regions", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1024,11 +1032,14 @@ class CompileOptions(_message.Message):
     WAFER_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     MICRO_BATCHING_FIELD_NUMBER: _builtins.int
     EXECUTION_STRATEGY_FIELD_NUMBER: _builtins.int
+    NUM_REPLICAS_FIELD_NUMBER: _builtins.int
     kernel_library: Global___KernelLibrary.ValueType
     """of the layers; unspecified: aten"""
     wafer_memory_bytes: _builtins.int
     """what a wafer may hold; 0: 8 GiB"""
     execution_strategy: Global___ExecutionStrategy.ValueType
+    num_replicas: _builtins.int
+    """of the model on a pipelined wafer; 0: 1"""
     @_builtins.property
     def precision(self) -> Global___Precision:
         """absent: float32 throughout"""
@@ -1045,10 +1056,11 @@ class CompileOptions(_message.Message):
         wafer_memory_bytes: _builtins.int = ...,
         micro_batching: Global___MicroBatching | None = ...,
         execution_strategy: Global___ExecutionStrategy.ValueType = ...,
+        num_replicas: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["micro_batching", b"micro_batching", "precision", b"precision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution_strategy", b"execution_strategy", "kernel_library", b"kernel_library", "micro_batching", b"micro_batching", "precision", b"precision", "wafer_memory_bytes", b"wafer_memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution_strategy", b"execution_strategy", "kernel_library", b"kernel_library", "micro_batching", b"micro_batching", "num_replicas", b"num_replicas", "precision", b"precision", "wafer_memory_bytes", b"wafer_memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

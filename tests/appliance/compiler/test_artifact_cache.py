@@ -13,7 +13,7 @@ from torch import nn
 from appliance.compiler import cache as cache_module
 from appliance.compiler.artifacts import KEY_FILE, REPORT_DATA, REPORT_PAGE, Artifacts
 from appliance.compiler.cache import artifact_key, read_plan
-from appliance.compiler.core.target import Target
+from appliance.compiler.core.target import ExecutionStrategy, Target
 from appliance.coordinator.compilation import report_of
 from nodes.folders import CACHE_VARIABLE
 from wsc.v1 import plan_pb2
@@ -63,6 +63,9 @@ def test_a_key_names_all_that_a_plan_depends_on(text: str) -> None:
         Target(num_csx=2, num_shards=1, prefetch_layers=1),
         Target(num_csx=2, num_shards=1, wafer_memory_bytes=1 << 20),
         Target(num_csx=2, num_shards=1, pinned_shards={"a": 0}),
+        Target(num_csx=2, num_shards=1, wafer_cores=3),
+        Target(num_csx=2, num_shards=1, num_replicas=2),
+        Target(num_csx=2, num_shards=1, execution_strategy=ExecutionStrategy.PIPELINE),
     ]
     keys = {artifact_key(source, target) for target in targets for source in (text, text + " ")}
     assert len(keys) == 2 * len(targets)

@@ -1,8 +1,10 @@
 """Layer pipelined mode: the order of regions' work, what waits for what, what is refused, and what is told."""
 
 import copy
+import io
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -11,20 +13,25 @@ import torch
 from compiled_steps import Traced
 from pipeline_simulator import PipelineSimulation
 from reported_steps import MACHINE, NARROW, ROWS, trained_blocks
+from rich.console import Console
 from simulated_links import Hazard
 from torch import nn
 
+from appliance.compiler.artifacts import REPORT_DATA
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.micro_batching import MicroBatching
 from appliance.compiler.core.target import ExecutionStrategy, Target
 from appliance.compiler.micro_batches import compile_in_micro_batches
 from appliance.compiler.pipeline import compile_module
 from appliance.compiler.pipelined import plan as pipelined_plan
+from appliance.compiler.pipelined.memory import PipelineMemory
 from appliance.compiler.pipelined.program import _Program
 from appliance.compiler.plan_check.check import PlanError, check_plan
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.micro_batch_notes import micro_batch_notes
 from appliance.compiler.report.page import report_page
+from appliance.page.compile_report import read_report
+from waferbox.commands.compile_report import report_tables
 from wsc.v1 import plan_pb2
 
 PIPELINE = ExecutionStrategy.PIPELINE
@@ -229,3 +236,61 @@ def test_the_report_shows_the_regions_that_run(traced: Traced) -> None:
     assert all(region.name in page for region in regions)
     assert "bubbles" in page
     assert "MemoryX" not in page
+    terminal = Console(file=io.StringIO(), width=200)
+    terminal.print(report_tables(report))
+    assert isinstance(terminal.file, io.StringIO)
+    assert all(f"{region.name}: " in terminal.file.getvalue() for region in regions)
+
+
+def test_the_page_of_the_cluster_draws_the_regions(traced: Traced, tmp_path: Path) -> None:
+    report = make_report(plan_of(traced, 2, 3), "0123", MACHINE)
+    (tmp_path / REPORT_DATA).write_text(report.to_json())
+    shown = read_report(str(tmp_path))
+    assert shown is not None
+    assert all(region.name in shown.drawing() for region in report.regions)
+
+
+def test_replicas_lie_side_by_side_and_divide_the_updates(traced: Traced) -> None:
+    plan = plan_of(traced, 3, 4, num_replicas=2)
+    pipeline = plan.pipeline
+    left, right = pipeline.regions[:2], pipeline.regions[2:]
+    assert (pipeline.num_replicas, pipeline.micro_batches, len(right)) == (2, 6, 2)
+    assert max(r.x + r.width for r in left) <= min(r.x for r in right)
+    for half, parts in ((left, {0, 1, 2}), (right, {3, 4, 5})):
+        runs = [i.run for region in half for i in region.instructions if i.run.outputs]
+        assert {run.micro_batch for run in runs if not run.layer.endswith("update")} == parts
+        assert any(run.commits for run in runs)
+    batches = [torch.randn(ROWS, NARROW) for _ in range(2)]
+    traced.check(
+        batches,
+        [(1, 1)],
+        rtol=1e-5,
+        seeds=range(5),
+        micro_batches=3,
+        num_replicas=2,
+        wafer_cores=4,
+        execution_strategy=PIPELINE,
+    )
+    assert "over 2 replicas" in micro_batch_notes(plan)[0]
+
+
+def test_replicas_that_the_batch_or_the_mode_does_not_allow_are_refused(traced: Traced) -> None:
+    with pytest.raises(CompileError, match=r"12 samples .* over num_replicas=5"):
+        plan_of(traced, 1, 5, num_replicas=5)
+    with pytest.raises(CompileError, match="strategy pipeline, or num_csx=2"):
+        traced.plan(1, num_replicas=2)
+    target = Target(num_csx=1, num_shards=1, num_replicas=2, execution_strategy=PIPELINE)
+    with pytest.raises(CompileError, match="6 rows that a replica has of a batch of 12"):
+        compile_in_micro_batches(traced.text, target, MicroBatching(size=4), lambda: MACHINE)
+
+
+@pytest.mark.parametrize(("micro_batches", "cores"), [(1, 1), (4, 2), (6, 3), (12, 3)])
+def test_no_order_of_regions_holds_more_than_is_planned(traced: Traced, micro_batches: int, cores: int) -> None:
+    plan = plan_of(traced, micro_batches, cores)
+    memory = make_report(plan, "", MACHINE).memory
+    assert isinstance(memory, PipelineMemory)
+    allowed = sum(region.activation_bytes + region.working_bytes for region in memory.regions)
+    simulation = PipelineSimulation(plan, traced.initial)
+    for seed in range(12):
+        simulation.run([[torch.randn(ROWS, NARROW)]], seed)
+    assert 0 < simulation.most_bytes <= allowed

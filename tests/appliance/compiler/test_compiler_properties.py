@@ -98,6 +98,7 @@ def test_random_programs_are_right_or_refused() -> None:
                 [(1, 1)],
                 seeds=[number % 5],
                 micro_batches=chance.choice([1, 2, 3, 4]),
+                num_replicas=chance.choice([1, 1, 2, 3]),
                 wafer_cores=chance.choice([1, 2, 3, 5]),
                 execution_strategy=ExecutionStrategy.PIPELINE,
             )

@@ -34,3 +34,20 @@ def test_half_precision_is_that_of_weight_streaming(name: str) -> None:
         name, precision, 1, 0, micro_batches=4, wafer_cores=3, execution_strategy=ExecutionStrategy.PIPELINE
     )
     assert_equal(ours, streamed, losses=1e-6, states=1e-6)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_replicas_give_what_plain_torch_gives(name: str, replicas: int) -> None:
+    for micro_batches, cores, seed in ((1, 2, 0), (2, 6, 3)):
+        ours = simulated(
+            name,
+            None,
+            1,
+            seed,
+            num_replicas=replicas,
+            micro_batches=micro_batches,
+            wafer_cores=cores,
+            execution_strategy=ExecutionStrategy.PIPELINE,
+        )
+        assert_equal(ours, plain(name, None, seed), losses=1e-5, states=1e-4)

@@ -66,3 +66,21 @@ def test_what_wafers_may_hold_reaches_the_plan_and_a_refusal_says_where_to_set_i
     assert (usual.wafer.memory_bytes, large.wafer.memory_bytes) == (8 << 30, 9 << 30)
     with pytest.raises(CompileRefused, match=r"it has \(100 B\).*cstorch\.backends\.csx\.debug\.wafer_memory_gi = 1$"):
         compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions(wafer_memory_bytes=100))
+
+
+def test_the_execution_strategy_and_the_replicas_reach_the_plan_and_its_name(tmp_path: Path) -> None:
+    compile_step = cached_compiler(tmp_path, tmp_path)
+    streamed, plan, _ = compile_step(product(), 1, 1, {}, plan_pb2.CompileOptions())
+    assert not plan.HasField("pipeline")
+    asked = plan_pb2.CompileOptions(execution_strategy=plan_pb2.EXECUTION_STRATEGY_PIPELINE)
+    pipelined, plan, _ = compile_step(product(), 1, 1, {}, asked)
+    assert [len(plan.pipeline.regions), plan.pipeline.num_replicas] == [1, 1]
+    asked.num_replicas = 2
+    replicated, plan, _ = compile_step(product(), 1, 1, {}, asked)
+    assert plan.pipeline.num_replicas == 2
+    assert len({streamed, pipelined, replicated}) == 3
+    assert compile_step(product(), 1, 1, {}, asked)[0::2] == (replicated, True)
+    with pytest.raises(CompileRefused, match="weight_streaming"):
+        compile_step(product(), 2, 1, {}, asked)
+    with pytest.raises(CompileRefused, match="no execution strategy 7"):
+        compile_step(product(), 1, 1, {}, plan_pb2.CompileOptions(execution_strategy=7))  # type: ignore[arg-type]
