@@ -164,6 +164,7 @@ def test_questions_and_reports(
     with pytest.raises(TypeError, match="takes a tensor"):
         cm.make_constant([1.0])
     cm.set_target_num_replicas(2)
+    assert cstorch.backends.csx.performance.num_replicas == 2
     with pytest.raises(ConfigurationError, match="at least 1"):
         cm.set_target_num_replicas(0)
     for wrong in ((0, 1, 1), (1, -1, 1), (1, 1, -1)):

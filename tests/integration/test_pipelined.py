@@ -146,14 +146,20 @@ class Training:
                 torch.testing.assert_close(weight.to("cpu"), weights[name].detach(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+@pytest.mark.parametrize(("micro_batches", "replicas"), [(1, 1), (2, 1), (4, 1), (2, 2)])
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_and_weights_are_those_of_plain_pytorch(
-    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, micro_batches: int
+    cluster: RunningCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+    micro_batches: int,
+    replicas: int,
 ) -> None:
     monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
     backends.csx.performance.execution_strategy = "pipeline"
-    backends.csx.performance.micro_batch_size = ROWS // micro_batches
+    backends.csx.performance.num_replicas = replicas
+    backends.csx.performance.micro_batch_size = ROWS // (micro_batches * replicas)
     training = Training(name, tmp_path)
     training.run()
     training.check()

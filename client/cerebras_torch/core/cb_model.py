@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from cerebras_torch.run import current_run
 from cerebras_torch.session import current_session
-from cstorch import absent
+from cstorch import absent, backends
 from cstorch.backend import current_torch_device as device
 from cstorch.backend import use_cs
 from cstorch.core.closures import step_closure
@@ -30,7 +30,6 @@ from cstorch.distributed import (
     num_tasks,
     service_resolver,
 )
-from cstorch.errors import ConfigurationError
 from cstorch.utils.progress import progress_line
 from cstorch.utils.tracker import RateTracker
 
@@ -130,13 +129,12 @@ def run_step_closures() -> None:
 
 
 def set_target_num_replicas(num_replicas: int) -> None:
-    """Accepts copies of the model on one wafer; Waferbox places one, and no number depends on it.
+    """Has so many copies of the model on one wafer in layer pipelined mode; no number depends on it.
 
     Raises:
         ConfigurationError: it is less than 1.
     """
-    if num_replicas < 1:
-        raise ConfigurationError(f"a wafer has at least 1 replica of the model, got {num_replicas}")
+    backends.csx.performance.num_replicas = num_replicas
 
 
 def set_state_names(state: Mapping[str, Any]) -> None:

@@ -56,6 +56,8 @@ class Performance(Flags):
     execution_strategy: "weight_streaming", or "pipeline" for layer pipelined mode: all layers of a model that fits are
         on the one wafer at once, with their weights. None: what the environment variable WAFERBOX_EXECUTION_STRATEGY
         says, else weight streaming. Where it changes between executions, weights move. (Waferbox only.)
+    num_replicas: in layer pipelined mode, how often a small model lies on the wafer, side by side, each with its share
+        of the batch. In weight streaming it changes nothing. (Waferbox only.)
     """
 
     micro_batch_size = Flag[MicroBatchSize]("auto", _micro_batch_size)
@@ -64,6 +66,7 @@ class Performance(Flags):
     compress_weights = Flag(False, boolean, without_effect=_TRANSFER)
     use_speculative_optimizers = Flag(True, boolean, without_effect="an update begins when all that it needs is there")
     kernel_library = Flag("aten", one_of("aten", "inductor"))
+    num_replicas = Flag(1, count)
     execution_strategy = Flag[str | None](None, optional(one_of("weight_streaming", "pipeline")))
 
 

@@ -37,6 +37,8 @@ def compile_step(target: Target, text: str, *, trains: bool) -> tuple[Job, coord
     logger.info("The coordinator of the job is ready")
     options = _compile_options()
     options.execution_strategy = job.strategy
+    if job.strategy == plan_pb2.EXECUTION_STRATEGY_PIPELINE:
+        options.num_replicas = backends.csx.performance.num_replicas
     if options.HasField("precision"):
         level = options.precision.optimization_level
         logger.info("Mixed precision: %s, optimization level %d", get_half_dtype_str(), level)
