@@ -47,9 +47,11 @@ class Pager:
         self._closed = False
         self._failure: Exception | None = None
         self._thread: GuardedThread | None = None
+        # What the thread has done, and how long it took until pages were there, or were written and gone.
         self.read_bytes = 0
-        self.read_seconds = 0.0  # that the thread waited for reads
-        self.write_seconds = 0.0  # that the thread waited for writes
+        self.read_seconds = 0.0
+        self.let_go_bytes = 0
+        self.let_go_seconds = 0.0
 
     def start(self, num_steps: int) -> None:
         """Begin to read ahead. To be called once."""
@@ -189,4 +191,5 @@ class Pager:
             if gone not in self._resident and not self._pages.let_go(*self._blocks.extent(gone)):
                 with self._changed:
                     self._lingering[gone] = None
-        self.write_seconds += time.perf_counter() - begin
+        self.let_go_bytes += self._blocks.extent(block)[1]
+        self.let_go_seconds += time.perf_counter() - begin
