@@ -56,7 +56,7 @@ class Pager:
     def start(self, num_steps: int) -> None:
         """Begin to read ahead. To be called once."""
         self._pages.let_go(0, self._blocks.nbytes)
-        self._pages.expect_calls(alone=True)
+        self._pages.expect_calls(self._blocks.block_bytes)
         self._thread = GuardedThread(lambda: self._run(num_steps), name="pager", on_defect=self._failed)
         self._thread.start()
 
@@ -91,7 +91,7 @@ class Pager:
         self.interrupt()
         if self._thread is not None:
             self._thread.join()
-        self._pages.expect_calls(alone=False)
+        self._pages.expect_touches()
         self._pages.let_go(0, self._blocks.nbytes)
 
     def _failed(self, error: Exception) -> None:

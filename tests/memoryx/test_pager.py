@@ -40,7 +40,10 @@ class NotedPages:
         if self.failure is not None:
             raise self.failure
 
-    def expect_calls(self, *, alone: bool) -> None: ...
+    def expect_calls(self, block_bytes: int) -> None:
+        assert block_bytes == BLOCK
+
+    def expect_touches(self) -> None: ...
 
     def start_writing(self, offset: int, nbytes: int) -> None:
         assert offset // BLOCK in self.resident
