@@ -7,6 +7,7 @@ farthest away, having begun to write them some blocks before.
 The pager decides about speed and room alone. Whoever touches a block that is not there gets it from the disk.
 """
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -171,9 +172,7 @@ class Pager:
         """The block whose next use is farthest away, if that is after access `number`; and the access that is now."""
         with self._changed:
             now = max(self._now, 0)
-            while self._lent and self._lent[0][0] < self._taken():
-                self._lent.popleft()
-            lent = {block for _, blocks in self._lent for block in blocks}
+            lent = self._blocks_lent()
         candidates = self._resident.keys() - self._writing
         # What the borrowers still read goes only where the steps could not go on otherwise.
         for choice in (candidates - lent, candidates & lent if now == number else ()):
@@ -182,11 +181,20 @@ class Pager:
                 return victim, now
         return None, now
 
+    def _blocks_lent(self) -> set[int]:
+        """What the borrowers may still read. With the lock."""
+        while self._lent and self._lent[0][0] < self._taken():
+            self._lent.popleft()
+        return {block for _, blocks in self._lent for block in blocks}
+
     def _let_go(self, block: int) -> None:
         begin = time.perf_counter()
         del self._resident[block]
         with self._changed:
-            again = [self._lingering.popitem()[0] for _ in range(min(LINGERING, len(self._lingering)))]
+            lent = self._blocks_lent()
+            again = list(itertools.islice((other for other in self._lingering if other not in lent), LINGERING))
+            for other in again:
+                del self._lingering[other]
         for gone in (block, *again):
             if gone not in self._resident and not self._pages.let_go(*self._blocks.extent(gone)):
                 with self._changed:
