@@ -41,6 +41,7 @@ from interconnect.links.shared_memory import SharedMemory
 from interconnect.rpc.server import make_channel
 from memoryx.files.file_pages import FilePages
 from nodes.lifecycle.role_names import role_name
+from nodes.telemetry.terminal_log import LEVEL_VARIABLE
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 STATE_WORDS: Final = 3  # of AdamW, for each parameter: the weight, and two averages
@@ -48,6 +49,7 @@ SHARE: Final = 4  # states are so many times what has room in memory
 SAMPLE_SECONDS: Final = 0.02
 DISK_BYTES: Final = 1 << 30
 RUN_SECONDS: Final = 600.0
+REMARKS: Final = "memoryx.paging INFO: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,7 @@ class Run:
     steps_per_second: float
     share_of_time: Mapping[str, Mapping[str, float]]
     resident: Mapping[str, Resident]  # by role
+    remarks: Sequence[str]  # of MemoryX, on what it read and wrote
 
 
 def run(
@@ -113,6 +116,7 @@ def run(
     """
     with tempfile.TemporaryDirectory() as name:
         variables = {**os.environ, **ENVIRONMENT, "WAFERBOX_CACHE": f"{name}/cache", "OMP_NUM_THREADS": "1"}
+        variables[LEVEL_VARIABLE] = "info"
         options = ["--state-dir", str(state_dir)] if state_dir is not None else []
         options += ["--memory-limit", str(limit_bytes)] if limit_bytes else []
         log = Path(name, "log")
@@ -129,9 +133,11 @@ def run(
                 subprocess.Popen(command, env=variables, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as script,
             ):
                 output, errors = script.communicate(timeout=RUN_SECONDS)
+        said = log.read_text()
         if script.returncode:
-            raise RuntimeError(f"{errors}\n{log.read_text()}")
-        return Run(**json.loads(output.splitlines()[-1]), resident=resident)
+            raise RuntimeError(f"{errors}\n{said}")
+        remarks = [line.partition(REMARKS)[2] for line in said.splitlines() if REMARKS in line]
+        return Run(**json.loads(output.splitlines()[-1]), resident=resident, remarks=remarks)
 
 
 def limit_for(size: Size, unlimited: Run) -> int:
@@ -249,6 +255,8 @@ def bench(repeats: int, state_dir: Path | None = None) -> None:
             print(f"  where the roles' time went, {what}, of the last run:")
             for role, shares in runs[-1].share_of_time.items():
                 print(f"    {role:12s}" + ", ".join(f"{part} {share:.1%}" for part, share in shares.items()))
+            for remark in runs[-1].remarks:
+                print(f"    memoryx-0: {remark}")
 
 
 def input_fn(rows: int, width: int) -> DataLoader[torch.Tensor]:

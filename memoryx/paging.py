@@ -124,8 +124,16 @@ class Paging:
     def close(self) -> None:
         """The program does not run any more."""
         self._store.pager = None
-        if self._pager is not None:
-            self._pager.close()
+        pager = self._pager
+        if pager is not None:
+            pager.close()
+            logger.info(
+                "states were read from the disk: %.2f GB in %.1f s; and written there and let go: %.2f GB in %.1f s",
+                pager.read_bytes / 1e9,
+                pager.read_seconds,
+                pager.let_go_bytes / 1e9,
+                pager.let_go_seconds,
+            )
 
     def _extents(self, tensors: Iterable[torch.Tensor]) -> list[Extent]:
         extents = ((tensor.data_ptr() - self._base, tensor.nbytes) for tensor in tensors)

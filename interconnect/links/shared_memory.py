@@ -5,6 +5,7 @@ taken only if it belongs to the receiver's own user, whose processes could end t
 name by which anybody else could open it.
 """
 
+import contextlib
 import errno
 import fcntl
 import functools
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+_MADV_POPULATE_READ = 22
 # A peer that could shrink the memory could kill whoever has mapped it.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -117,9 +119,11 @@ class SharedMemory:
         part = mmap.mmap(
             self._descriptor, skipped + nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ, offset=offset - skipped
         )
-        # All of it is wanted, and nothing around it, which the owner may not have room for.
+        # All of it is wanted, and nothing around it, which the owner may not have room for. What is mapped stays.
         part.madvise(mmap.MADV_WILLNEED)
         part.madvise(mmap.MADV_RANDOM)
+        with contextlib.suppress(OSError):  # before Linux 5.14 pages are mapped as they are touched
+            part.madvise(_MADV_POPULATE_READ)
         return memoryview(part)[skipped:]
 
     def tensor(self, dtype: "torch.dtype", shape: tuple[int, ...], offset: int) -> "torch.Tensor":

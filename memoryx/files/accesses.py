@@ -8,7 +8,7 @@ from typing import Final
 from memoryx.files.file_pages import PAGE_BYTES
 
 # A budget is so many blocks: few enough to choose among, enough that it matters little where states begin and end.
-BLOCKS: Final = 64
+BLOCKS: Final = 32
 MAX_BLOCK_BYTES: Final = 16 << 20
 
 Extent = tuple[int, int]  # offset and length in bytes

@@ -7,6 +7,7 @@ farthest away, having begun to write them some blocks before.
 The pager decides about speed and room alone. Whoever touches a block that is not there gets it from the disk.
 """
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -47,14 +48,16 @@ class Pager:
         self._closed = False
         self._failure: Exception | None = None
         self._thread: GuardedThread | None = None
+        # What the thread has done, and how long it took until pages were there, or were written and gone.
         self.read_bytes = 0
-        self.read_seconds = 0.0  # that the thread waited for reads
-        self.write_seconds = 0.0  # that the thread waited for writes
+        self.read_seconds = 0.0
+        self.let_go_bytes = 0
+        self.let_go_seconds = 0.0
 
     def start(self, num_steps: int) -> None:
         """Begin to read ahead. To be called once."""
         self._pages.let_go(0, self._blocks.nbytes)
-        self._pages.expect_calls(alone=True)
+        self._pages.expect_calls(self._blocks.block_bytes)
         self._thread = GuardedThread(lambda: self._run(num_steps), name="pager", on_defect=self._failed)
         self._thread.start()
 
@@ -89,7 +92,7 @@ class Pager:
         self.interrupt()
         if self._thread is not None:
             self._thread.join()
-        self._pages.expect_calls(alone=False)
+        self._pages.expect_touches()
         self._pages.let_go(0, self._blocks.nbytes)
 
     def _failed(self, error: Exception) -> None:
@@ -169,9 +172,7 @@ class Pager:
         """The block whose next use is farthest away, if that is after access `number`; and the access that is now."""
         with self._changed:
             now = max(self._now, 0)
-            while self._lent and self._lent[0][0] < self._taken():
-                self._lent.popleft()
-            lent = {block for _, blocks in self._lent for block in blocks}
+            lent = self._blocks_lent()
         candidates = self._resident.keys() - self._writing
         # What the borrowers still read goes only where the steps could not go on otherwise.
         for choice in (candidates - lent, candidates & lent if now == number else ()):
@@ -180,13 +181,23 @@ class Pager:
                 return victim, now
         return None, now
 
+    def _blocks_lent(self) -> set[int]:
+        """What the borrowers may still read. With the lock."""
+        while self._lent and self._lent[0][0] < self._taken():
+            self._lent.popleft()
+        return {block for _, blocks in self._lent for block in blocks}
+
     def _let_go(self, block: int) -> None:
         begin = time.perf_counter()
         del self._resident[block]
         with self._changed:
-            again = [self._lingering.popitem()[0] for _ in range(min(LINGERING, len(self._lingering)))]
+            lent = self._blocks_lent()
+            again = list(itertools.islice((other for other in self._lingering if other not in lent), LINGERING))
+            for other in again:
+                del self._lingering[other]
         for gone in (block, *again):
             if gone not in self._resident and not self._pages.let_go(*self._blocks.extent(gone)):
                 with self._changed:
                     self._lingering[gone] = None
-        self.write_seconds += time.perf_counter() - begin
+        self.let_go_bytes += self._blocks.extent(block)[1]
+        self.let_go_seconds += time.perf_counter() - begin

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from interconnect.links.hub import Stopped
-from memoryx.files.accesses import Access, Blocks, least_budget
+from memoryx.files.accesses import BLOCKS, Access, Blocks, least_budget
 from memoryx.files.file_pages import FilePages
 from memoryx.files.pager import Pager
 
@@ -40,7 +40,10 @@ class NotedPages:
         if self.failure is not None:
             raise self.failure
 
-    def expect_calls(self, *, alone: bool) -> None: ...
+    def expect_calls(self, block_bytes: int) -> None:
+        assert block_bytes == BLOCK
+
+    def expect_touches(self) -> None: ...
 
     def start_writing(self, offset: int, nbytes: int) -> None:
         assert offset // BLOCK in self.resident
@@ -80,7 +83,7 @@ class Rig:
 
 def in_blocks(accesses: list[Access], budget: int) -> Blocks:
     """Blocks of BLOCK bytes, and so many of them as a budget."""
-    made = Blocks(accesses, NUM_BLOCKS * BLOCK, 64 * BLOCK)
+    made = Blocks(accesses, NUM_BLOCKS * BLOCK, BLOCKS * BLOCK)
     assert made.block_bytes == BLOCK
     made.budget = budget
     return made

@@ -8,6 +8,7 @@ import torch
 
 from interconnect.links.shared_memory import SharedMemory
 from memoryx.files import state_memory
+from memoryx.files.file_pages import LARGE_PAGE_BYTES
 from memoryx.files.state_memory import CHUNK_BYTES, TRANSFER_BYTES, StateMemory, StateSettings
 from nodes.lifecycle.node_job import JobFailure
 from wsc.v1 import node_pb2
@@ -41,6 +42,31 @@ def test_pages_come_and_go(tmp_path: Path) -> None:
     assert resident(memory) >= 8192
     pages.read(4096, 5, for_writing=True)
     assert (values(memory) == 3).all()
+    memory.close()
+
+
+@pytest.mark.parametrize("block_bytes", [4096, LARGE_PAGE_BYTES])
+def test_what_is_read_by_calls_is_what_was_asked_for(tmp_path: Path, block_bytes: int) -> None:
+    """And all of it can go again, whatever pages the kernel has made for it."""
+    memory = make(tmp_path)
+    pages = memory.pages
+    assert pages is not None
+    values(memory).copy_(torch.arange(NBYTES // 4, dtype=torch.int32))
+    pages.let_go(0, NBYTES)
+    pages.expect_calls(block_bytes)
+    for block in (3, 0, 7):
+        offset = block * block_bytes
+        pages.read_ahead(offset, block_bytes)
+        pages.read(offset, block_bytes, for_writing=block == 3)
+        assert pages.resident_bytes(offset, block_bytes) == block_bytes
+        assert resident(memory) == block_bytes
+        values(memory)[offset // 4] = -block
+        pages.start_writing(offset, block_bytes)
+        assert pages.let_go(offset, block_bytes)
+    pages.expect_touches()
+    for block in (3, 0, 7):
+        assert values(memory)[block * block_bytes // 4] == -block
+        assert values(memory)[block * block_bytes // 4 + 1] == block * block_bytes // 4 + 1
     memory.close()
 
 
