@@ -14,6 +14,7 @@ from cstorch.backend import backend, has_backend, use_cs
 from cstorch.core.compile import CompiledModel
 from cstorch.core.compile import compile as compile_module
 from cstorch.distributed.cluster_config import ClusterConfig
+from cstorch.distributed.execution_strategy import STRATEGY_VARIABLE
 from cstorch.errors import UsageError
 from cstorch.optim import Optimizer
 from cstorch.optim.lr_scheduler import LRScheduler
@@ -45,7 +46,9 @@ def initialize(
         validate_only: stop after the lowering on the client.
         num_csx: wafers that a batch is spread over.
         use_cbfloat16: makes it the half type of mixed precision.
-        appliance: a cluster is to be used, as with cs_ip.
+        appliance: a cluster is to be used, as with cs_ip, and weights are streamed. Without it, and with one wafer,
+            steps run in layer pipelined mode, unless the flag `cstorch.backends.csx.performance.execution_strategy` or
+            the environment variable WAFERBOX_EXECUTION_STRATEGY says otherwise.
         credentials_path, use_appliance_data: are accepted; Waferbox has nothing that they would change.
         log_initialization: sets the flag of this name in cstorch.backends.csx.debug.
 
@@ -68,6 +71,9 @@ def initialize(
     if cs_ip is None and not (compile_only or validate_only or appliance):
         backend("CPU", artifact_dir=service_workdir)
         return
+    if not appliance and num_csx == 1 and STRATEGY_VARIABLE not in os.environ:
+        # What a system without appliance did; weights were streamed by appliances.
+        backends.csx.performance.execution_strategy = backends.csx.performance.execution_strategy or "pipeline"
     address = cs_ip if cs_ip is not None and re.search(r":\d+$", cs_ip) else None
     backend(
         "CSX",

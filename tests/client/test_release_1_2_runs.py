@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import cerebras.framework.torch.core.cb_model as cm
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import cerebras.framework.torch as cbtorch
 import cstorch
 from cstorch.errors import ConfigurationError, StateError, UsageError
+from wsc.v1 import plan_pb2
 
 
 def halve(state: State, step: int) -> dict[str, torch.Tensor]:
@@ -77,6 +79,24 @@ def test_a_run_has_so_many_steps_checkpoints_and_values(cluster: FakeCluster, tm
     assert script.refused == [1, 3, 5]
     assert script.losses == [1, 2, 3, 4, 1, 2]
     assert cbtorch.state().rate_tracker.total_count == 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "strategy"),
+    [
+        ({}, "PIPELINE"),
+        ({"appliance": True}, "WEIGHT_STREAMING"),
+        ({"num_csx": 2}, "WEIGHT_STREAMING"),
+    ],
+)
+def test_weights_are_on_the_wafer_unless_there_is_an_appliance(
+    cluster: FakeCluster, tmp_path: Path, settings: dict[str, Any], strategy: str
+) -> None:
+    cbtorch.initialize(cs_ip=cluster.address, service_workdir=tmp_path / "work", **settings)
+    script = Script(tmp_path)
+    cm.set_run_config(1, 1, 1)
+    script.train(epochs=1)
+    assert cluster.created[-1].execution_strategy == plan_pb2.ExecutionStrategy.Value(f"EXECUTION_STRATEGY_{strategy}")
 
 
 def test_a_run_on_the_cpu(tmp_path: Path) -> None:

@@ -156,7 +156,9 @@ def check_memory(memory: PipelineMemory, global_rows: int, micro_batches: int) -
         ways.append("use smaller micro-batches (cstorch.backends.csx.performance.micro_batch_size)")
     if room > 0:
         ways.append(f"a batch of at most about {max(int(global_rows * share), 1)} rows instead of {global_rows}")
-    ways.append("the execution strategy weight_streaming, in which weights lie in MemoryX")
+    ways.append(
+        "the execution strategy weight_streaming (WAFERBOX_EXECUTION_STRATEGY), in which weights lie in MemoryX"
+    )
     ways.append(f"let the wafer take more of its host's memory: cstorch.backends.csx.debug.wafer_memory_gi = {needed}")
     raise WaferMemoryError(
         f"in layer pipelined mode the step needs {bytes_text(memory.needed_bytes)} of the wafer's memory, "

@@ -21,7 +21,7 @@ from wsc.v1 import plan_pb2
 
 # The most that a wafer in layer pipelined mode is for.
 MAX_PARAMETERS = 1_000_000_000
-STREAM = "use the execution strategy weight_streaming, in which weights lie in MemoryX"
+STREAM = "use the execution strategy weight_streaming (WAFERBOX_EXECUTION_STRATEGY), in which weights lie in MemoryX"
 
 
 def fill_pipeline(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:

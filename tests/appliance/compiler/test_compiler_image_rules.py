@@ -35,7 +35,7 @@ def counting(found: Counter[str], name: str, rule: Callable[[Query], Outcome]) -
     """The rule, which counts where it divided an operation, or had it decomposed."""
 
     def counted(query: Query) -> Outcome:
-        if query.num_csx > 1 and query.sharded:
+        if query.num_parts > 1 and query.sharded:
             found[name] += 1
         return rule(query)
 

@@ -27,6 +27,13 @@ def test_training_gives_what_plain_torch_gives(name: str, micro_batches: int) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_eight_micro_batches_give_what_plain_torch_gives(name: str) -> None:
+    name = f"{name} of 24 rows"
+    ours = simulated(name, None, 1, 1, micro_batches=8, wafer_cores=3, execution_strategy=ExecutionStrategy.PIPELINE)
+    assert_equal(ours, plain(name, None, 1), losses=1e-5, states=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_half_precision_is_that_of_weight_streaming(name: str) -> None:
     precision = Precision(half=Half.BFLOAT16)
     streamed = simulated(name, precision, 1, 0, micro_batches=4)
