@@ -153,10 +153,10 @@ def _bar(span: Mapping[str, object]) -> Bar | None:
     row = region or node.rpartition("-")[0]
     if what == "wait" or row == "worker" or "batch" in detail.split(",")[0]:
         return None
-    if "update" in (what, *detail.split(",")[0].split()):
-        kind = "update"
-    elif what in ("send", "reduce"):
+    if what in ("send", "reduce"):
         kind = "send"
+    elif "update" in (what, *detail.split(",")[0].split()):
+        kind = "update"
     else:
         kind = "backward" if "backward" in detail else "forward"
     begin, seconds = span["begin"], span["seconds"]
@@ -182,7 +182,7 @@ def panel(x: float, title: str, rows: Mapping[str, tuple[str, str]], drawn: Sequ
                 f"<title>{escape(bar.what)}: {bar.seconds * 1e6:.0f} us</title></rect>"
             )
             micro_batch = bar.what.rpartition("micro-batch ")[2]
-            if width > 9 and micro_batch != bar.what:
+            if width > 9 and bar.kind in ("forward", "backward") and micro_batch != bar.what:
                 yield f'<text class="number" x="{begin + width / 2:.1f}" y="{y + 17}">{micro_batch}</text>'
     bottom = TOP + len(rows) * ROW
     yield f'<text x="{left}" y="{bottom}">0</text>'

@@ -1,7 +1,6 @@
 """A job on a wafer."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import torch
 
@@ -12,12 +11,10 @@ from memoryx.kept_states import KeptStates
 from memoryx.state_service import StateService
 from nodes.lifecycle.node_job import JobContext, LinkKey
 from nodes.lifecycle.role_job import RoleJob, StepProgram
+from nodes.steps.schedule import THREADED_FLOPS
 from wafer.pipeline_program import PipelineProgram
 from wafer.wafer_program import WaferProgram
 from wsc.v1 import node_pb2, plan_pb2
-
-# Below this, in a step, waking other threads costs more than they bring: a kernel takes microseconds.
-THREADED_FLOPS: Final = 2_000_000_000
 
 
 class WaferJob(RoleJob):
@@ -40,8 +37,9 @@ class WaferJob(RoleJob):
         self, plan: plan_pb2.PipelinePlan, hub: Hub, links: Mapping[LinkKey, Link]
     ) -> PipelineProgram:
         self._states.load(plan_pb2.MemoryXPlan(states=plan.states))
-        num_threads = min(self._threads, len(plan.regions))
-        torch.set_num_threads(max(1, self._threads // num_threads) if plan.flops >= THREADED_FLOPS else 1)
+        threads = self._threads if plan.flops >= THREADED_FLOPS else 1
+        num_threads = min(threads, len(plan.regions))
+        torch.set_num_threads(max(1, threads // num_threads))
         store, snapshots = self._states.store, self._states.snapshots
         return PipelineProgram(plan, store, snapshots, hub, links, num_threads=num_threads)
 

@@ -14,6 +14,7 @@ from appliance.compiler.pipelined.regions import NOMINAL
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.sharding.propagate import batch_rows
 from cirh.text.parser import parse_module
+from nodes.steps.schedule import THREADED_FLOPS
 from wsc.v1 import plan_pb2
 
 # Micro-batches for each core that are tried.
@@ -72,6 +73,9 @@ def _fastest_pipeline(text: str, target: Target, keep: Keep | None) -> plan_pb2.
             if too_large is not None:
                 raise CompileError(f"{too_large}; micro-batches do not help: {error}") from error
             raise
+        if plan.pipeline.flops < THREADED_FLOPS:  # its regions take turns in one thread: there is nothing to fill
+            best = 0.0, count
+            break
         seconds = make_report(plan, "", NOMINAL).totals.step_seconds
         if best is not None and seconds >= best[0]:
             break

@@ -130,6 +130,9 @@ def part_bytes(group: plan_pb2.Group) -> int:
 # Batches of one worker that its wafer may not have taken yet: places in the worker's ring.
 BATCH_SLOTS = 4
 
+# Below this, in a step, waking other threads of a wafer costs more than they bring: a kernel takes microseconds.
+THREADED_FLOPS = 2_000_000_000
+
 # Weights groups of one shard that may be on their way to a wafer, sent and not yet taken: the depth of the prefetch.
 WEIGHTS_WINDOW = 8
 # A wafer grants credit for several groups at once: a frame for each would cost more than it carries.
