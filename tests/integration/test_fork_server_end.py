@@ -96,7 +96,9 @@ def test_a_cluster_whose_fork_server_was_killed_ends_and_says_why(
         assert cause in cluster.stderr.read()
     if script is not None:
         assert script.wait() == 1
-        assert cause in script.errors.rpartition("cstorch.errors.NodeLostError")[2]
+        told = script.errors.rpartition("cstorch.errors.NodeLostError")[2]
+        # Management ends a moment after the coordinator: the script may be too late to hear the cause from it.
+        assert cause in told or "`waferbox status` says why" in told
     shown = waferbox(surroundings, "status")
     assert (shown.returncode, cause in shown.stderr) == (1, True)
     named = waferbox(surroundings, "status", "--management", management)

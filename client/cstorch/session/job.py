@@ -201,7 +201,10 @@ class Job:
         request = management_pb2.GetJobRequest(job=self.name, wait_for_end_seconds=CAUSE_SECONDS)
         try:
             job = self._management.GetJob(request, timeout=CAUSE_SECONDS + ANSWER_SECONDS).job
-        except grpc.RpcError:
+        except grpc.RpcError as error:
+            assert isinstance(error, grpc.Call)
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                return "the management service has ended too; where the cluster was started, `waferbox status` says why"
             return ""
         return job.message if job.ended else ""
 
