@@ -23,6 +23,23 @@ _MOST_PER_CORE: Final = 4
 Keep = Callable[[str, str], None]
 
 
+class _Candidate:
+    """A plan that may be chosen, with the texts of its stages until it is. Raises as `compile_module`."""
+
+    def __init__(self, text: str, target: Target, keep: Keep | None) -> None:
+        self._keep = keep
+        self._texts: list[tuple[str, str]] = []
+        take = None if keep is None else lambda name, stage: self._texts.append((name, stage))
+        self.plan = compile_module(text, target, take)
+
+    def chosen(self) -> plan_pb2.Plan:
+        """The plan; its texts are kept."""
+        if self._keep is not None:
+            for name, stage in self._texts:
+                self._keep(name, stage)
+        return self.plan
+
+
 def compile_in_micro_batches(
     text: str,
     target: Target,
@@ -59,11 +76,11 @@ def _fastest_pipeline(text: str, target: Target, keep: Keep | None) -> plan_pb2.
     More of them fill more regions for more of the step, and make more work of it: the first that are slower end it.
     """
     rows = _rows_of_a_wafer(text, target)
-    best: tuple[float, int] | None = None
+    best: tuple[float, _Candidate] | None = None
     too_large: WaferMemoryError | None = None
     for count in (count for count in range(1, min(rows, _MOST_PER_CORE * target.wafer_cores) + 1) if rows % count == 0):
         try:
-            plan = compile_module(text, replace(target, micro_batches=count))
+            candidate = _Candidate(text, replace(target, micro_batches=count), keep)
         except WaferMemoryError as error:
             too_large = error
             continue
@@ -73,17 +90,19 @@ def _fastest_pipeline(text: str, target: Target, keep: Keep | None) -> plan_pb2.
             if too_large is not None:
                 raise CompileError(f"{too_large}; micro-batches do not help: {error}") from error
             raise
-        if plan.pipeline.flops < THREADED_FLOPS:  # its regions take turns in one thread: there is nothing to fill
-            best = 0.0, count
+        if (
+            candidate.plan.pipeline.flops < THREADED_FLOPS
+        ):  # its regions take turns in one thread: there is nothing to fill
+            best = 0.0, candidate
             break
-        seconds = make_report(plan, "", NOMINAL).totals.step_seconds
+        seconds = make_report(candidate.plan, "", NOMINAL).totals.step_seconds
         if best is not None and seconds >= best[0]:
             break
-        best = seconds, count
+        best = seconds, candidate
     if best is None:
         assert too_large is not None
         raise too_large
-    return compile_module(text, replace(target, micro_batches=best[1]), keep)
+    return best[1].chosen()
 
 
 def _largest(text: str, target: Target, keep: Keep | None) -> plan_pb2.Plan:
@@ -111,27 +130,25 @@ def _fastest(
     """With the micro-batches of which the step is predicted to take the least time. The plan tells of all."""
     rows = _rows_of_a_wafer(text, target)
     tried: list[plan_pb2.ExploredSize] = []
+    best: tuple[float, _Candidate] | None = None
     for size in _sizes(rows):
         if not asked.min_size <= size <= (asked.max_size or rows):
             continue
         try:
-            plan = compile_module(text, replace(target, micro_batches=rows // size))
+            candidate = _Candidate(text, replace(target, micro_batches=rows // size), keep)
         except CompileError as error:
             tried.append(plan_pb2.ExploredSize(size=size, refusal=_first_part(error)))
             continue
-        report = make_report(plan, "", machine)
-        tried.append(
-            plan_pb2.ExploredSize(
-                size=size, rows_per_second=report.totals.rows_per_second, wafer_bytes=report.memory.needed_bytes
-            )
-        )
-    possible = [each for each in tried if not each.refusal]
-    if not possible:
+        report = make_report(candidate.plan, "", machine)
+        rate = report.totals.rows_per_second
+        tried.append(plan_pb2.ExploredSize(size=size, rows_per_second=rate, wafer_bytes=report.memory.needed_bytes))
+        if best is None or rate > best[0]:
+            best = rate, candidate
+    if best is None:
         bounds = f"from {max(asked.min_size, 1)} to {asked.max_size or rows}"
         why = f": {tried[-1].size} rows: {tried[-1].refusal}" if tried else f", as none divides a wafer's {rows} rows"
         raise CompileError(f"no micro-batch size {bounds} can be compiled{why}; explore others")
-    best = max(possible, key=lambda each: each.rows_per_second)
-    plan = compile_module(text, replace(target, micro_batches=rows // best.size), keep)
+    plan = best[1].chosen()
     plan.explored.extend(tried)
     return plan
 
