@@ -8,6 +8,7 @@ from memoryx.state_service import StateService
 from memoryx.store import StateStore
 from nodes.lifecycle.execution import report_failure
 from nodes.lifecycle.node_job import JobContext
+from nodes.lifecycle.role_job import RoleJob
 from wsc.v1 import node_pb2, plan_pb2
 
 
@@ -45,3 +46,21 @@ class KeptStates:
 
     def _announce(self, step: int) -> None:
         self._context.emit(node_pb2.AttachResponse(snapshot=node_pb2.Snapshot(step=step)))
+
+
+class StateJob(RoleJob):
+    """A job on a process that keeps its states, which the client sees as a shard."""
+
+    def __init__(self, context: JobContext, service: StateService, settings: StateSettings) -> None:
+        super().__init__(context)
+        self._states = KeptStates(context, service, settings, lambda: self.running)
+
+    def missing_states(self) -> Sequence[str]:
+        return self._states.missing
+
+    def release_snapshot(self, step: int) -> None:
+        self._states.snapshots.release(step)
+
+    def close(self) -> None:
+        super().close()
+        self._states.close()

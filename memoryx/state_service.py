@@ -109,6 +109,11 @@ class StateService(node_pb2_grpc.StateServiceServicer):
         """Take the clients' links with the node's listener; before the server starts."""
         self._listener = listener
 
+    def add_to(self, server: grpc.Server, listener: LinkListener) -> None:
+        """Serve the service, with the links of the node's listener."""
+        self.listen_with(listener)
+        node_pb2_grpc.add_StateServiceServicer_to_server(self, server)
+
     def add_job(
         self,
         job: str,

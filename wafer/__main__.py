@@ -4,15 +4,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-import grpc
-
-from wsc.v1 import node_pb2, node_pb2_grpc
+from wsc.v1 import node_pb2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     # An OpenMP thread must never spin beside other processes; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from interconnect.links.listener import LinkListener
     from interconnect.rpc.allocator import keep_freed_memory
     from memoryx.state_service import StateService
     from nodes.lifecycle.node import parse_arguments, run_node
@@ -22,15 +19,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = parse_arguments("wafer", argv)
     service = StateService()
 
-    def add_services(server: grpc.Server, listener: LinkListener) -> None:
-        service.listen_with(listener)
-        node_pb2_grpc.add_StateServiceServicer_to_server(service, server)
-
     return run_node(
         node_pb2.ROLE_WAFER,
         settings,
         lambda context: WaferJob(context, settings.threads, service),
-        add_services=add_services,
+        add_services=service.add_to,
     )
 
 

@@ -1,30 +1,29 @@
 """A job on a wafer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from memoryx.files.state_memory import StateSettings
-from memoryx.kept_states import KeptStates
+from memoryx.kept_states import StateJob
 from memoryx.state_service import StateService
 from nodes.lifecycle.node_job import JobContext, LinkKey
-from nodes.lifecycle.role_job import RoleJob, StepProgram
+from nodes.lifecycle.role_job import StepProgram
 from nodes.steps.schedule import THREADED_FLOPS
 from wafer.pipeline_program import PipelineProgram
 from wafer.wafer_program import WaferProgram
 from wsc.v1 import node_pb2, plan_pb2
 
 
-class WaferJob(RoleJob):
+class WaferJob(StateJob):
     """Keeps nothing between executions; in layer pipelined mode the states of the job, as a shard of MemoryX does."""
 
     def __init__(self, context: JobContext, threads: int, service: StateService) -> None:
         """threads: as many as compute at most."""
-        super().__init__(context)
+        super().__init__(context, service, StateSettings())
         self._threads = threads
-        self._states = KeptStates(context, service, StateSettings(), lambda: self.running)
 
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> StepProgram:
         if request.HasField("pipeline"):
@@ -42,13 +41,3 @@ class WaferJob(RoleJob):
         torch.set_num_threads(max(1, threads // num_threads))
         store, snapshots = self._states.store, self._states.snapshots
         return PipelineProgram(plan, store, snapshots, hub, links, num_threads=num_threads)
-
-    def missing_states(self) -> Sequence[str]:
-        return self._states.missing
-
-    def release_snapshot(self, step: int) -> None:
-        self._states.snapshots.release(step)
-
-    def close(self) -> None:
-        super().close()
-        self._states.close()
