@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from nodes.steps.instructions import makes_and_reads
 from wsc.v1 import plan_pb2
 
 
@@ -28,7 +29,8 @@ class RegionOrder:
             for number, region in enumerate(plan.regions)
             for position, instruction in enumerate(region.instructions)
         }
-        self._groups = {group.id: group for group in plan.groups}
+        groups = {group.id: group for group in plan.groups}
+        self._sides = {place: makes_and_reads(each, groups) for place, each in self.instructions.items()}
         self._thread_of_region = _divide([region.width * region.height for region in plan.regions], num_threads)
         self.needs = self._find_needs()
         self.threads = self._arrange(len(plan.regions))
@@ -45,22 +47,11 @@ class RegionOrder:
 
     def made_by(self, place: Place) -> Sequence[int]:
         """The values that an instruction makes."""
-        instruction = self.instructions[place]
-        if instruction.HasField("receive"):
-            return [member.value for member in self._groups[instruction.receive.group].members]
-        return instruction.run.outputs
+        return self._sides[place][0]
 
     def read_by(self, place: Place) -> Sequence[int]:
         """The values that an instruction reads."""
-        instruction = self.instructions[place]
-        match instruction.WhichOneof("kind"):
-            case "run":
-                return instruction.run.inputs
-            case "send":
-                return [member.value for member in self._groups[instruction.send.group].members]
-            case "commit":
-                return [instruction.commit.value]
-        return []
+        return self._sides[place][1]
 
     def _find_needs(self) -> dict[Place, set[Place]]:
         """The instructions that each one comes after, those of its own region apart."""

@@ -4,7 +4,7 @@ import copy
 import json
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,12 +29,6 @@ FAULTS = SCRIPTS / "faults.py"
 FOR_EVER = 1_000_000  # steps
 FAILURE_SECONDS = 10.0
 PIPELINE = {"WAFERBOX_EXECUTION_STRATEGY": "pipeline"}
-
-
-@pytest.fixture(autouse=True)
-def default_flags() -> Iterator[None]:
-    yield
-    backends.reset()
 
 
 def numbers() -> DataLoader:

@@ -35,6 +35,15 @@ class Cut:
     sunk: frozenset[Operation]  # wafer operations that are repeated in every segment that reads their results
 
     @property
+    def parts(self) -> frozenset[SSAValue]:
+        """Values of which every part of the batch has one of its own; of all others it reads the same."""
+        arguments = func_of(self.module).block.args
+        made = {result for op in self.wafer_ops for result in op.results} - self.sharding.reduced
+        given = {arguments[argument.argument] for argument in self.names.inputs}
+        numbers = set() if self.names.wafers is None else {arguments[self.names.wafers]}
+        return frozenset(made | given | numbers)
+
+    @property
     def outputs(self) -> list[tuple[str, SSAValue]]:
         """What the client gets, by name."""
         results = return_of(self.module).operands

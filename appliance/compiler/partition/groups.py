@@ -8,11 +8,11 @@ from xdsl.ir import SSAValue
 
 from cirh.dialect import types
 from cirh.dialect.types import AnyTensorType
+from interconnect.links.elements import aligned
 from wsc.v1 import plan_pb2
 
 # Small tensors travel together up to so many bytes (dataplane.md recommendation 5).
 COALESCE_BYTES: Final = 1 << 20
-ALIGNMENT: Final = 64
 
 REDUCTIONS: Final = {
     "sum": plan_pb2.REDUCTION_SUM,
@@ -59,7 +59,7 @@ class Bundle:
     def add(self, numbers: Numbers, value: SSAValue, type: AnyTensorType, micro_batch: int = 0) -> None:
         """Packs a value behind the others."""
         self.values.append(value)
-        self._pack(numbers.value(value, micro_batch), type, -(-self.group.nbytes // ALIGNMENT) * ALIGNMENT)
+        self._pack(numbers.value(value, micro_batch), type, aligned(self.group.nbytes))
 
     def add_parts(self, numbers: Numbers, value: SSAValue, type: AnyTensorType, micro_batches: int) -> None:
         """Packs what each micro-batch has of a value, of this type."""
@@ -67,7 +67,7 @@ class Bundle:
         gathered = self.group.reduction == plan_pb2.REDUCTION_GATHER
         for micro_batch in range(micro_batches):
             end = self.group.nbytes
-            self._pack(numbers.value(value, micro_batch), type, end if gathered else -(-end // ALIGNMENT) * ALIGNMENT)
+            self._pack(numbers.value(value, micro_batch), type, end if gathered else aligned(end))
 
     def _pack(self, number: int, type: AnyTensorType, offset: int) -> None:
         self.group.members.add(value=number, type=types.to_proto(type), offset=offset)

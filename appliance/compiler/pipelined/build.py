@@ -21,7 +21,7 @@ from appliance.compiler.wafer.schedule import make_work
 from appliance.compiler.wafer.streams import make_batch
 from appliance.compiler.wafer.turns import Work, num_of_whole_batch
 from cirh.dialect import types
-from cirh.dialect.operations import body_ops, func_of
+from cirh.dialect.operations import body_ops
 from cirh.modules.graph import extract
 from cirh.table.lookup import spec
 from cirh.text.printer import print_module
@@ -73,13 +73,7 @@ class _Builder:
         self._work = work
         self._updates = updates
         self._whole = num_of_whole_batch(work, waits)
-        reduced = cut.sharding.reduced
-        arguments = func_of(cut.module).block.args
-        parts: set[SSAValue] = {result for op in cut.wafer_ops for result in op.results if result not in reduced}
-        parts |= {arguments[argument.argument] for argument in cut.names.inputs}
-        if cut.names.wafers is not None:
-            parts.add(arguments[cut.names.wafers])
-        self._parts = parts
+        self._parts = cut.parts
         self._wanted = {value for op in cut.memoryx_ops for value in op.operands}
         self._wanted |= {value for item in work for value in item.inputs} | set(cut.new_states.values())
         self._wanted |= {value for _, value in cut.outputs}

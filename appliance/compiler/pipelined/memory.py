@@ -9,14 +9,20 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
+from typing import Final
 
 from appliance.compiler.core.errors import WaferMemoryError
 from appliance.compiler.cost.kernel_profile import KernelProfile
-from appliance.compiler.pipelined.order import At, find_order, instructions, makes_and_reads
+from appliance.compiler.pipelined.order import At, find_order, instructions
 from appliance.compiler.wafer.memory_plan import GAPS
 from appliance.drawing.quantities import bytes_text
 from interconnect.links.elements import tensor_bytes
+from nodes.steps.instructions import makes_and_reads
 from wsc.v1 import plan_pb2
+
+STREAMING: Final = (
+    "the execution strategy weight_streaming (WAFERBOX_EXECUTION_STRATEGY), in which weights lie in MemoryX"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,9 +162,7 @@ def check_memory(memory: PipelineMemory, global_rows: int, micro_batches: int) -
         ways.append("use smaller micro-batches (cstorch.backends.csx.performance.micro_batch_size)")
     if room > 0:
         ways.append(f"a batch of at most about {max(int(global_rows * share), 1)} rows instead of {global_rows}")
-    ways.append(
-        "the execution strategy weight_streaming (WAFERBOX_EXECUTION_STRATEGY), in which weights lie in MemoryX"
-    )
+    ways.append(STREAMING)
     ways.append(f"let the wafer take more of its host's memory: cstorch.backends.csx.debug.wafer_memory_gi = {needed}")
     raise WaferMemoryError(
         f"in layer pipelined mode the step needs {bytes_text(memory.needed_bytes)} of the wafer's memory, "

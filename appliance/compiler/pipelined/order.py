@@ -5,9 +5,10 @@ of each region's have been run before it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from nodes.steps.instructions import makes_and_reads
 from wsc.v1 import plan_pb2
 
 # Region, and the place in its list.
@@ -27,22 +28,6 @@ class Order:
 
 class Stuck(ValueError):
     """Regions wait for one another."""
-
-
-def makes_and_reads(
-    instruction: plan_pb2.Instruction, groups: Mapping[int, plan_pb2.Group]
-) -> tuple[list[int], list[int]]:
-    """The values that an instruction makes, and those that it reads."""
-    match instruction.WhichOneof("kind"):
-        case "receive":
-            return [member.value for member in groups[instruction.receive.group].members], []
-        case "run":
-            return list(instruction.run.outputs), list(instruction.run.inputs)
-        case "send":
-            return [], [member.value for member in groups[instruction.send.group].members]
-        case "commit":
-            return [], [instruction.commit.value]
-    return [], []
 
 
 def find_order(plan: plan_pb2.PipelinePlan) -> Order:

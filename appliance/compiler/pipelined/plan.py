@@ -11,7 +11,7 @@ from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Numbers
 from appliance.compiler.pipelined.build import Built, build
-from appliance.compiler.pipelined.memory import check_memory, plan_memory
+from appliance.compiler.pipelined.memory import STREAMING, check_memory, plan_memory
 from appliance.compiler.pipelined.program import make_program
 from appliance.compiler.pipelined.schedule import SHARED
 from appliance.drawing.quantities import count_text
@@ -21,7 +21,7 @@ from wsc.v1 import plan_pb2
 
 # The most that a wafer in layer pipelined mode is for.
 MAX_PARAMETERS = 1_000_000_000
-STREAM = "use the execution strategy weight_streaming (WAFERBOX_EXECUTION_STRATEGY), in which weights lie in MemoryX"
+STREAM = f"use {STREAMING}"
 
 
 def fill_pipeline(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:

@@ -8,12 +8,13 @@ from typing import Final
 import torch
 
 from appliance.compiler.core.target import KernelLibrary
-from appliance.compiler.pipelined.order import At, Order, Stuck, find_order, instructions, makes_and_reads
+from appliance.compiler.pipelined.order import At, Order, Stuck, find_order, instructions
 from appliance.compiler.plan_check.errors import PlanError, require
 from appliance.compiler.plan_check.groups import check_members
 from appliance.compiler.plan_check.roles import Signature, Signatures
 from appliance.drawing.floor_plan import HEIGHT, WIDTH
 from cirh.dialect.types import TensorInfo, from_proto
+from nodes.steps.instructions import makes_and_reads
 from wsc.v1 import plan_pb2
 
 _NUMBER: Final = TensorInfo((1,), torch.int64)

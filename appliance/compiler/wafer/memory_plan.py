@@ -12,6 +12,7 @@ from appliance.drawing.quantities import bytes_text
 from cirh.execution.kernel import Kernel
 from interconnect.links.elements import aligned, tensor_bytes
 from nodes.steps.arena import direct_values
+from nodes.steps.instructions import makes_and_reads
 from nodes.steps.schedule import WEIGHTS_WINDOW
 from wsc.v1 import plan_pb2
 
@@ -226,7 +227,7 @@ def _last_uses(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, list[int]]
     live: set[int] = set()
     for position in range(len(plan.instructions) - 1, -1, -1):
         instruction = plan.instructions[position]
-        brought, used = _brought_and_used(instruction, groups)
+        brought, used = makes_and_reads(instruction, groups)
         # What nothing uses dies where it is made.
         for value in dict.fromkeys((*used, *brought)):
             if value not in live:
@@ -234,17 +235,6 @@ def _last_uses(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, list[int]]
         live.difference_update(brought)
         live.update(used)
     return dying
-
-
-def _brought_and_used(instruction: plan_pb2.Instruction, groups: Groups) -> tuple[list[int], list[int]]:
-    match instruction.WhichOneof("kind"):
-        case "receive":
-            return [member.value for member in groups[instruction.receive.group].members], []
-        case "run":
-            return list(instruction.run.outputs), list(instruction.run.inputs)
-        case "send":
-            return [], [member.value for member in groups[instruction.send.group].members]
-    return [], []
 
 
 def _arriving(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, int]:

@@ -55,7 +55,8 @@ def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers,
     localiser = Localiser(cut.sharding)
     waits = Waits(cut)
     segments = make_work(cut, waits)
-    work = order_turns(segments, waits, target.micro_batches, at_once)
+    whole = num_of_whole_batch(segments, waits)
+    work = order_turns(segments, whole, target.micro_batches, at_once)
     last_read = last_reads(work)
     loads = find_loads(cut, sharing, target, numbers, work, waits)
     tokens, batch = make_tokens(sharing, numbers), make_batch(cut, numbers, localiser, target.micro_batches)
@@ -74,7 +75,7 @@ def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers,
         departures=departures,
         last_read=last_read,
         localiser=localiser,
-        whole_batch_first=2 * num_of_whole_batch(segments, waits) > len(segments),
+        whole_batch_first=2 * whole > len(segments),
     )
 
 
@@ -101,15 +102,7 @@ class _Assembler:
         self._localiser = localiser
         self._waits = waits
         self._micro_batches = micro_batches
-        arguments = func_of(cut.module).block.args
-        self._wafers: SSAValue | None = None if cut.names.wafers is None else arguments[cut.names.wafers]
-        made = {result for op in cut.wafer_ops for result in op.results if result not in cut.sharding.reduced}
-        inputs = {arguments[argument.argument] for argument in cut.names.inputs}
-        self._parts: set[SSAValue | None] = {
-            *made,
-            *inputs,
-            self._wafers,
-        }  # values of which every micro-batch has one of its own
+        self._parts = cut.parts
         self._kernels = KernelTable()
         self._numbers_of_kernels: dict[Segment, int] = {}
         self._groups: dict[int, plan_pb2.Group] = {}
@@ -140,8 +133,9 @@ class _Assembler:
         self.plan.groups.extend(self._groups.values())
         self.plan.kernels.extend(self._kernels.messages())
         kept = {member.value for departure in departures for member in departure.bundle.group.members}
-        if self._wafers is not None:
-            numbers = [self._numbers.value(self._wafers, micro_batch) for micro_batch in range(self._micro_batches)]
+        if self._cut.names.wafers is not None:
+            wafers = func_of(self._cut.module).block.args[self._cut.names.wafers]
+            numbers = [self._numbers.value(wafers, micro_batch) for micro_batch in range(self._micro_batches)]
             self.plan.number_values.extend(numbers)
             kept.update(numbers)
         loaded = {load.bundle.id: self._numbers.values(load.bundle.values) for load in loads}

@@ -28,9 +28,8 @@ class Work:
     is_last: bool = True  # of its segment: all micro-batches have been computed
 
 
-def order_turns(segments: Sequence[Work], waits: Waits, micro_batches: int, at_once: int) -> list[Work]:
-    """All turns in order. at_once divides micro_batches."""
-    whole = num_of_whole_batch(segments, waits)
+def order_turns(segments: Sequence[Work], whole: int, micro_batches: int, at_once: int) -> list[Work]:
+    """All turns in order. whole: how many segments come first, for the whole batch. at_once divides micro_batches."""
     turns = _turns(segments[:whole], range(micro_batches), is_last=True)
     for begin in range(0, micro_batches, at_once):
         now = range(begin, begin + at_once)
