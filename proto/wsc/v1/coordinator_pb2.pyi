@@ -266,18 +266,24 @@ Global___StateShard: _TypeAlias = StateShard  # noqa: Y015
 
 @_typing.final
 class ShardsRequest(_message.Message):
+    """Answered when the states can be read: as of now, or the snapshot of a checkpoint step of the execution that runs."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     token: _builtins.str
+    step: _builtins.int
+    """0: as of now"""
     def __init__(
         self,
         *,
         token: _builtins.str = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -433,7 +439,9 @@ Global___ExecuteRequest: _TypeAlias = ExecuteRequest  # noqa: Y015
 
 @_typing.final
 class StateWanted(_message.Message):
-    """Everything is loaded; the client writes the states that are missing, and those it has changed."""
+    """Everything is loaded; the client writes the states that are missing, and those it has changed. It comes again, up to
+    Started, where somebody has died: then all states that were written before are to be written again.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

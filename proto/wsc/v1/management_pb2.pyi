@@ -717,6 +717,30 @@ class Acquire(_message.Message):
 Global___Acquire: _TypeAlias = Acquire  # noqa: Y015
 
 @_typing.final
+class Replace(_message.Message):
+    """Nodes of the job are lost, or given up: others are to take their places, before any job that waits in the queue.
+    Answered by the acquired nodes, all of the job, as soon as there are enough; each Replace is answered by itself.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        node_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_ids", b"node_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Replace: _TypeAlias = Replace  # noqa: Y015
+
+@_typing.final
 class JobReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -759,6 +783,7 @@ class CoordinateRequest(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     SPANS_FIELD_NUMBER: _builtins.int
+    REPLACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___CoordinatorHello: ...
     @_builtins.property
@@ -769,6 +794,8 @@ class CoordinateRequest(_message.Message):
     def events(self) -> _observation_pb2.JobEvents: ...
     @_builtins.property
     def spans(self) -> _observation_pb2.Spans: ...
+    @_builtins.property
+    def replace(self) -> Global___Replace: ...
     def __init__(
         self,
         *,
@@ -777,12 +804,13 @@ class CoordinateRequest(_message.Message):
         report: Global___JobReport | None = ...,
         events: _observation_pb2.JobEvents | None = ...,
         spans: _observation_pb2.Spans | None = ...,
+        replace: Global___Replace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "events", b"events", "hello", b"hello", "kind", b"kind", "report", b"report", "spans", b"spans"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "events", b"events", "hello", b"hello", "kind", b"kind", "replace", b"replace", "report", b"report", "spans", b"spans"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "events", b"events", "hello", b"hello", "kind", b"kind", "report", b"report", "spans", b"spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "events", b"events", "hello", b"hello", "kind", b"kind", "replace", b"replace", "report", b"report", "spans", b"spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "acquire", "report", "events", "spans"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "acquire", "report", "events", "spans", "replace"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

@@ -295,11 +295,20 @@ class Load(_message.Message):
     LOADER_FIELD_NUMBER: _builtins.int
     WAFER_NUMBER_FIELD_NUMBER: _builtins.int
     STATE_STEPS_FIELD_NUMBER: _builtins.int
+    RECOVERY_POINT_FIELD_NUMBER: _builtins.int
+    DONE_STEPS_FIELD_NUMBER: _builtins.int
+    INPUT_STATE_FIELD_NUMBER: _builtins.int
     execution: _builtins.int
     loader: _builtins.str
     """workers: which prepared input"""
     wafer_number: _builtins.int
     """wafers: from 0; wafer i has the i-th part of the batch"""
+    recovery_point: _builtins.int
+    """who keeps states: those of this point are to be put back; 0: those that are there are right"""
+    done_steps: _builtins.int
+    """workers: so many steps of the whole execution have been done, whose batches nobody wants"""
+    input_state: _builtins.bytes
+    """workers: the loader's state after these, from InputState; empty: it is made to skip batches"""
     @_builtins.property
     def wafer(self) -> _plan_pb2.WaferPlan: ...
     @_builtins.property
@@ -331,10 +340,13 @@ class Load(_message.Message):
         loader: _builtins.str = ...,
         wafer_number: _builtins.int = ...,
         state_steps: _abc.Iterable[_builtins.int] | None = ...,
+        recovery_point: _builtins.int = ...,
+        done_steps: _builtins.int = ...,
+        input_state: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "state_steps", b"state_steps", "swarmx", b"swarmx", "wafer", b"wafer", "wafer_number", b"wafer_number", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_steps", b"done_steps", "execution", b"execution", "input_state", b"input_state", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "recovery_point", b"recovery_point", "state_steps", b"state_steps", "swarmx", b"swarmx", "wafer", b"wafer", "wafer_number", b"wafer_number", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_plan: _TypeAlias = _typing.Literal["wafer", "memoryx", "swarmx", "worker", "pipeline"]  # noqa: Y015
     _WhichOneofArgType_plan: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
@@ -351,12 +363,21 @@ class Start(_message.Message):
     ACTIVATION_STEPS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_STEPS_FIELD_NUMBER: _builtins.int
     RUN_AHEAD_STEPS_FIELD_NUMBER: _builtins.int
+    DONE_STEPS_FIELD_NUMBER: _builtins.int
+    RECOVERY_POINT_FIELD_NUMBER: _builtins.int
+    LAST_RECOVERY_POINT_FIELD_NUMBER: _builtins.int
     execution: _builtins.int
     num_steps: _builtins.int
     activation_steps: _builtins.int
     """outputs leave every so many steps and at the last"""
     run_ahead_steps: _builtins.int
     """steps with outputs that may wait for the client"""
+    done_steps: _builtins.int
+    """of num_steps: they were done in an earlier epoch; a multiple of the workers of a wafer"""
+    recovery_point: _builtins.int
+    """who keeps states: the point to be kept after done_steps, before the next; 0: none"""
+    last_recovery_point: _builtins.int
+    """who keeps states: the point to be kept after the last step; 0: none"""
     @_builtins.property
     def checkpoint_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """1-based; who keeps states keeps a snapshot after each"""
@@ -369,10 +390,13 @@ class Start(_message.Message):
         activation_steps: _builtins.int = ...,
         checkpoint_steps: _abc.Iterable[_builtins.int] | None = ...,
         run_ahead_steps: _builtins.int = ...,
+        done_steps: _builtins.int = ...,
+        recovery_point: _builtins.int = ...,
+        last_recovery_point: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_steps", b"activation_steps", "checkpoint_steps", b"checkpoint_steps", "execution", b"execution", "num_steps", b"num_steps", "run_ahead_steps", b"run_ahead_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_steps", b"activation_steps", "checkpoint_steps", b"checkpoint_steps", "done_steps", b"done_steps", "execution", b"execution", "last_recovery_point", b"last_recovery_point", "num_steps", b"num_steps", "recovery_point", b"recovery_point", "run_ahead_steps", b"run_ahead_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -380,7 +404,7 @@ Global___Start: _TypeAlias = Start  # noqa: Y015
 
 @_typing.final
 class Stop(_message.Message):
-    """Ends one execution; the job's state stays."""
+    """Ends one execution, or the Load of it that goes on; the job's state stays."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -421,6 +445,57 @@ class ReleaseSnapshot(_message.Message):
 Global___ReleaseSnapshot: _TypeAlias = ReleaseSnapshot  # noqa: Y015
 
 @_typing.final
+class KeepRecoveryPoint(_message.Message):
+    """Who keeps states, and workers whose loaders can be resumed: what the job would go on from if somebody died is to be
+    kept, as of the end of this step. A node that is beyond it does nothing; each such message takes the place of the last.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    RECOVERY_POINT_FIELD_NUMBER: _builtins.int
+    execution: _builtins.int
+    step: _builtins.int
+    recovery_point: _builtins.int
+    """its number: a later one is greater"""
+    def __init__(
+        self,
+        *,
+        execution: _builtins.int = ...,
+        step: _builtins.int = ...,
+        recovery_point: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "recovery_point", b"recovery_point", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepRecoveryPoint: _TypeAlias = KeepRecoveryPoint  # noqa: Y015
+
+@_typing.final
+class DropRecoveryPoints(_message.Message):
+    """Who keeps states: the points before this one are not wanted any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: _builtins.int
+    before: _builtins.int
+    def __init__(
+        self,
+        *,
+        before: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropRecoveryPoints: _TypeAlias = DropRecoveryPoints  # noqa: Y015
+
+@_typing.final
 class AttachRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -431,6 +506,8 @@ class AttachRequest(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     RELEASE_SNAPSHOT_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    KEEP_RECOVERY_POINT_FIELD_NUMBER: _builtins.int
+    DROP_RECOVERY_POINTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___AttachJob: ...
     @_builtins.property
@@ -445,6 +522,10 @@ class AttachRequest(_message.Message):
     def release_snapshot(self) -> Global___ReleaseSnapshot: ...
     @_builtins.property
     def trace(self) -> _observation_pb2.Trace: ...
+    @_builtins.property
+    def keep_recovery_point(self) -> Global___KeepRecoveryPoint: ...
+    @_builtins.property
+    def drop_recovery_points(self) -> Global___DropRecoveryPoints: ...
     def __init__(
         self,
         *,
@@ -455,12 +536,14 @@ class AttachRequest(_message.Message):
         stop: Global___Stop | None = ...,
         release_snapshot: Global___ReleaseSnapshot | None = ...,
         trace: _observation_pb2.Trace | None = ...,
+        keep_recovery_point: Global___KeepRecoveryPoint | None = ...,
+        drop_recovery_points: Global___DropRecoveryPoints | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "kind", b"kind", "load", b"load", "prepare_input", b"prepare_input", "release_snapshot", b"release_snapshot", "start", b"start", "stop", b"stop", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "drop_recovery_points", b"drop_recovery_points", "keep_recovery_point", b"keep_recovery_point", "kind", b"kind", "load", b"load", "prepare_input", b"prepare_input", "release_snapshot", b"release_snapshot", "start", b"start", "stop", b"stop", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "kind", b"kind", "load", b"load", "prepare_input", b"prepare_input", "release_snapshot", b"release_snapshot", "start", b"start", "stop", b"stop", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "drop_recovery_points", b"drop_recovery_points", "keep_recovery_point", b"keep_recovery_point", "kind", b"kind", "load", b"load", "prepare_input", b"prepare_input", "release_snapshot", b"release_snapshot", "start", b"start", "stop", b"stop", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "prepare_input", "load", "start", "stop", "release_snapshot", "trace"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "prepare_input", "load", "start", "stop", "release_snapshot", "trace", "keep_recovery_point", "drop_recovery_points"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -622,6 +705,34 @@ class Stopped(_message.Message):
 Global___Stopped: _TypeAlias = Stopped  # noqa: Y015
 
 @_typing.final
+class RecoveryPointKept(_message.Message):
+    """Who keeps states: the point is complete, and outlives this process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECOVERY_POINT_FIELD_NUMBER: _builtins.int
+    NBYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    recovery_point: _builtins.int
+    nbytes: _builtins.int
+    seconds: _builtins.float
+    """from the end of its step"""
+    def __init__(
+        self,
+        *,
+        recovery_point: _builtins.int = ...,
+        nbytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nbytes", b"nbytes", "recovery_point", b"recovery_point", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveryPointKept: _TypeAlias = RecoveryPointKept  # noqa: Y015
+
+@_typing.final
 class Failure(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -695,6 +806,7 @@ class AttachResponse(_message.Message):
     INPUT_STATE_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     SPANS_FIELD_NUMBER: _builtins.int
+    RECOVERY_POINT_KEPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached: ...
     @_builtins.property
@@ -713,6 +825,8 @@ class AttachResponse(_message.Message):
     def events(self) -> _observation_pb2.JobEvents: ...
     @_builtins.property
     def spans(self) -> _observation_pb2.Spans: ...
+    @_builtins.property
+    def recovery_point_kept(self) -> Global___RecoveryPointKept: ...
     def __init__(
         self,
         *,
@@ -725,12 +839,13 @@ class AttachResponse(_message.Message):
         input_state: Global___InputState | None = ...,
         events: _observation_pb2.JobEvents | None = ...,
         spans: _observation_pb2.Spans | None = ...,
+        recovery_point_kept: Global___RecoveryPointKept | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "events", b"events", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "snapshot", b"snapshot", "spans", b"spans", "stopped", b"stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "events", b"events", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "recovery_point_kept", b"recovery_point_kept", "snapshot", b"snapshot", "spans", b"spans", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "events", b"events", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "snapshot", b"snapshot", "spans", b"spans", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "events", b"events", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "recovery_point_kept", b"recovery_point_kept", "snapshot", b"snapshot", "spans", b"spans", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "loaded", "finished", "failed", "snapshot", "stopped", "input_state", "events", "spans"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "loaded", "finished", "failed", "snapshot", "stopped", "input_state", "events", "spans", "recovery_point_kept"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
