@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,11 +32,14 @@ from benchmarks.by_hand import ROOT, cluster_by_hand
 from benchmarks.network import HERE, Host
 from benchmarks.runs import ENVIRONMENT
 from interconnect.rpc.server import make_channel
+from nodes.launch.descriptors import readable
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
 STEPS: Final = 6
 IDLE: Final = "idle\n"  # what a script says before it trains the model
+MOST_STEPS: Final = 100_000
 SAMPLE_SECONDS: Final = 0.05
+SAMPLES: Final = 40  # of what is there while steps run
 TOLERANCE: Final = 0.10
 TOLERANCE_BYTES: Final = 16 << 20
 CLOSE_BYTES: Final = 32 << 20
@@ -189,7 +192,7 @@ def measure(
 ) -> dict[str, Figures]:
     """By process: "wafer-0", "swarmx-0" and so on.
 
-    lane: as of a ClusterConfig. wafer_host: of wafers and workers; host: of all else, and the script.
+    lane: as of a ClusterConfig. wafer_host: of wafers and workers; host: of all else, and the script. steps: at least.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -197,8 +200,8 @@ def measure(
         with _cluster(wafers, host, wafer_host, variables, folder / "roles.log") as management:
             processes = _processes(host, management)
             command = host.command(sys.executable, "-m", "benchmarks.memory", "script", model)
-            command += ["--wafers", str(wafers), "--lane", lane, "--folder", f"{name}/model", "--steps", str(steps)]
-            most = _watch(command, {**variables, "WAFERBOX_MANAGEMENT": management}, processes)
+            command += ["--wafers", str(wafers), "--lane", lane, "--folder", f"{name}/model"]
+            most = _watch(command, {**variables, "WAFERBOX_MANAGEMENT": management}, processes, steps)
         path = max(folder.rglob("*.plan"), key=lambda path: path.stat().st_mtime)
         plan = read_plan(path)
     assert plan is not None, "it was compiled just now"
@@ -223,8 +226,13 @@ def _cluster(wafers: int, host: Host, wafer_host: Host, variables: Mapping[str, 
         yield management
 
 
-def _watch(command: Sequence[str], variables: Mapping[str, str], processes: Mapping[str, int]) -> dict[str, int]:
-    """Runs a script; the most that each process has beyond what it has when the script says that it will begin."""
+def _watch(
+    command: Sequence[str], variables: Mapping[str, str], processes: Mapping[str, int], steps: int
+) -> dict[str, int]:
+    """Runs a script; the most that each process has beyond what it has when the script says that it will begin.
+
+    The script goes on until enough has been seen, however slow the machine is.
+    """
     pipe = subprocess.PIPE
     with tempfile.TemporaryFile("w+") as errors:
         script = subprocess.Popen(command, env=variables, stdin=pipe, stdout=pipe, stderr=errors, text=True)
@@ -235,9 +243,17 @@ def _watch(command: Sequence[str], variables: Mapping[str, str], processes: Mapp
                     break
             idle = {name: own_bytes(process) for name, process in processes.items()}
             most = idle
-            script.stdin.close()
+            print(file=script.stdin, flush=True)
+            output = script.stdout.fileno()
+            os.set_blocking(output, False)
+            num_steps = num_samples = 0
             while script.poll() is None:
                 most = {name: max(most[name], own_bytes(process)) for name, process in processes.items()}
+                with contextlib.suppress(BlockingIOError):
+                    num_steps += os.read(output, 4096).count(b"\n")
+                num_samples += num_steps > 0
+                if num_steps >= steps and num_samples >= SAMPLES and not script.stdin.closed:
+                    script.stdin.close()
                 time.sleep(SAMPLE_SECONDS)
         if script.returncode:
             errors.seek(0)
@@ -272,7 +288,7 @@ def _nodes(management: str) -> Iterator[tuple[str, int]]:
 
 
 def bench() -> None:
-    print(f"memory of each process over {STEPS} steps, beyond what it has when idle; plan and measured, in MB")
+    print("memory of each process over some steps, beyond what it has when idle; plan and measured, in MB")
     for model in MODELS:
         for wafers, lane in ((1, "shared_memory"), (2, "shared_memory"), (2, "grpc")):
             for name, figures in measure(model, wafers, lane).items():
@@ -292,19 +308,21 @@ def input_fn(shape: Sequence[int]) -> Any:
     return DataLoader([batch] * STEPS, batch_size=None)  # type: ignore[arg-type]
 
 
-def train(model_name: str, wafers: int, lane: str, folder: Path, steps: int) -> None:
-    """First a small model; then, when standard input ends, the model."""
+def train(model_name: str, wafers: int, lane: str, folder: Path) -> None:
+    """First a small model; then, when told to, the model, until standard input ends."""
     import cerebras.pytorch as cstorch
 
     cluster = cstorch.distributed.ClusterConfig(num_csx=wafers, lane=lane)
     backend = cstorch.backend("CSX", artifact_dir=folder, cluster_config=cluster)
-    _train(backend, Small, (64, 64), steps)
+    _train(backend, Small, (64, 64), STEPS)
     print(IDLE, end="", flush=True)
-    sys.stdin.read()
-    _train(backend, MODELS[model_name], SHAPES[model_name], steps)
+    sys.stdin.readline()
+    _train(backend, MODELS[model_name], SHAPES[model_name], MOST_STEPS, lambda: bool(readable([0], 0.0)))
 
 
-def _train(backend: Any, kind: type[nn.Module], shape: Sequence[int], num_steps: int) -> None:
+def _train(
+    backend: Any, kind: type[nn.Module], shape: Sequence[int], num_steps: int, is_enough: Callable[[], bool] = bool
+) -> None:
     import cerebras.pytorch as cstorch
 
     torch.manual_seed(0)
@@ -325,11 +343,13 @@ def _train(backend: Any, kind: type[nn.Module], shape: Sequence[int], num_steps:
 
     @cstorch.step_closure
     def show(loss: torch.Tensor) -> None:
-        print(loss.item(), file=sys.stderr)
+        print(loss.item(), flush=True)
 
     loader = cstorch.utils.data.DataLoader(input_fn, shape)
     for batch in cstorch.utils.data.DataExecutor(loader, num_steps=num_steps):
         show(step(batch))
+        if is_enough():
+            break
 
 
 def main() -> None:
@@ -338,7 +358,6 @@ def main() -> None:
     parser.add_argument("model", nargs="?", choices=MODELS)
     parser.add_argument("--wafers", type=int, default=1)
     parser.add_argument("--lane", default="auto")
-    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--management")
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
@@ -346,7 +365,7 @@ def main() -> None:
         for name, process in _nodes(options.management):
             print(name, process)
     elif options.what == "script":
-        train(options.model, options.wafers, options.lane, options.folder, options.steps)
+        train(options.model, options.wafers, options.lane, options.folder)
     else:
         bench()
 
