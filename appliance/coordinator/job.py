@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from appliance.coordinator.compilation import Compile, CompileRefused
@@ -14,6 +14,9 @@ from appliance.coordinator.nodes.job_nodes import JobNodes, NodesRefused
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.observation.events import Observation
 from appliance.coordinator.plans import Plans
+from appliance.coordinator.recovery.point_schedule import PointSchedule
+from appliance.coordinator.recovery.points import RecoveryPoints
+from appliance.coordinator.recovery.recovery import Recovery
 from appliance.coordinator.reporting import JobReporter
 from appliance.coordinator.session import ClientSession
 from appliance.coordinator.settings import CoordinatorSettings
@@ -25,6 +28,7 @@ from wsc.v1.plan_pb2 import EXECUTION_STRATEGY_PIPELINE as PIPELINE
 
 logger = logging.getLogger(__name__)
 
+ALL_POINTS = (1 << 64) - 1
 DEATHS_SECONDS = 0.2  # within which the deaths of a node and of management are one event
 
 
@@ -64,9 +68,17 @@ class Job:
         )
         self.observation = Observation(management.tell, self._nodes.send_all, self._advise)
         self._silence = SilenceWatch(max(1, round(hang_seconds())))
+        self._points = RecoveryPoints(self._drop_points)
+        self._point_schedule = PointSchedule(self.observation.pace, self._keep_point)
+        self._recovery = Recovery(
+            self, self._nodes, self._points, self.verdict, management.replace, request.max_num_restarts
+        )
+        self._inputs: dict[str, node_pb2.PrepareInput] = {}  # by loader
         self._ready = False
         self._execution: Execution | None = None
+        self._last: Execution | None = None  # that has come to its end
         self._executions = 0
+        self._epochs = 0
         self._over = False
         self._terminated = False
         self._succeeded = False
@@ -88,13 +100,11 @@ class Job:
         silent = self._silence.tick(execution.reporting() if execution is not None else ())
         for name in silent[:1]:
             who = self._nodes.describe(name)
-            self._report_failure(
-                node_pb2.Failure(
-                    kind=node_pb2.Failure.KIND_NODE,
-                    node=name,
-                    message=f"{who} hangs: it has its connections and has said nothing for {hang_seconds():g} s",
-                )
-            )
+            self._died(name, f"{who} hangs: it has its connections and has said nothing for {hang_seconds():g} s")
+        if execution is not None and self._recovers:
+            execution.settle_point()
+            if execution.may_keep_point():
+                self._point_schedule.tick(execution.number)
 
     # --- what the client asks for -------------------------------------------------------------------------------------
 
@@ -116,7 +126,12 @@ class Job:
     def prepare_input(self, prepared: node_pb2.PrepareInput) -> None:
         """Hand the client's input to all workers. Raises JobFailed."""
         nodes = self.wait_for_nodes()
-        topology = nodes.topology
+        with self._changed:
+            self._inputs[prepared.loader] = prepared
+        self._prepare(prepared, nodes.topology.workers)
+
+    def _prepare(self, prepared: node_pb2.PrepareInput, workers: Iterable[Member]) -> None:
+        topology = self._nodes.topology
 
         def command(worker: Member) -> node_pb2.AttachRequest:
             wafer, number = divmod(worker.index, topology.num_workers_per_wafer)
@@ -126,11 +141,16 @@ class Job:
             own.wafer, own.num_csx = wafer, len(topology.wafers)
             return node_pb2.AttachRequest(prepare_input=own)
 
-        nodes.send(topology.workers, command)
+        self._nodes.send(workers, command)
 
-    def shards(self) -> list[coordinator_pb2.StateShard]:
-        """Where MemoryX is reached. Raises JobFailed."""
-        return self.wait_for_nodes().state_shards()
+    def shards(self, step: int) -> list[coordinator_pb2.StateShard]:
+        """Where MemoryX is reached, when it has the states, or the snapshot of a step. Raises JobFailed."""
+        nodes = self.wait_for_nodes()
+        self._recovery.wait_until_live()
+        execution = self.current_execution()
+        if step and execution is not None:
+            execution.wait_for_snapshot(step)
+        return nodes.state_shards()
 
     def compile(self, cirh: str, options: plan_pb2.CompileOptions) -> tuple[str, plan_pb2.Plan, bool]:
         """Hash, plan, and whether it came from the cache. Raises JobFailed; what the compiler raises."""
@@ -156,30 +176,81 @@ class Job:
             plan = self.plans[begin.artifact]
             self._executions += 1
             self._execution = Execution(
-                job=self.name,
-                number=self._executions,
+                index=self._executions,
                 begin=begin,
                 plan=plan,
                 run_ahead_steps=self.request.run_ahead_steps,
                 nodes=nodes,
                 listener=self._listener,
                 verdict=self.verdict,
+                points=self._points if self._recovers else None,
+                is_disturbed=lambda: self._recovery.is_disturbed,
+                next_number=self._next_epoch,
+                on_failure=self._report_failure,
                 on_progress=lambda step: self._reporter.phase(management_pb2.JOB_PHASE_RUNNING, step, begin.num_steps),
                 on_scalars=self.observation.scalars,
             )
             self._reporter.add_artifact(begin.artifact)
-            self.observation.began(self._executions)
             return self._execution
+
+    def _next_epoch(self) -> int:
+        with self._changed:
+            self._epochs += 1
+            self.observation.began(self._epochs)
+            return self._epochs
 
     def end_execution(self, execution: Execution) -> None:
         """The execution is over; the job can take another one. To be called once or more."""
         with self._changed:
             if self._execution is not execution:
                 return
-            self._execution = None
+            self._execution, self._last = None, execution
         execution.close()
         self.observation.ended()
         self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
+
+    # --- recovery -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _recovers(self) -> bool:
+        """Whether a death does not end the job."""
+        return self._ready and self.request.max_num_restarts > 0
+
+    @contextmanager
+    def commanding(self) -> Iterator[None]:
+        """For whoever gives commands to all nodes, and waits for what comes of them."""
+        with self._recovery.lock:
+            yield
+
+    def wait_until_live(self) -> None:
+        """Until others are in the places of those that have died. Raises JobFailed."""
+        self._recovery.wait_until_live()
+
+    def current_execution(self) -> Execution | None:
+        with self._changed:
+            return self._execution
+
+    def prepare_input_again(self, workers: Sequence[Member]) -> None:
+        with self._changed:
+            inputs = list(self._inputs.values())
+        for prepared in inputs:
+            self._prepare(prepared, workers)
+
+    def restore(self) -> None:
+        if self._last is not None:
+            self._last.restore()
+
+    def recovered(self, message: str) -> None:
+        logger.warning("%s", message)
+        self._advise(message)
+
+    def _keep_point(self, step: int) -> bool:
+        execution = self.current_execution()
+        return execution is not None and execution.keep_point(step)
+
+    def _drop_points(self, before: int) -> None:
+        drop = node_pb2.AttachRequest(drop_recovery_points=node_pb2.DropRecoveryPoints(before=before))
+        self._nodes.send(self._nodes.topology.state_keepers, lambda _: drop)
 
     # --- how it ends --------------------------------------------------------------------------------------------------
 
@@ -206,6 +277,9 @@ class Job:
             execution = self._execution
         if execution is not None:
             execution.wake()
+        self._recovery.wake()
+        if self._recovers:
+            self._drop_points(ALL_POINTS)
         late = self._nodes.close()
         if late:
             logger.warning("%s had not dropped %s in time", ", ".join(late), self.name)
@@ -213,6 +287,7 @@ class Job:
         self._reporter.end(*self._outcome(failure))
         self._management.close(wait=not self._terminated)
         self._acquiring.join()
+        self._recovery.close()
 
     def _outcome(self, failure: node_pb2.Failure | None) -> tuple["management_pb2.JobPhase.ValueType", str]:
         if failure is not None:
@@ -247,6 +322,7 @@ class Job:
         self.session.close()
         self._on_over()
         self._changed.notify_all()
+        self._recovery.wake()
         if self._execution is not None:
             self._execution.abandon()
 
@@ -260,7 +336,18 @@ class Job:
         with self._changed:
             if self._over:
                 return
-        self.verdict.report(failure)
+        if failure.kind == node_pb2.Failure.KIND_NODE and self._recovers:
+            self._recovery.lost(failure)
+        else:
+            self.verdict.report(failure)
+
+    def _died(self, name: str, message: str) -> None:
+        """A node is gone, or given up."""
+        member = next((member for member in self._nodes.live_members() if member.name == name), None)
+        if self._recovers and member is not None:
+            self._recovery.died(member, message)
+        else:
+            self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=name, message=message))
 
     # --- what nodes say -----------------------------------------------------------------------------------------------
 
@@ -277,6 +364,7 @@ class Job:
             with self._changed:
                 self._ready = True
                 self._changed.notify_all()
+            self._recovery.start()
             self.session.tell(coordinator_pb2.SessionResponse(ready=coordinator_pb2.JobReady()))
 
     def _responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
@@ -285,21 +373,28 @@ class Job:
             return
         with self._changed:
             execution = self._execution
+        if response.WhichOneof("kind") == "recovery_point_kept":
+            self._points.kept(member.name, response.recovery_point_kept.recovery_point)
+            if execution is not None:
+                execution.settle_point()
+            return
         if response.WhichOneof("kind") != "failed":
             if execution is not None:
                 execution.responded(member, response)
             return
         failure = response.failed
         failure.node = failure.node or member.name
-        if not (failure.peer and execution is not None and execution.stopping):
+        if not (failure.peer and execution is not None and execution.is_epoch_over):
             self._report_failure(failure)
 
     def _node_lost(self, member: Member, reason: str) -> None:
         message = f"{self._nodes.describe(member.name)} died or was cut off: {reason}"
-        lost = self._management.lost_within(DEATHS_SECONDS)  # all go when a cluster does
-        if lost:
-            message += f"; {lost}"
-        self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=member.name, message=message))
+        if not self._recovers:
+            lost = self._management.lost_within(DEATHS_SECONDS)  # all go when a cluster does
+            if lost:
+                message += f"; {lost}"
+        if self._nodes.has(member):
+            self._died(member.name, message)
 
     def _advise(self, advice: str) -> None:
         self.session.tell(coordinator_pb2.SessionResponse(advice=advice))

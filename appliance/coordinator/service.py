@@ -11,7 +11,8 @@ from typing import NoReturn
 import grpc
 
 from appliance.coordinator.compilation import CompileRefused, notes_of
-from appliance.coordinator.execution.execution import Abandoned, Execution
+from appliance.coordinator.execution.execution import Execution
+from appliance.coordinator.execution.waiting import Abandoned, EpochOver
 from appliance.coordinator.failures.verdict import JobFailed, internal_failure
 from appliance.coordinator.job import Job
 from appliance.coordinator.plans import placements
@@ -93,7 +94,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> coordinator_pb2.ShardsResponse:
         self._check(request.token, context)
         try:
-            shards = self._job.shards()
+            shards = self._job.shards(request.step)
         except JobFailed as error:
             _abort(context, error.failure)
         return coordinator_pb2.ShardsResponse(shards=shards)
@@ -143,29 +144,43 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     def _run(
         self, execution: Execution, requests: Iterator[coordinator_pb2.ExecuteRequest]
     ) -> Iterator[coordinator_pb2.ExecuteResponse]:
+        reader = GuardedThread(
+            lambda: _read_requests(execution, requests),
+            name="execution-requests",
+            on_defect=self._job.verdict.report_defect,
+        )
+        reader.start()
         try:
-            yield coordinator_pb2.ExecuteResponse(state_wanted=execution.load())
-            answer = next(requests, None)
-            if answer is None or answer.WhichOneof("kind") != "state_sent":
-                raise Abandoned
-            execution.start()
-            yield coordinator_pb2.ExecuteResponse(started=coordinator_pb2.Started())
-            GuardedThread(
-                lambda: _read_requests(execution, requests),
-                name="execution-requests",
-                on_defect=self._job.verdict.report_defect,
-            ).start()
+            yield from self._load_and_start(execution)
             yield from execution.responses()
         except GeneratorExit:  # gRPC drops a generator whose client is gone
             with contextlib.suppress(JobFailed, TimeoutError):
-                execution.stop()
+                self._stop(execution)
             raise
         except (Abandoned, grpc.RpcError) as error:
-            execution.stop()
+            self._stop(execution)
             raise Abandoned from error
-        execution.stop()
+        self._stop(execution)
         self._job.end_execution(execution)  # so that the client can begin the next at once
         yield execution.finished()
+
+    def _load_and_start(self, execution: Execution) -> Iterator[coordinator_pb2.ExecuteResponse]:
+        """Until the steps run and nothing that the client has sent can be lost."""
+        while True:
+            try:
+                with self._job.commanding():
+                    wanted = execution.load()
+                yield coordinator_pb2.ExecuteResponse(state_wanted=wanted)
+                with self._job.commanding():
+                    execution.start()
+                yield coordinator_pb2.ExecuteResponse(started=coordinator_pb2.Started())
+                return
+            except EpochOver:
+                self._job.wait_until_live()
+
+    def _stop(self, execution: Execution) -> None:
+        with self._job.commanding():
+            execution.stop()
 
     def _check(self, token: str, context: grpc.ServicerContext) -> None:
         # As bytes: of text, it takes ASCII only.
@@ -178,10 +193,13 @@ def _read_requests(execution: Execution, requests: Iterator[coordinator_pb2.Exec
     try:
         for request in requests:
             match request.WhichOneof("kind"):
+                case "state_sent":
+                    execution.state_sent(request.state_sent)
                 case "consumed":
                     execution.consumed(request.consumed.step)
                 case "checkpoint_taken":
                     execution.checkpoint_taken(request.checkpoint_taken.step)
+        execution.requests_ended()
     except grpc.RpcError:
         pass  # the call is over, which the execution hears of otherwise
 

@@ -92,6 +92,10 @@ class StepSchedule:
                 yield step
             last = step
 
+    def last_output_step(self, step: int) -> int:
+        """The last step up to this one in which outputs leave; 0 if there is none."""
+        return step if step == self.num_steps else step - step % self.activation_steps
+
     @property
     def num_output_steps(self) -> int:
         """In how many steps of the execution outputs leave."""

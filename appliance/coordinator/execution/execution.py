@@ -1,300 +1,426 @@
-"""One execution: a plan loaded into all nodes, started, followed to its end; what the client hears of it, in order."""
+"""One execution: its epochs, one after the other, and what the client hears of it: each output once, in order."""
 
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import TypeVar
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from appliance.coordinator.execution.results import BATCH_SECONDS, Results
+from appliance.coordinator.execution.epoch import Epoch
+from appliance.coordinator.execution.results import BATCH_SECONDS
 from appliance.coordinator.execution.scalars import OnScalars
-from appliance.coordinator.failures.verdict import JobFailed, Verdict, internal_failure
+from appliance.coordinator.execution.waiting import Waiting
+from appliance.coordinator.failures.verdict import Verdict
 from appliance.coordinator.nodes.job_nodes import JobNodes
-from appliance.coordinator.nodes.topology import COORDINATOR, Member
-from interconnect.links.link import Link, LinkLost
+from appliance.coordinator.nodes.topology import Member
+from appliance.coordinator.recovery.points import RecoveryPoint, RecoveryPoints
 from interconnect.links.listener import LinkListener
 from nodes.steps.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
-LOAD_SECONDS = 1800.0  # a wafer may have many kernels to compile
-LINK_SECONDS = 20.0
-STOP_SECONDS = 15.0
 PROGRESS_SECONDS = 0.5
 
-
-_T = TypeVar("_T")
-
-
-class Abandoned(Exception):
-    """The client has gone away from the execution."""
+# Numbers of recovery points: that of the epoch, and these bits for the order within it.
+POINT_BITS = 32
+FIRST_POINT = 1
+LAST_POINT = (1 << POINT_BITS) - 1
 
 
 class Execution:
-    """load, start, responses, stop: from one thread. The other methods: from any."""
+    """load, start, responses, stop: in the thread of the client's call. end_epoch, resume, restore: in the recovery's.
+
+    Who commands the nodes (all of these but responses) holds the job's lock for that. Other methods: from any thread.
+    """
 
     def __init__(
         self,
         *,
-        job: str,
-        number: int,
+        index: int,
         begin: coordinator_pb2.Begin,
         plan: plan_pb2.Plan,
         run_ahead_steps: int,
         nodes: JobNodes,
         listener: LinkListener,
         verdict: Verdict,
+        points: RecoveryPoints | None,
+        is_disturbed: Callable[[], bool],
+        next_number: Callable[[], int],
+        on_failure: Callable[[node_pb2.Failure], None],
         on_progress: Callable[[int], None],
         on_scalars: OnScalars,
     ) -> None:
-        """on_progress(step) is called now and then while the client gets its outputs, and when all steps are done.
+        """Of a job, the index-th, counted from 1.
 
-        on_scalars: as Results has it.
+        points: None where a death ends the job. is_disturbed: whether a node is missing now. next_number: of the next
+        epoch. on_failure: a link of the coordinator's is lost. on_progress(step) is called now and then while the
+        client gets its outputs, and when all steps are done. on_scalars: as Results has it.
         """
-        self.number = number
-        self._job = job
+        self.index = index
         self._begin = begin
         self._plan = plan
+        self._run_ahead_steps = run_ahead_steps
         self._nodes = nodes
         self._listener = listener
         self._verdict = verdict
+        self._points = points
+        self._next_number = next_number
+        self._on_failure = on_failure
         self._on_progress = on_progress
         self._on_scalars = on_scalars
-        self._start = node_pb2.Start(
-            execution=number,
-            num_steps=begin.num_steps,
-            activation_steps=begin.activation_steps,
-            checkpoint_steps=begin.checkpoint_steps,
-            run_ahead_steps=run_ahead_steps,
-        )
-        self._schedule = StepSchedule.from_start(self._start)
-        self._results: Results | None = None
-        self._changed = threading.Condition()
-        self._loaded: set[str] = set()
-        self._finished: set[str] = set()
-        self._stopped: set[str] = set()
-        self._missing: set[str] = set()
-        self._seconds: dict[str, float] = {}
-        self._snapshots: dict[int, set[str]] = defaultdict(set)
-        self._input_states: dict[int, dict[str, bytes]] = defaultdict(dict)  # step, worker
+        self._schedule = StepSchedule.from_start(self._start_from(0))
+        self._waiting = Waiting(verdict, is_disturbed)
+        self._epoch: Epoch | None = None
+        self._attempt = 0
+        self._sent: coordinator_pb2.StateSent | None = None  # the client's answer to an attempt
+        self._is_started = False  # the client has been told so: from now on nothing is asked of it
+        self._undelivered: deque[coordinator_pb2.StepOutputs] = deque()  # received in epochs that are over
+        self._shown_step = 0  # the last whose outputs were given to the client
+        self._consumed_step = 0
+        self._received_step = 0  # the last whose outputs would not be lost with the nodes; that of the epoch apart
+        self._next_point = FIRST_POINT
+        self._told: set[int] = set()  # checkpoints that the client knows of
         self._taken: set[int] = set()
-        self._abandoned = False
-        self._started = False
-        self.stopping = False  # links end now, and nobody is to blame
+
+    @property
+    def number(self) -> int:
+        """Of the epoch; 0 if there is none."""
+        epoch = self._epoch
+        return 0 if epoch is None else epoch.number
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the client has done all that it has to do before the steps."""
+        return self._is_started
+
+    @property
+    def is_epoch_over(self) -> bool:
+        """Whether links end now, and nobody is to blame."""
+        epoch = self._epoch
+        return epoch is None or epoch.over
 
     # --- what the client asks for -------------------------------------------------------------------------------------
 
     def load(self) -> coordinator_pb2.StateWanted:
-        """Load the plan into all nodes and open all links. Raises JobFailed, Abandoned."""
-        topology = self._nodes.topology
-        specs = self._nodes.links()
-        pending = {spec.purpose: self._listener.expect(spec.token, spec.peer) for spec in specs[COORDINATOR]}
-        links: dict[int, Link] = {}
-        try:
-            self._nodes.send(topology.members(), lambda member: self._load_of(member, specs[member.name]))
-            self._wait_for_all(self._loaded, "load the plan", LOAD_SECONDS)
-            # A node that has loaded has opened its links: they are there.
-            for purpose, one in pending.items():
-                links[purpose] = one.wait(LINK_SECONDS)
-            self._results = Results(
-                self._plan,
-                self._schedule,
-                links,
-                on_outputs=self.wake,
-                on_failure=self._results_failed,
-                on_scalars=self._on_scalars,
-            )
-        except BaseException:
-            for link in links.values():
-                link.close()
-            for one in pending.values():
-                one.close()
-            raise
-        return coordinator_pb2.StateWanted(missing=sorted(self._missing), shards=self._nodes.state_shards())
+        """Load the plan into all nodes and open all links. Raises JobFailed, Abandoned, EpochOver."""
+        point = self._points.complete if self._points is not None and self._attempt else None
+        self._attempt += 1
+        epoch = self._begin_epoch(0, point)
+        epoch.load()
+        return coordinator_pb2.StateWanted(
+            missing=sorted(epoch.missing), shards=self._nodes.state_shards(), attempt=self._attempt
+        )
+
+    def state_sent(self, sent: coordinator_pb2.StateSent) -> None:
+        """The client has written the states, or has found that it need not."""
+        with self._waiting.changed:
+            self._sent = sent
+            self._waiting.changed.notify_all()
+
+    def requests_ended(self) -> None:
+        """The client says nothing more: before the steps run, that it does not want them."""
+        if not self._is_started and self._answer() is None:
+            self.abandon()
 
     def start(self) -> None:
-        """Let all nodes begin; the states have been written."""
-        assert self._results is not None
-        self._results.start()
-        self._nodes.send(self._nodes.topology.members(), lambda _: node_pb2.AttachRequest(start=self._start))
-        self._started = True
+        """Once the states have been written, let all nodes begin; returns when their loss would be no loss.
+
+        Raises JobFailed, Abandoned, EpochOver.
+        """
+        epoch = self._current()
+        sent = self._waiting.until(self._answer, epoch=epoch)
+        assert sent is not None
+        if self._points is None:
+            epoch.start()
+        else:
+            first = self._make_point(FIRST_POINT, 0) if sent.wrote or self._points.complete is None else 0
+            epoch.start(
+                recovery_point=first, last_recovery_point=self._make_point(LAST_POINT, self._schedule.num_steps)
+            )
+            self._waiting.until(lambda: self._has_point(first), epoch=epoch)
+        with self._waiting.changed:
+            self._is_started = True
 
     def responses(self) -> Iterator[coordinator_pb2.ExecuteResponse]:
         """Outputs and checkpoints in the order of the steps, and then the end. Raises JobFailed, Abandoned."""
-        results = self._results
-        assert results is not None
         shown = time.monotonic()
         num_shards = len(self._nodes.topology.state_keepers)
-        shown_step = 0  # the last whose outputs were given to the client
         has_outputs = bool(self._plan.coordinator.outputs)
         for step in self._schedule.steps_for_client(has_outputs=has_outputs):
-            if has_outputs and self._schedule.outputs_leave(step) and step > shown_step:
-                while (outputs := self._wait(results.take, BATCH_SECONDS)) is None:
+            if has_outputs and self._schedule.outputs_leave(step) and step > self._shown_step:
+                while (outputs := self._waiting.until(self._take_outputs, BATCH_SECONDS)) is None:
                     pass  # outputs that are too few for a batch may go by now
-                shown_step = outputs.steps[-1].step
                 yield coordinator_pb2.ExecuteResponse(outputs=outputs)
                 if time.monotonic() - shown > PROGRESS_SECONDS:
                     shown = time.monotonic()
                     self._on_progress(step)
             if self._schedule.keeps_snapshot(step):
-                self._wait(partial(_has_size, self._snapshots[step], num_shards))
+                self._waiting.until(lambda step=step: len(self._current().snapshots[step]) == num_shards)  # type: ignore[misc]
                 ready = coordinator_pb2.CheckpointReady(step=step, input_states=self._take_input_states(step))
+                with self._waiting.changed:
+                    self._told.add(step)
                 yield coordinator_pb2.ExecuteResponse(checkpoint=ready)
-        self._wait(lambda: self._all_in(self._finished))
+        self._waiting.until(self._is_done)
         self._on_progress(self._schedule.num_steps)
         # The nodes keep the last snapshot until they are told to stop.
         wanted = {step for step in self._schedule.checkpoint_steps if 1 <= step <= self._schedule.num_steps}
-        self._wait(lambda: wanted <= self._taken)
+        self._waiting.until(lambda: wanted <= self._taken)
 
     def finished(self) -> coordinator_pb2.ExecuteResponse:
         """The last message, after stop."""
-        return coordinator_pb2.ExecuteResponse(finished=coordinator_pb2.ExecutionFinished(seconds=self._seconds))
+        return coordinator_pb2.ExecuteResponse(
+            finished=coordinator_pb2.ExecutionFinished(seconds=self._current().seconds)
+        )
 
     def consumed(self, step: int) -> None:
         """The client has done with the outputs of all steps up to this one."""
-        if self._results is not None:
-            self._results.consumed(step)
+        with self._waiting.changed:
+            self._consumed_step = max(self._consumed_step, step)
+            epoch = self._epoch
+        if epoch is not None and epoch.results is not None:
+            epoch.results.consumed(step)
 
     def checkpoint_taken(self, step: int) -> None:
         """The client needs the snapshot of this step no more."""
-        command = node_pb2.AttachRequest(release_snapshot=node_pb2.ReleaseSnapshot(step=step))
-        self._nodes.send(self._nodes.topology.state_keepers, lambda _: command)
-        with self._changed:
+        with self._waiting.changed:
             self._taken.add(step)
-            self._changed.notify_all()
+            self._waiting.changed.notify_all()
+        self._release(step)
+
+    def wait_for_snapshot(self, step: int) -> None:
+        """Until all who keep states have the snapshot of a step, of which the client was told. Raises JobFailed."""
+        with self._waiting.changed:
+            if step not in self._told or step in self._taken:
+                return
+        num_shards = len(self._nodes.topology.state_keepers)
+        self._waiting.until(lambda: len(self._current().snapshots[step]) == num_shards)
 
     def abandon(self) -> None:
         """The client is not there any more: whatever waits raises Abandoned."""
-        with self._changed:
-            self._abandoned = True
-            self._changed.notify_all()
+        with self._waiting.changed:
+            self._waiting.abandoned = True
+            self._waiting.changed.notify_all()
 
     def stop(self) -> None:
         """End the execution on all nodes, wherever it is. The state stays. Raises JobFailed."""
-        with self._changed:
-            self.stopping = True
-            self._abandoned = False
-        stop = node_pb2.AttachRequest(stop=node_pb2.Stop(execution=self.number))
-        self._nodes.send(self._nodes.topology.members(), lambda _: stop)
-        self._wait_for_all(self._stopped, "stop", STOP_SECONDS)
+        with self._waiting.changed:
+            self._waiting.abandoned = False
+        if self._epoch is not None and not self._epoch.over:
+            late = self._epoch.stop(self._nodes.live_members())
+            if late:
+                self._on_failure(
+                    node_pb2.Failure(
+                        kind=node_pb2.Failure.KIND_NODE,
+                        node=late[0].name,
+                        message=f"{', '.join(member.name for member in late)} did not stop in time",
+                    )
+                )
 
     def close(self) -> None:
         """Let go of the links; after stop, or because the job is over."""
-        if self._results is not None:
-            self._results.close()
+        if self._epoch is not None:
+            self._epoch.close()
+
+    # --- recovery -----------------------------------------------------------------------------------------------------
+
+    def epoch_over(self) -> None:
+        """Somebody has died, or a link is lost: nothing that ends from now on is news."""
+        if self._epoch is not None:
+            self._epoch.finish()
+
+    def end_epoch(self, members: Sequence[Member]) -> Sequence[Member]:
+        """End the epoch on those that live; returns those that do not answer. Raises JobFailed."""
+        epoch = self._epoch
+        if epoch is None:
+            return ()
+        late = epoch.stop(members)
+        epoch.close()
+        with self._waiting.changed:
+            if epoch.results is not None and self._is_started:
+                drained = epoch.results.drain()
+                self._undelivered.extend(step for step in drained if step.step > self._received_step)
+                self._received_step = max(self._received_step, epoch.results.received_step)
+            self._waiting.changed.notify_all()
+        return late
+
+    def resume(self) -> int:
+        """Go on from the last recovery point, with the nodes that there are; returns its step.
+
+        Raises JobFailed, Abandoned, EpochOver.
+        """
+        assert self._points is not None
+        point = self._points.complete
+        assert point is not None, "the client was not told that it may forget the states"
+        done_steps = point.step if point.execution == self.index else 0
+        epoch = self._begin_epoch(done_steps, point)
+        epoch.load()
+        last = self._make_point(LAST_POINT, self._schedule.num_steps) if done_steps < self._schedule.num_steps else 0
+        epoch.start(last_recovery_point=last)
+        assert epoch.results is not None
+        epoch.results.consumed(self._consumed_step)
+        return done_steps
+
+    def restore(self) -> None:
+        """After its end: put the states back on those who keep them. Raises as resume."""
+        assert self._points is not None
+        self._begin_epoch(self._schedule.num_steps, self._points.complete).restore()
+
+    def keep_point(self, step: int) -> bool:
+        """Have a recovery point made after this step, which is not reached yet, or soon after; False if it has none."""
+        topology = self._nodes.topology
+        step = -(-step // topology.num_workers_per_wafer) * topology.num_workers_per_wafer
+        epoch = self._current()
+        if step >= self._schedule.num_steps or epoch.over:
+            return False
+        self._next_point += 1
+        number = self._make_point(self._next_point, step)
+        keep = node_pb2.KeepRecoveryPoint(execution=epoch.number, step=step, recovery_point=number)
+        members = [*topology.state_keepers, *(topology.workers if self._begin.wants_input_states else ())]
+        self._nodes.send(members, lambda _: node_pb2.AttachRequest(keep_recovery_point=keep))
+        return True
+
+    def may_keep_point(self) -> bool:
+        """Whether the client waits for nothing that would be lost with an earlier one: it reads no snapshot."""
+        with self._waiting.changed:
+            return self._is_started and self._told <= self._taken
+
+    def reporting(self) -> list[str]:
+        """The members that run steps now, and say about once a second how far they are."""
+        with self._waiting.changed:
+            return [] if self._epoch is None else self._epoch.reporting()
 
     # --- what the nodes say -------------------------------------------------------------------------------------------
 
     def responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
         """A node has got somewhere."""
-        with self._changed:
-            match response.WhichOneof("kind"):
-                case "loaded" if response.loaded.execution == self.number:
-                    self._loaded.add(member.name)
-                    self._missing.update(response.loaded.missing_states)
-                case "finished" if response.finished.execution == self.number:
-                    self._finished.add(member.name)
-                    for what, seconds in response.finished.seconds.items():
-                        self._seconds[f"{member.name}.{what}"] = seconds
-                case "snapshot":
-                    self._snapshots[response.snapshot.step].add(member.name)
-                case "input_state" if response.input_state.execution == self.number:
-                    if response.input_state.step in self._schedule.checkpoint_steps:
-                        self._input_states[response.input_state.step][member.name] = response.input_state.state
-                case "stopped" if response.stopped.execution == self.number:
-                    self._stopped.add(member.name)
-            self._changed.notify_all()
+        with self._waiting.changed:
+            epoch = self._epoch
+            if epoch is None:
+                return
+            epoch.responded(member, response)
+            step = response.snapshot.step
+            self._waiting.changed.notify_all()
+        if response.WhichOneof("kind") == "snapshot" and step in self._taken:
+            self._release(step)  # the step is run again
+        if response.WhichOneof("kind") == "input_state" and self._points is not None:
+            state = response.input_state
+            self._points.input_state(member.name, self.index, state.step, state.state)
 
-    def reporting(self) -> list[str]:
-        """The members that run steps now, and say about once a second how far they are."""
-        if not self._started or self.stopping:
-            return []
-        with self._changed:
-            return [m.name for m in self._nodes.topology.members() if m.name not in self._finished]
+    def settle_point(self) -> None:
+        """A node has kept something, or the client has got something."""
+        if self._points is not None:
+            self._points.settle(self.index, self._is_received)
+            self._waiting.wake()
 
     def wake(self) -> None:
         """Something has changed that responses may wait for."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def _results_failed(self, error: Exception) -> None:
-        if self.stopping:
-            return
-        if isinstance(error, LinkLost):
-            failure = node_pb2.Failure(
-                kind=node_pb2.Failure.KIND_NODE, node=COORDINATOR, message=str(error), peer=error.peer
-            )
-        else:
-            failure = internal_failure(error)
-        self._verdict.report(failure)
+        self._waiting.wake()
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
-    def _wait(self, ready: Callable[[], _T | None], seconds: float | None = None) -> _T | None:
-        """Until ready() is true, or for so many seconds. Raises JobFailed, Abandoned.
+    def _current(self) -> Epoch:
+        assert self._epoch is not None, "it is loaded"
+        return self._epoch
 
-        Without a deadline it waits for nodes whose life and progress are watched: the verdict ends the wait.
-        """
-        deadline = None if seconds is None else time.monotonic() + seconds
-        with self._changed:
-            while True:
-                if self._verdict.failure is not None:
-                    raise JobFailed(self._verdict.failure)
-                if self._abandoned:
-                    raise Abandoned
-                value = ready()
-                left = None if deadline is None else deadline - time.monotonic()
-                if value or (left is not None and left <= 0):
-                    return value
-                self._changed.wait(left)
-
-    def _wait_for_all(self, done: set[str], doing: str, seconds: float) -> None:
-        """Until all members are among those that have done it; those that have not in time fail the job."""
-        if self._wait(lambda: self._all_in(done), seconds):
-            return
-        with self._changed:
-            late = [member.name for member in self._nodes.topology.members() if member.name not in done]
-        failure = node_pb2.Failure(
-            kind=node_pb2.Failure.KIND_NODE,
-            node=late[0],
-            message=f"{', '.join(late)} did not {doing} within {seconds:g} s",
+    def _start_from(self, done_steps: int, number: int = 0) -> node_pb2.Start:
+        begin = self._begin
+        return node_pb2.Start(
+            execution=number,
+            num_steps=begin.num_steps,
+            activation_steps=begin.activation_steps,
+            checkpoint_steps=begin.checkpoint_steps,
+            run_ahead_steps=self._run_ahead_steps,
+            done_steps=done_steps,
         )
-        self._verdict.report(failure)
-        raise JobFailed(failure)
+
+    def _begin_epoch(self, done_steps: int, point: RecoveryPoint | None) -> Epoch:
+        epoch = Epoch(
+            begin=self._begin,
+            plan=self._plan,
+            start=self._start_from(done_steps, self._next_number()),
+            point=point,
+            nodes=self._nodes,
+            listener=self._listener,
+            verdict=self._verdict,
+            waiting=self._waiting,
+            on_failure=self._on_failure,
+            on_scalars=self._scalars,
+        )
+        with self._waiting.changed:
+            self._epoch = epoch
+        return epoch
+
+    def _scalars(self, step: int, values: Mapping[str, float]) -> None:
+        if step > self._received_step:  # else it was shown before
+            self._on_scalars(step, values)
+
+    def _answer(self) -> coordinator_pb2.StateSent | None:
+        return self._sent if self._sent is not None and self._sent.attempt == self._attempt else None
+
+    def _make_point(self, order: int, step: int) -> int:
+        """order: among the points of the epoch."""
+        assert self._points is not None
+        topology = self._nodes.topology
+        number = (self._current().number << POINT_BITS) + order
+        resumable = self._begin.wants_input_states and 0 < step < self._schedule.num_steps
+        self._points.make(
+            number,
+            execution=self.index,
+            step=step,
+            keepers=[member.name for member in topology.state_keepers],
+            workers=[member.name for member in topology.workers] if resumable else (),
+        )
+        return number
+
+    def _has_point(self, number: int) -> bool:
+        """Whether this recovery point, or a later one, is complete."""
+        assert self._points is not None
+        self._points.settle(self.index, self._is_received)
+        complete = self._points.complete
+        return not number or (complete is not None and complete.number >= number)
+
+    def _is_received(self, step: int) -> bool:
+        """Whether nothing that the client gets of the steps up to this one would be lost with the nodes."""
+        if any(each <= step and each not in self._taken for each in self._schedule.checkpoint_steps):
+            return False
+        if not self._plan.coordinator.outputs:
+            return True
+        epoch = self._epoch
+        results = epoch.results if epoch is not None else None
+        received = max(self._received_step, results.received_step if results is not None else 0)
+        return received >= self._schedule.last_output_step(step)
+
+    def _is_done(self) -> bool:
+        """Whether all steps are, and nothing of their states can be lost."""
+        epoch = self._current()
+        if epoch.over or not epoch.all_finished:
+            return False
+        return self._points is None or self._has_point(epoch.last_recovery_point)
+
+    def _take_outputs(self) -> coordinator_pb2.OutputBatch | None:
+        """What the client has not got, if it pays to send it."""
+        if self._undelivered:
+            batch = coordinator_pb2.OutputBatch(steps=self._undelivered)
+            self._undelivered.clear()
+        else:
+            epoch = self._current()
+            taken = None if epoch.results is None else epoch.results.take()
+            if taken is None:
+                return None
+            # Steps that are run again give what the client has.
+            batch = coordinator_pb2.OutputBatch(steps=[step for step in taken.steps if step.step > self._shown_step])
+        if not batch.steps:
+            return None
+        self._shown_step = self._received_step = batch.steps[-1].step
+        return batch
 
     def _take_input_states(self, step: int) -> list[bytes]:
         """Where the loaders of all workers stand after a step; waits for them."""
         if not self._begin.wants_input_states:
             return []
         workers = self._nodes.topology.workers
-        self._wait(lambda: len(self._input_states[step]) == len(workers))
-        with self._changed:
-            states = self._input_states.pop(step)
-        return [states[worker.name] for worker in workers]
+        self._waiting.until(lambda: len(self._current().input_states[step]) == len(workers))
+        with self._waiting.changed:
+            states = self._current().input_states[step]
+            return [states[worker.name] for worker in workers]
 
-    def _all_in(self, names: set[str]) -> bool:
-        return len(names) == len(self._nodes.topology.members())
-
-    def _load_of(self, member: Member, links: list[node_pb2.LinkSpec]) -> node_pb2.AttachRequest:
-        load = node_pb2.Load(execution=self.number, links=links)
-        match member.role:
-            case node_pb2.ROLE_WAFER if self._plan.HasField("pipeline"):
-                load.pipeline.CopyFrom(self._plan.pipeline)
-            case node_pb2.ROLE_WAFER:
-                load.wafer.CopyFrom(self._plan.wafer)
-                load.wafer_number = member.index
-            case node_pb2.ROLE_MEMORYX:
-                load.memoryx.CopyFrom(self._plan.memoryx[member.index])
-            case node_pb2.ROLE_SWARMX:
-                load.swarmx.CopyFrom(self._plan.swarmx)
-            case node_pb2.ROLE_WORKER:
-                load.worker.CopyFrom(self._plan.worker)
-                load.loader = self._begin.loader
-                if self._begin.wants_input_states:
-                    wanted = sorted(self._schedule.checkpoint_steps)
-                    load.state_steps.extend(step for step in wanted if 1 <= step <= self._schedule.num_steps)
-        return node_pb2.AttachRequest(load=load)
-
-
-def _has_size(names: set[str], size: int) -> bool:
-    return len(names) == size
+    def _release(self, step: int) -> None:
+        command = node_pb2.AttachRequest(release_snapshot=node_pb2.ReleaseSnapshot(step=step))
+        self._nodes.send(self._nodes.topology.state_keepers, lambda _: command)

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from appliance.coordinator.nodes.attachment import Attachment
 from appliance.coordinator.nodes.topology import COORDINATOR, Member, Topology
@@ -20,8 +20,12 @@ class NodesRefused(RuntimeError):
     """Management has no nodes for the job; the message says which are missing, and how to add them."""
 
 
+class NodesDied(RuntimeError):
+    """A node has died while others were attached to."""
+
+
 class JobNodes:
-    """All members of a job and the streams to them. acquire once, in any thread; then commands, from any thread."""
+    """All members of a job and the streams to them. acquire once, then replace, in any thread; commands from any."""
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class JobNodes:
         self._endpoints: dict[str, node_pb2.LinkEndpoint] = {}
         self._attachments: dict[str, Attachment] = {}
         self._closing = False
+        self._interrupted = False
 
     @property
     def topology(self) -> Topology:
@@ -73,12 +78,20 @@ class JobNodes:
         if not acquired.nodes:
             raise NodesRefused(acquired.refusal or "management has no nodes for this job")
         topology = Topology.build(acquired.nodes, request.num_workers_per_csx)
+        self._attach(topology.members())
+        self._topology = topology
+        logger.info("%s has its nodes: %s", self._job, ", ".join(member.name for member in topology.members()))
+
+    def _attach(self, members: Sequence[Member]) -> None:
+        """Open the streams, until all have answered. Raises TimeoutError, NodesDied."""
         deadline = time.monotonic() + ATTACH_SECONDS
         with self._changed:
             if self._closing:
                 return
-            for member in topology.members():
-                attach = node_pb2.AttachJob(job=self._job, node=member.name, index=member.index, lane=request.lane)
+            for member in members:
+                attach = node_pb2.AttachJob(
+                    job=self._job, node=member.name, index=member.index, lane=self._request.lane
+                )
                 self._attachments[member.name] = Attachment(
                     member, attach, self._responded, self._on_lost, self._on_defect
                 )
@@ -87,14 +100,49 @@ class JobNodes:
                 if left <= 0:
                     silent = sorted(self._attachments.keys() - self._endpoints.keys())
                     raise TimeoutError(f"{', '.join(silent)} did not answer within {ATTACH_SECONDS:g} s")
+                if self._interrupted:
+                    raise NodesDied
                 self._changed.wait(left)
-        self._topology = topology
-        logger.info("%s has its nodes: %s", self._job, ", ".join(member.name for member in topology.members()))
+
+    def interrupt(self) -> None:
+        """A node has died: replace, which may wait for it to answer, raises NodesDied."""
+        with self._changed:
+            self._interrupted = True
+            self._changed.notify_all()
+
+    def replace(self, dead: Sequence[Member], replace: Callable[[Sequence[str]], management_pb2.Acquired]) -> None:
+        """Attach to others in the places of those that have died. Raises NodesDied, TimeoutError; what replace raises.
+
+        replace: gets other nodes for those with these ids; returns all of the job.
+        """
+        with self._changed:
+            self._interrupted = False
+            attachments = [self._attachments.pop(member.name) for member in dead if self.has(member)]
+            for attachment in attachments:
+                self._endpoints.pop(attachment.member.name, None)
+        for attachment in attachments:
+            attachment.close(0.0)
+        if attachments:
+            acquired = replace([attachment.member.node.node_id for attachment in attachments])
+            self._topology = self.topology.with_nodes(acquired.nodes)
+        self._attach([member for member in self.topology.members() if member.name not in self._attachments])
+
+    def has(self, member: Member) -> bool:
+        """Whether this is the node that has its place, and not one that did before."""
+        attachment = self._attachments.get(member.name)
+        return attachment is not None and attachment.member is member
+
+    def live_members(self) -> Sequence[Member]:
+        """All that are attached to."""
+        with self._changed:
+            return [attachment.member for attachment in self._attachments.values()]
 
     def send(self, members: Iterable[Member], make: Callable[[Member], node_pb2.AttachRequest]) -> None:
-        """Give each its command."""
+        """Give each its command; one that has died gets none."""
         for member in members:
-            self._attachments[member.name].send(make(member))
+            attachment = self._attachments.get(member.name)
+            if attachment is not None:
+                attachment.send(make(member))
 
     def state_shards(self) -> list[coordinator_pb2.StateShard]:
         """Where the client reaches the states of the job."""
@@ -122,7 +170,10 @@ class JobNodes:
     def describe(self, name: str) -> str:
         """A member for the user: name, process and address."""
         with self._changed:
-            node = self._attachments[name].member.node
+            attachment = self._attachments.get(name)
+        if attachment is None:
+            return name
+        node = attachment.member.node
         return f"{name} (pid {node.process_id} at {node.address})"
 
     def close(self) -> list[str]:
@@ -145,5 +196,6 @@ class JobNodes:
             self._on_response(member, response)
             return
         with self._changed:
-            self._endpoints[member.name] = response.attached.endpoint
+            if self.has(member):
+                self._endpoints[member.name] = response.attached.endpoint
             self._changed.notify_all()

@@ -3,7 +3,7 @@
 import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from appliance.members import member_name
@@ -60,6 +60,26 @@ class Topology:
             workers=members(node_pb2.ROLE_WORKER),
             tree=tree,
             num_workers_per_wafer=num_workers_per_wafer,
+        )
+
+    def with_nodes(self, nodes: Iterable[management_pb2.NodeInfo]) -> "Topology":
+        """The same places, some of which have other nodes now: those whose member is named so."""
+        by_name = {node.member: node for node in nodes}
+
+        def renewed(members: tuple[Member, ...]) -> tuple[Member, ...]:
+            return tuple(
+                member
+                if (node := by_name.get(member.name, member.node)).node_id == member.node.node_id
+                else replace(member, node=node)
+                for member in members
+            )
+
+        return replace(
+            self,
+            memoryx=renewed(self.memoryx),
+            swarmx=renewed(self.swarmx),
+            wafers=renewed(self.wafers),
+            workers=renewed(self.workers),
         )
 
     def members(self) -> Sequence[Member]:

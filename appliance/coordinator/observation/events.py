@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from appliance.coordinator.nodes.topology import COORDINATOR, Member
+from appliance.coordinator.observation.pace import Pace
 from appliance.coordinator.observation.spans import SpanRecording
 from appliance.job_history import KINDS, JobHistory, batches
 from nodes.telemetry.advice import is_advice
@@ -39,7 +40,8 @@ class Observation:
         self._kept = JobHistory()
         self._waiting: deque[observation_pb2.JobEvent] = deque(maxlen=MAX_WAITING)
         self._execution = 0  # number of the one that runs; 0: none does
-        self._recording = SpanRecording(command, send)
+        self.pace = Pace()
+        self._recording = SpanRecording(self.pace, command, send)
 
     def responded(self, member: Member, response: node_pb2.AttachResponse) -> bool:
         """Whether that which a node says is meant to be looked at, and nothing else."""
@@ -75,6 +77,7 @@ class Observation:
         """It is over, on all nodes."""
         self._execution = 0
         self._recording.execution_ended()
+        self.pace.clear()
         self.flush()
 
     def trace(self, request: observation_pb2.TraceJobRequest) -> None:
@@ -104,7 +107,8 @@ class Observation:
         match event.WhichOneof("kind"):
             case "report":
                 event.report.node = node
-                self._recording.reported(event.report)
+                self.pace.reported(event.report)
+                self._recording.reported()
             case "log":
                 event.log.node = node
             case _:

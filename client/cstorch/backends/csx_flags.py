@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
-from cstorch.backends.flag import Flag, Flags, anything, boolean, count, one_of, optional, text
+from cstorch.backends.flag import Flag, Flags, anything, boolean, count, one_of, optional, text, whole_number
 from cstorch.backends.open_settings import OpenSettings
 from cstorch.errors import ConfigurationError
 
@@ -71,7 +71,14 @@ class Performance(Flags):
 
 
 class Cluster(Flags):
-    """What is asked of the cluster's management."""
+    """What is asked of the cluster.
+
+    max_num_restarts: how often in a row a job goes on after a process of the cluster has died, without having got any
+        further; 0: the first death ends it. None: what the environment variable WAFERBOX_MAX_NUM_RESTARTS says, else 3.
+        (Waferbox only.)
+    """
+
+    max_num_restarts = Flag[int | None](None, optional(whole_number))
 
     auto_taint = Flag(False, boolean, without_effect=_HARDWARE)
 

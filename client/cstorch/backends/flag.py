@@ -140,6 +140,13 @@ def count(value: Any) -> int:
     return value
 
 
+def whole_number(value: Any) -> int:
+    """An int of at least 0."""
+    if type(value) is not int or value < 0:
+        raise ConfigurationError("must be an int of at least 0")
+    return value
+
+
 def one_of(*values: Value) -> Callable[[Any], Value]:
     """One of these, of the same type."""
 

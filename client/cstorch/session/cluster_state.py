@@ -1,7 +1,7 @@
 """State on the cluster, as the client knows it: which cell is which state, where it lies, what the client changed."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ import torch
 
 from cstorch.errors import InternalError, StateError
 from cstorch.session.initialisation import initial_states
-from cstorch.session.transfer import JobEnd, Outgoing, ShardConnection
+from cstorch.session.transfer import Outgoing, ShardConnection, ShardedJob
 from cstorch.tracing.tensors.cell import Cell
 from interconnect.links.elements import torch_dtype
 from wsc.v1 import coordinator_pb2
@@ -38,7 +38,7 @@ class ClusterState:
     fetches them, from the live state between executions, from a snapshot on a checkpoint step.
     """
 
-    def __init__(self, lane: str, job: JobEnd, gateway: str = "") -> None:
+    def __init__(self, lane: str, job: ShardedJob, gateway: str = "") -> None:
         """job: that has the states. gateway: the address through which the shards are reached; empty if directly."""
         self._lane = lane
         self._job = job
@@ -96,33 +96,41 @@ class ClusterState:
                     f"{name!r} was changed {why}. {remedy}, or give the ClusterConfig changes_need_checkpoint=False"
                 )
 
+    def unsent(self, cells: Mapping[str, Cell], missing: Iterable[str]) -> set[str]:
+        """The states that the cluster has not, or that the client has changed since it last had them.
+
+        Args:
+            cells: of all states of the plan, by name.
+            missing: those of which the cluster has no value.
+        """
+        return {name for name in cells if self._changed(name, cells[name])} | (cells.keys() & set(missing))
+
     def send(
         self,
         cells: Mapping[str, Cell],
         placements: Iterable[coordinator_pb2.StatePlacement],
-        wanted: coordinator_pb2.StateWanted,
+        shards: Sequence[coordinator_pb2.StateShard],
+        names: Collection[str],
         staged: Mapping[str, int],
-    ) -> list[str]:
-        """Writes the states that the cluster has not, and those that the client changed since it last had them. Those
-        without bytes are made by the shards.
+    ) -> None:
+        """Writes states. Those without bytes are made by the shards.
 
         Args:
             cells: of all states of the plan, by name.
             placements: of the plan; a state that several shards keep has one for each.
-            wanted: what the coordinator asks for.
+            shards: where the states go.
+            names: of the states that are to be written.
             staged: shards that have made the value of a state already.
 
-        Returns:
-            The names that were sent.
+        Raises:
+            ShardReplacedError: the coordinator will want them again.
         """
         places = _by_name(placements)
         if unknown := cells.keys() - places.keys():
             raise InternalError(f"the plan has no place for the states {sorted(unknown)}")
-        self._connect(wanted.shards)
-        missing = set(wanted.missing)
-        sent = [name for name, cell in cells.items() if name in missing or self._changed(name, cell)]
+        self._connect(shards)
         by_shard: dict[int, list[str]] = {}
-        for name in sent:
+        for name in filter(names.__contains__, cells):
             for placement in places[name]:
                 by_shard.setdefault(placement.shard, []).append(name)
         for shard, names in by_shard.items():
@@ -145,7 +153,6 @@ class ClusterState:
                 dtype=torch_dtype(first.type.element_type),
                 shards=[placement.shard for placement in places[name]],
             )
-        return sent
 
     def _changed(self, name: str, cell: Cell) -> bool:
         entry = self._entries.get(name)

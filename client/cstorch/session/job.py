@@ -13,6 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cstorch.distributed.cluster_config import LANES, ClusterConfig
+from cstorch.distributed.restarts import max_num_restarts
 from cstorch.errors import ClusterUnreachableError, CompileError, ConfigurationError, CstorchError, NodeLostError
 from cstorch.session import failures
 from interconnect.rpc.server import is_from_ingress, make_channel, through
@@ -140,6 +141,7 @@ class Job:
             host=socket.gethostname(),
             priority=int(self.config.job_priority.removeprefix("p")),
             execution_strategy=self.strategy,
+            max_num_restarts=max_num_restarts(),
         )
         give_up = time.monotonic() + CONNECT_SECONDS
         while True:
@@ -269,17 +271,24 @@ class Job:
             call.cancel()  # type: ignore[no-untyped-call]
             raise
 
-    def shards(self) -> list[coordinator_pb2.StateShard]:
-        """Where MemoryX is reached; waits until the job has its nodes.
+    def shards(self, step: int = 0) -> list[coordinator_pb2.StateShard]:
+        """Where MemoryX is reached; waits until the job has its nodes, and these what they are to have.
+
+        Args:
+            step: of a checkpoint whose snapshot is to be read; 0: the live states are.
 
         Raises:
             ClusterError: the job has ended.
         """
-        request = coordinator_pb2.ShardsRequest(token=self._token)
+        request = coordinator_pb2.ShardsRequest(token=self._token, step=step)
         try:
             return list(self._coordinator.Shards(request, timeout=PREPARE_SECONDS).shards)
         except grpc.RpcError as error:
             raise self.reason(error, "asking for the shards") from None
+
+    def locate(self, shard: int, step: int) -> coordinator_pb2.StateShard:
+        """Where a shard is now: another may have taken its place. Raises as shards."""
+        return next(each for each in self.shards(step) if each.shard == shard)
 
     def execute(
         self, requests: Iterator[coordinator_pb2.ExecuteRequest]

@@ -10,7 +10,7 @@ import grpc
 import torch
 
 from cstorch.distributed.cluster_config import LANES
-from cstorch.errors import ClusterError, CstorchError
+from cstorch.errors import ClusterError, ClusterUnreachableError, CstorchError
 from cstorch.session.job import connect
 from interconnect.links.dialling import dial
 from interconnect.links.elements import aligned
@@ -25,6 +25,7 @@ TRANSFER_SECONDS = 600.0
 REASON_SECONDS = 1.0
 BATCH_BYTES = 64 * 1024 * 1024
 BATCH_STATES = 1024
+ATTEMPTS = 5  # to use a shard, each of which waits for the job to have all of its nodes
 
 _Result = TypeVar("_Result")
 # A shard that has lost the link forgets the token that came with it.
@@ -40,10 +41,14 @@ class Outgoing:
     value: Callable[[], torch.Tensor]
 
 
-class JobEnd(Protocol):
-    """What is known of a job's end; see Job."""
+class ShardReplacedError(ClusterError):
+    """Another shard has taken the place of the one that was written to: all that was written is to be written again."""
 
-    def wait_for_failure(self) -> CstorchError | None: ...
+
+class ShardedJob(Protocol):
+    """What is known of a job and its shards; see Job."""
+
+    def locate(self, shard: int, step: int) -> coordinator_pb2.StateShard: ...
     def reason(self, error: Exception, doing: str) -> CstorchError: ...
 
 
@@ -55,7 +60,7 @@ class ShardConnection:
         gateway: the address through which the shard is reached; empty if directly.
     """
 
-    def __init__(self, shard: coordinator_pb2.StateShard, lane: str, job: JobEnd, gateway: str = "") -> None:
+    def __init__(self, shard: coordinator_pb2.StateShard, lane: str, job: ShardedJob, gateway: str = "") -> None:
         self._shard = shard
         self._gateway = gateway
         self._lane = LANES[lane]
@@ -74,7 +79,7 @@ class ShardConnection:
             ClusterError: the shard is gone or refuses.
         """
         for batch in batches(states):
-            self._use(partial(_OpenConnection.write, states=batch), "writing state", attempts=2)
+            self._use(partial(_OpenConnection.write, states=batch), "writing state")
 
     def initialise(self, states: Sequence[node_pb2.InitialState]) -> None:
         """Lets the shard make the values of states; they are there when this returns.
@@ -82,8 +87,7 @@ class ShardConnection:
         Raises:
             ClusterError: the shard is gone or refuses.
         """
-        # Once: a value that was staged is used up by the first attempt.
-        self._use(partial(_OpenConnection.initialise, states=states), "initialising states", attempts=1)
+        self._use(partial(_OpenConnection.initialise, states=states), "initialising states")
 
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> Iterator[torch.Tensor]:
         """Reads one state, in tensors of some rows each: no more than a batch, or a single row.
@@ -97,7 +101,7 @@ class ShardConnection:
 
         def part(shape: tuple[int, ...], offset: int) -> torch.Tensor:
             return self._use(
-                lambda connection: connection.read(name, shape, dtype, step, offset), "reading state", attempts=2
+                lambda connection: connection.read(name, shape, dtype, step, offset), "reading state", step, reads=True
             )
 
         row_bytes = math.prod(shape[1:]) * dtype.itemsize
@@ -108,25 +112,30 @@ class ShardConnection:
         for start in range(0, shape[0], rows):
             yield part((min(rows, shape[0] - start), *shape[1:]), start * row_bytes)
 
-    def _use(self, use: "Callable[[_OpenConnection], _Result]", doing: str, attempts: int) -> "_Result":
+    def _use(
+        self, use: "Callable[[_OpenConnection], _Result]", doing: str, step: int = 0, *, reads: bool = False
+    ) -> "_Result":
         """Calls with the open connection; one that fails is closed, for nobody knows what is still in it.
 
-        Where the job goes on and the connection does not, another is opened: this process may have been suspended for
-        longer than the shard waits for anybody.
+        Where the job goes on and the connection does not, another is opened: another shard may have taken the place of
+        this one, or this process has been suspended for longer than the shard waits for anybody.
         """
-        while True:
-            attempts -= 1
+        for attempt in range(1, ATTEMPTS + 1):
             try:
                 if self._open is None:
                     self._open = _OpenConnection(self._shard, self._lane, self._gateway)
                 return use(self._open)
             except (grpc.RpcError, LinkLost, Stopped, ClusterError) as error:
                 self.close()
-                if not attempts or not _is_cut(error) or self._job.wait_for_failure() is not None:
+                if attempt == ATTEMPTS or not (_is_cut(error) or (reads and _is_missing(error))):
                     raise self._job.reason(error, f"{doing} of MemoryX shard {self._shard.shard}") from None
             except BaseException:
                 self.close()
                 raise
+            before, self._shard = self._shard, self._job.locate(self._shard.shard, step)
+            if not reads and self._shard.address != before.address:
+                raise ShardReplacedError(f"shard {self._shard.shard} of MemoryX was replaced while {doing}")
+        raise AssertionError("the last attempt returns or raises")
 
     def close(self) -> None:
         """Closes the connection."""
@@ -139,7 +148,12 @@ def _is_cut(error: Exception) -> bool:
     """Whether the connection has failed, and not what was asked for."""
     if isinstance(error, grpc.Call):
         return error.code() in _CUT
-    return isinstance(error, LinkLost | Stopped)
+    return isinstance(error, LinkLost | Stopped | ClusterUnreachableError)
+
+
+def _is_missing(error: Exception) -> bool:
+    """Whether the shard has not what was asked for, as one that has just taken the place of another."""
+    return isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.NOT_FOUND
 
 
 def batches(states: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:

@@ -352,12 +352,21 @@ Global___Begin: _TypeAlias = Begin  # noqa: Y015
 class StateSent(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    WROTE_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """as StateWanted had it"""
+    wrote: _builtins.bool
+    """whether any state was written, or made"""
     def __init__(
         self,
+        *,
+        attempt: _builtins.int = ...,
+        wrote: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "wrote", b"wrote"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -447,6 +456,8 @@ class StateWanted(_message.Message):
 
     MISSING_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
     @_builtins.property
     def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -456,10 +467,11 @@ class StateWanted(_message.Message):
         *,
         missing: _abc.Iterable[_builtins.str] | None = ...,
         shards: _abc.Iterable[Global___StateShard] | None = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "missing", b"missing", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

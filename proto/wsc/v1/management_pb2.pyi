@@ -274,6 +274,7 @@ class CreateJobRequest(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     EXECUTION_STRATEGY_FIELD_NUMBER: _builtins.int
+    MAX_NUM_RESTARTS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     num_csx: _builtins.int
     num_workers_per_csx: _builtins.int
@@ -289,6 +290,8 @@ class CreateJobRequest(_message.Message):
     """1 (first) to 3; 0: 2"""
     execution_strategy: _plan_pb2.ExecutionStrategy.ValueType
     """of all its executions; in layer pipelined mode it needs wafers and workers alone"""
+    max_num_restarts: _builtins.int
+    """how often in a row it goes on after a death without having got any further; 0: a death ends it"""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -306,10 +309,11 @@ class CreateJobRequest(_message.Message):
         host: _builtins.str = ...,
         priority: _builtins.int = ...,
         execution_strategy: _plan_pb2.ExecutionStrategy.ValueType = ...,
+        max_num_restarts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "execution_strategy", b"execution_strategy", "host", b"host", "labels", b"labels", "lane", b"lane", "max_wgt_servers", b"max_wgt_servers", "num_csx", b"num_csx", "num_workers_per_csx", b"num_workers_per_csx", "priority", b"priority", "run_ahead_steps", b"run_ahead_steps", "user", b"user", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "execution_strategy", b"execution_strategy", "host", b"host", "labels", b"labels", "lane", b"lane", "max_num_restarts", b"max_num_restarts", "max_wgt_servers", b"max_wgt_servers", "num_csx", b"num_csx", "num_workers_per_csx", b"num_workers_per_csx", "priority", b"priority", "run_ahead_steps", b"run_ahead_steps", "user", b"user", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,6 +17,7 @@ from cstorch.session.execution.target import Target
 from cstorch.session.initialisation import Staged
 from cstorch.session.job import Job
 from cstorch.session.tensor_hooks import call_tensor_hooks
+from cstorch.session.transfer import ShardReplacedError
 from cstorch.tracing import Cell
 from wsc.v1 import coordinator_pb2, plan_pb2
 
@@ -71,19 +72,34 @@ class Run:
             ClusterError: the cluster failed.
         """
         cells = self._cells
-        wanted = self._stream.receive("state_wanted").state_wanted
         pipelined = self._job.strategy == plan_pb2.EXECUTION_STRATEGY_PIPELINE
-        logger.info("Sending initial weights to the %s", "wafer" if pipelined else "weight servers")
+        places = staged.current(cells)
+        sent: set[str] = set()
+        response = self._stream.receive("state_wanted")
+        while response.HasField("state_wanted"):
+            logger.info("Sending initial weights to the %s", "wafer" if pipelined else "weight servers")
+            self._send(response.state_wanted, places, sent)
+            logger.info("Staging the run: the input workers fill their buffers")
+            # If somebody dies before the cluster has put the states where no death takes them, they are wanted again.
+            response = self._stream.receive("started", "state_wanted")
+            places = {}  # what was staged was used up, or has gone with a shard
+        self._state.begin(cells)
+        self.began = time.monotonic()
+
+    def _send(self, wanted: coordinator_pb2.StateWanted, staged: Mapping[str, int], sent: set[str]) -> None:
+        """Sends what is wanted, and what was sent before; adds its names to `sent`."""
+        cells = self._cells
+        sent |= self._state.unsent(cells, wanted.missing)
         try:
-            sent = self._state.send(cells, self._compiled.states, wanted, staged.current(cells))
+            self._state.send(cells, self._compiled.states, wanted.shards, sent, staged)
+        except ShardReplacedError as error:
+            logger.debug("%s", error)
+            return
         except ClusterError as error:
             raise self._job.wait_for_failure() or error from None
         logger.info("Sent %d of %d state tensors to the cluster", len(sent), len(cells))
-        self._stream.send(coordinator_pb2.ExecuteRequest(state_sent=coordinator_pb2.StateSent()))
-        self._state.begin(cells)
-        logger.info("Staging the run: the input workers fill their buffers")
-        self._stream.receive("started")
-        self.began = time.monotonic()
+        answer = coordinator_pb2.StateSent(attempt=wanted.attempt, wrote=bool(sent))
+        self._stream.send(coordinator_pb2.ExecuteRequest(state_sent=answer))
 
     def receive_outputs(self) -> dict[str, torch.Tensor]:
         """The outputs of the next activation step, as CPU tensors by name."""

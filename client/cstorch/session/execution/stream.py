@@ -49,8 +49,8 @@ class ExecutionStream:
         """Queues a message to the coordinator."""
         self._requests.put(request)
 
-    def receive(self, expected: Expected) -> coordinator_pb2.ExecuteResponse:
-        """Waits for the next message, which must be of the expected kind.
+    def receive(self, *expected: Expected) -> coordinator_pb2.ExecuteResponse:
+        """Waits for the next message, which must be of an expected kind.
 
         A step takes as long as it takes: what ends the wait, besides the message, is the end of the stream or the job.
 
@@ -59,14 +59,14 @@ class ExecutionStream:
         """
         response = self._next()
         if response is None:
-            raise self._job.wait_for_failure() or InternalError(f"the execution ended where {expected!r} was due")
+            raise self._job.wait_for_failure() or InternalError(f"the execution ended where {expected[0]!r} was due")
         if isinstance(response, Exception):
             raise self._job.reason(response, "running") from None
         kind = response.WhichOneof("kind")
         if kind == "failed":
             raise failures.from_failure(response.failed)
-        if kind != expected:
-            raise InternalError(f"the coordinator sent {kind!r} where {expected!r} was due")
+        if kind not in expected:
+            raise InternalError(f"the coordinator sent {kind!r} where {expected[0]!r} was due")
         return response
 
     def receive_outputs(self) -> coordinator_pb2.StepOutputs:

@@ -1,0 +1,214 @@
+"""An epoch: a plan loaded into all nodes and run, for as long as nobody dies. To the nodes it is an execution."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from appliance.coordinator.execution.results import Results
+from appliance.coordinator.execution.scalars import OnScalars
+from appliance.coordinator.execution.waiting import EpochOver, Waiting
+from appliance.coordinator.failures.verdict import JobFailed, Verdict, internal_failure
+from appliance.coordinator.nodes.job_nodes import JobNodes
+from appliance.coordinator.nodes.topology import COORDINATOR, Member
+from appliance.coordinator.recovery.points import RecoveryPoint
+from interconnect.links.link import Link, LinkLost
+from interconnect.links.listener import LinkListener
+from nodes.steps.schedule import StepSchedule
+from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
+
+LOAD_SECONDS = 1800.0  # a wafer may have many kernels to compile
+LINK_SECONDS = 20.0
+STOP_SECONDS = 15.0
+
+
+class Epoch:
+    """load, start, stop, close: from one thread at a time. responded, finish: from any."""
+
+    def __init__(
+        self,
+        *,
+        begin: coordinator_pb2.Begin,
+        plan: plan_pb2.Plan,
+        start: node_pb2.Start,
+        point: RecoveryPoint | None,
+        nodes: JobNodes,
+        listener: LinkListener,
+        verdict: Verdict,
+        waiting: Waiting,
+        on_failure: Callable[[node_pb2.Failure], None],
+        on_scalars: OnScalars,
+    ) -> None:
+        """start: with its number, and with the steps that were done before.
+
+        point: what the nodes that keep states put back; None: what they have is right. on_failure: the coordinator's
+        own links have failed.
+        """
+        self.number = start.execution
+        self.over = False  # links end now, and nobody is to blame
+        self.started = False
+        self.last_recovery_point = 0
+        self.finished: set[str] = set()  # members, as in the following
+        self.missing: set[str] = set()  # states
+        self.seconds: dict[str, float] = {}
+        self.snapshots: dict[int, set[str]] = defaultdict(set)
+        self.input_states: dict[int, dict[str, bytes]] = defaultdict(dict)  # step, worker
+        self._loaded: set[str] = set()
+        self._stopped: set[str] = set()
+        self._begin = begin
+        self._plan = plan
+        self._start = start
+        self._point = point
+        self._nodes = nodes
+        self._listener = listener
+        self._verdict = verdict
+        self._waiting = waiting
+        self._on_failure = on_failure
+        self._on_scalars = on_scalars
+        self.schedule = StepSchedule.from_start(start)
+        self.results: Results | None = None
+
+    @property
+    def all_finished(self) -> bool:
+        return len(self.finished) == len(self._nodes.topology.members())
+
+    def load(self) -> None:
+        """Load the plan into all nodes and open all links. Raises JobFailed, Abandoned, EpochOver."""
+        specs = self._nodes.links()
+        pending = {spec.purpose: self._listener.expect(spec.token, spec.peer) for spec in specs[COORDINATOR]}
+        links: dict[int, Link] = {}
+        try:
+            members = self._nodes.topology.members()
+            self._nodes.send(members, lambda member: self._load_of(member, specs[member.name]))
+            self._wait_for_loaded(members)
+            # A node that has loaded has opened its links: they are there.
+            for purpose, one in pending.items():
+                links[purpose] = one.wait(LINK_SECONDS)
+            self.results = Results(
+                self._plan,
+                self.schedule,
+                links,
+                on_outputs=self._waiting.wake,
+                on_failure=self._results_failed,
+                on_scalars=self._on_scalars,
+            )
+        except BaseException as error:
+            for link in links.values():
+                link.close()
+            for one in pending.values():
+                one.close()
+            if isinstance(error, LinkLost):
+                raise EpochOver from error  # who has died is told by others
+            raise
+
+    def restore(self) -> None:
+        """Load the plan into those who keep states, without links: nothing is run. Raises as load."""
+        keepers = self._nodes.topology.state_keepers
+        self._nodes.send(keepers, lambda member: self._load_of(member, []))
+        self._wait_for_loaded(keepers)
+        self.over = True
+
+    def start(self, recovery_point: int = 0, last_recovery_point: int = 0) -> None:
+        """Let all nodes begin; the states have been written. The recovery points are to be kept before and after."""
+        assert self.results is not None
+        start = self._start
+        start.recovery_point, start.last_recovery_point = recovery_point, last_recovery_point
+        self.last_recovery_point = last_recovery_point
+        self.results.start()
+        self._nodes.send(self._nodes.topology.members(), lambda _: node_pb2.AttachRequest(start=start))
+        self.started = True
+
+    def finish(self) -> None:
+        """It is over: from now on nothing that ends is a failure."""
+        with self._waiting.changed:
+            self.over = True
+            self._waiting.changed.notify_all()
+
+    def stop(self, members: Sequence[Member]) -> Sequence[Member]:
+        """End it on these nodes, wherever it is; the states stay. Returns those that are late. Raises JobFailed."""
+        self.finish()
+        stop = node_pb2.AttachRequest(stop=node_pb2.Stop(execution=self.number))
+        self._nodes.send(members, lambda _: stop)
+
+        def late() -> list[Member]:
+            return [m for m in members if m.name not in self._stopped and self._nodes.has(m)]
+
+        self._waiting.until(lambda: not late(), STOP_SECONDS)
+        return late()
+
+    def close(self) -> None:
+        """Let go of the links; after stop, or because the job is over."""
+        if self.results is not None:
+            self.results.close()
+
+    def responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
+        """A node has got somewhere."""
+        match response.WhichOneof("kind"):
+            case "loaded" if response.loaded.execution == self.number:
+                self._loaded.add(member.name)
+                self.missing.update(response.loaded.missing_states)
+            case "finished" if response.finished.execution == self.number:
+                self.finished.add(member.name)
+                for what, seconds in response.finished.seconds.items():
+                    self.seconds[f"{member.name}.{what}"] = seconds
+            case "snapshot" if not self.over:
+                self.snapshots[response.snapshot.step].add(member.name)
+            case "input_state" if response.input_state.execution == self.number:
+                if response.input_state.step in self._begin.checkpoint_steps:
+                    self.input_states[response.input_state.step][member.name] = response.input_state.state
+            case "stopped" if response.stopped.execution == self.number:
+                self._stopped.add(member.name)
+
+    def reporting(self) -> list[str]:
+        """The members that run steps now, and say about once a second how far they are."""
+        if not self.started or self.over:
+            return []
+        return [m.name for m in self._nodes.topology.members() if m.name not in self.finished]
+
+    def _results_failed(self, error: Exception) -> None:
+        if self.over:
+            return
+        if isinstance(error, LinkLost):
+            failure = node_pb2.Failure(
+                kind=node_pb2.Failure.KIND_NODE, node=COORDINATOR, message=str(error), peer=error.peer
+            )
+        else:
+            failure = internal_failure(error)
+        self._on_failure(failure)
+
+    def _wait_for_loaded(self, members: Sequence[Member]) -> None:
+        """Until all have loaded; those that have not in time fail the job."""
+        if self._waiting.until(lambda: len(self._loaded) == len(members), LOAD_SECONDS, self):
+            return
+        with self._waiting.changed:
+            late = [member.name for member in members if member.name not in self._loaded]
+        failure = node_pb2.Failure(
+            kind=node_pb2.Failure.KIND_NODE,
+            node=late[0],
+            message=f"{', '.join(late)} did not load the plan within {LOAD_SECONDS:g} s",
+        )
+        self._verdict.report(failure)
+        raise JobFailed(failure)
+
+    def _load_of(self, member: Member, links: list[node_pb2.LinkSpec]) -> node_pb2.AttachRequest:
+        load = node_pb2.Load(execution=self.number, links=links)
+        point = self._point
+        match member.role:
+            case node_pb2.ROLE_WAFER if self._plan.HasField("pipeline"):
+                load.pipeline.CopyFrom(self._plan.pipeline)
+                load.recovery_point = point.number if point is not None else 0
+            case node_pb2.ROLE_WAFER:
+                load.wafer.CopyFrom(self._plan.wafer)
+                load.wafer_number = member.index
+            case node_pb2.ROLE_MEMORYX:
+                load.memoryx.CopyFrom(self._plan.memoryx[member.index])
+                load.recovery_point = point.number if point is not None else 0
+            case node_pb2.ROLE_SWARMX:
+                load.swarmx.CopyFrom(self._plan.swarmx)
+            case node_pb2.ROLE_WORKER:
+                load.worker.CopyFrom(self._plan.worker)
+                load.loader = self._begin.loader
+                load.done_steps = self._start.done_steps
+                if point is not None and self._start.done_steps:
+                    load.input_state = point.input_states.get(member.name, b"")
+                if self._begin.wants_input_states:
+                    load.state_steps.extend(sorted(set(self._start.checkpoint_steps)))
+        return node_pb2.AttachRequest(load=load)

@@ -1,0 +1,93 @@
+"""The recovery points of a job: what it goes on from when somebody has died."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryPoint:
+    """All states as they were after a step, with everybody who keeps states, under this number."""
+
+    number: int
+    execution: int  # of the job, from 1
+    step: int  # of the execution; 0: before its first
+    input_states: Mapping[str, bytes]  # of the loaders of all workers, by member; empty: they skip what they have done
+
+
+@dataclass(slots=True, kw_only=True)
+class _Making:
+    number: int
+    execution: int
+    step: int
+    keepers: frozenset[str]  # members
+    workers: frozenset[str]
+    kept: set[str] = field(default_factory=set)
+    input_states: dict[str, bytes] = field(default_factory=dict)
+
+
+class RecoveryPoints:
+    """The last one that is complete, and those in the making. Thread-safe."""
+
+    def __init__(self, drop: Callable[[int], None]) -> None:
+        """drop(number): points before this one are not wanted any more."""
+        self._drop = drop
+        self._lock = threading.Lock()
+        self._complete: RecoveryPoint | None = None
+        self._making: dict[int, _Making] = {}
+
+    @property
+    def complete(self) -> RecoveryPoint | None:
+        """What the job goes on from."""
+        return self._complete
+
+    def make(self, number: int, *, execution: int, step: int, keepers: Iterable[str], workers: Iterable[str]) -> None:
+        """A point is to be made. keepers: of states. workers: whose loaders' states belong to it."""
+        making = _Making(
+            number=number, execution=execution, step=step, keepers=frozenset(keepers), workers=frozenset(workers)
+        )
+        with self._lock:
+            self._making[number] = making
+
+    def give_up(self) -> None:
+        """Those in the making will not be complete: somebody has died."""
+        with self._lock:
+            self._making.clear()
+
+    def kept(self, member: str, number: int) -> None:
+        """A member keeps its states under this number."""
+        with self._lock:
+            if number in self._making:
+                self._making[number].kept.add(member)
+
+    def input_state(self, member: str, execution: int, step: int, state: bytes) -> None:
+        """Where a worker's loader stands after a step."""
+        with self._lock:
+            for making in self._making.values():
+                if (making.execution, making.step) == (execution, step):
+                    making.input_states[member] = state
+
+    def settle(self, execution: int, is_received: Callable[[int], bool]) -> None:
+        """Complete what lacks nothing.
+
+        is_received(step): whether all that the client gets of the steps of this execution up to this one is here.
+        """
+        with self._lock:
+            ready = [
+                making
+                for making in self._making.values()
+                if making.keepers <= making.kept and (making.execution != execution or is_received(making.step))
+            ]
+            if not ready:
+                return
+            making = max(ready, key=lambda each: each.number)
+            number = making.number
+            resumable = making.workers <= making.input_states.keys()
+            self._complete = RecoveryPoint(
+                number=number,
+                execution=making.execution,
+                step=making.step,
+                input_states=making.input_states if resumable else {},
+            )
+            self._making = {later: each for later, each in self._making.items() if later > number}
+        self._drop(number)

@@ -1,0 +1,43 @@
+"""How often a job goes on after a death."""
+
+from collections.abc import Sequence
+
+from wsc.v1 import node_pb2
+
+MAX_CAUSES = 20  # that are listed
+
+
+class RestartLimit:
+    """Counts the restarts since the job has got further. Used by one thread."""
+
+    def __init__(self, max_num_restarts: int) -> None:
+        """max_num_restarts: without progress, in a row."""
+        self._max_num_restarts = max_num_restarts
+        self._progress: object = None
+        self._causes: list[str] = []
+
+    def add(self, causes: Sequence[str], progress: object) -> None:
+        """Somebody has died.
+
+        Args:
+            causes: what has happened, for the user.
+            progress: something that is another whenever the job has got further.
+        """
+        if progress != self._progress:
+            self._progress = progress
+            self._causes.clear()
+        self._causes.append("; ".join(causes))
+
+    @property
+    def is_reached(self) -> bool:
+        return len(self._causes) > self._max_num_restarts
+
+    def failure(self) -> node_pb2.Failure:
+        """Why the job ends, where it is reached."""
+        count = len(self._causes)
+        listed = "\n".join(f"  {number}. {cause}" for number, cause in enumerate(self._causes[:MAX_CAUSES], 1))
+        return node_pb2.Failure(
+            kind=node_pb2.Failure.KIND_NODE,
+            message=f"the job has lost nodes or links {count} times without having got further, and max_num_restarts "
+            f"is {self._max_num_restarts}:\n{listed}",
+        )
