@@ -94,10 +94,12 @@ class RoleJob(ABC):
             hub.stop()
             program.interrupt()
 
+        program.progress.begin(schedule.done_steps)
         self._execution = Execution(self.context, request.execution, lambda: program.run(schedule), interrupt)
         self._watchdog = ProgressWatchdog(hang_seconds())
         self._execution.start()
-        logger.info("execution %d begins: %d steps", request.execution, request.num_steps)
+        number, done = request.execution, request.done_steps
+        logger.info("execution %d begins: %d steps, of which %d are done", number, request.num_steps, done)
 
     def stop(self, execution: int) -> None:
         if execution == self._number:

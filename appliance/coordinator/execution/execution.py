@@ -127,8 +127,9 @@ class Execution:
         num_shards = len(self._nodes.topology.state_keepers)
         shown_step = 0  # the last whose outputs were given to the client
         has_outputs = bool(self._plan.coordinator.outputs)
-        for step in self._schedule.steps_for_client(has_outputs=has_outputs):
-            if has_outputs and self._schedule.outputs_leave(step) and step > shown_step:
+        for epoch_step in self._schedule.steps_for_client(has_outputs=has_outputs):
+            step = self._schedule.global_step(epoch_step)
+            if has_outputs and self._schedule.outputs_leave(epoch_step) and step > shown_step:
                 while (outputs := self._wait(results.take, BATCH_SECONDS)) is None:
                     pass  # outputs that are too few for a batch may go by now
                 shown_step = outputs.steps[-1].step
@@ -136,15 +137,14 @@ class Execution:
                 if time.monotonic() - shown > PROGRESS_SECONDS:
                     shown = time.monotonic()
                     self._on_progress(step)
-            if self._schedule.keeps_snapshot(step):
+            if self._schedule.keeps_snapshot(epoch_step):
                 self._wait(partial(_has_size, self._snapshots[step], num_shards))
                 ready = coordinator_pb2.CheckpointReady(step=step, input_states=self._take_input_states(step))
                 yield coordinator_pb2.ExecuteResponse(checkpoint=ready)
         self._wait(lambda: self._all_in(self._finished))
-        self._on_progress(self._schedule.num_steps)
+        self._on_progress(self._begin.num_steps)
         # The nodes keep the last snapshot until they are told to stop.
-        wanted = {step for step in self._schedule.checkpoint_steps if 1 <= step <= self._schedule.num_steps}
-        self._wait(lambda: wanted <= self._taken)
+        self._wait(lambda: self._schedule.checkpoint_steps <= self._taken)
 
     def finished(self) -> coordinator_pb2.ExecuteResponse:
         """The last message, after stop."""
@@ -291,8 +291,7 @@ class Execution:
                 load.worker.CopyFrom(self._plan.worker)
                 load.loader = self._begin.loader
                 if self._begin.wants_input_states:
-                    wanted = sorted(self._schedule.checkpoint_steps)
-                    load.state_steps.extend(step for step in wanted if 1 <= step <= self._schedule.num_steps)
+                    load.state_steps.extend(sorted(self._schedule.checkpoint_steps))
         return node_pb2.AttachRequest(load=load)
 
 

@@ -75,9 +75,9 @@ class SpanRecording:
         reports = [report for report in self._reports.values() if report.execution == self._execution]
         soon = time.time() + LEAD_SECONDS
         steps = [
-            report.step + (soon - report.time) * report.step / report.seconds["total"]
+            report.step + (soon - report.time) * (report.step - report.done_steps) / report.seconds["total"]
             for report in reports
-            if report.step and report.seconds["total"] > 0
+            if report.step > report.done_steps and report.seconds["total"] > 0
         ]
         if not steps:
             return
