@@ -91,7 +91,7 @@ class MemoryXProgram:
         def keep_snapshot(step: int) -> None:
             if schedule.keeps_snapshot(step):
                 self.progress.waits = True  # for a client that has not done with the snapshot before
-                self._snapshots.take(step)
+                self._snapshots.take(schedule.global_step(step))
                 self.progress.waits = False
 
         for link in self._links.values():

@@ -68,7 +68,7 @@ class SwarmXProgram:
         if self._coordinator is not None:
             self._coordinator.limit_ahead(schedule.run_ahead_steps)
         handlers, sizes, hub, now = self._handlers, self._sizes, self._hub, time.perf_counter
-        progress, num_steps, in_all = self.progress, schedule.num_steps, max(1, self._left)
+        progress, in_all = self.progress, max(1, self._left)
         begin = done = now()
         try:
             while self._left:
@@ -81,18 +81,27 @@ class SwarmXProgram:
                 progress.wait += received - done
                 waited, done = done, now()
                 progress.total = done - begin
-                progress.step = num_steps * (in_all - self._left) // in_all
+                progress.step = schedule.global_step(schedule.num_steps * (in_all - self._left) // in_all)
                 if progress.recorder is not None:
-                    self._record(progress.recorder, message, waited, received, done)
+                    self._record(progress.recorder, schedule, message, waited, received, done)
         finally:
             progress.end_trace()
         return progress.seconds()
 
-    def _record(self, recorder: Recorder, message: Message, waited: float, received: float, done: float) -> None:
+    def _record(
+        self,
+        recorder: Recorder,
+        schedule: StepSchedule,
+        message: Message,
+        waited: float,
+        received: float,
+        done: float,
+    ) -> None:
         label = self._labels.get(message.group)
         if label is not None:  # else a child has only said how far it is
-            recorder.add("wait", label, message.step, waited, received)
-            recorder.add("reduce", label, message.step, received, done)
+            step = schedule.global_step(message.step)
+            recorder.add("wait", label, step, waited, received)
+            recorder.add("reduce", label, step, received, done)
         if self.progress.step >= recorder.end:
             self.progress.end_trace()
 

@@ -77,11 +77,11 @@ class PipelineProgram:
         def keep_snapshot(step: int) -> None:
             if schedule.keeps_snapshot(step):
                 self.progress.waits = True  # for a client that has not done with the snapshot before
-                self._snapshots.take(step)
+                self._snapshots.take(schedule.global_step(step))
                 self.progress.waits = False
 
         self._coordinator.limit_ahead(schedule.run_ahead_steps)
-        self._threads.start(schedule.num_steps, self.progress)
+        self._threads.start(schedule, self.progress)
         try:
             return self._program.run(schedule, keep_snapshot)
         except Stopped:

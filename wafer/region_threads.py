@@ -13,6 +13,7 @@ import torch
 from interconnect.links.hub import Stopped
 from interconnect.threads import GuardedThread
 from nodes.steps.program import Entry, run_recorded
+from nodes.steps.schedule import StepSchedule
 from nodes.telemetry.progress import Progress
 
 
@@ -84,12 +85,12 @@ class RegionThreads:
             GuardedThread(self._runner(number, list(own)), name=f"regions-{number}", on_defect=self._failed)
             for number, own in enumerate(entries, 1)
         ]
-        self._num_steps = 0
+        self._schedule: StepSchedule | None = None
         self._progress: Progress | None = None
         self.error: Exception | None = None
 
-    def start(self, num_steps: int, progress: Progress) -> None:
-        self._num_steps, self._progress = num_steps, progress
+    def start(self, schedule: StepSchedule, progress: Progress) -> None:
+        self._schedule, self._progress = schedule, progress
         for thread in self._threads:
             thread.start()
 
@@ -104,18 +105,19 @@ class RegionThreads:
         actions = [entry.action for entry in entries]
 
         def run() -> None:
-            progress, positions = self._progress, self._positions
+            schedule, progress, positions = self._schedule, self._progress, self._positions
+            assert schedule is not None
             assert progress is not None
             try:
                 with torch.inference_mode():
-                    for step in range(1, self._num_steps + 1):
+                    for step in range(1, schedule.num_steps + 1):
                         positions.wait(0, positions.begun(step))
                         recorder = progress.recorder
                         if recorder is None:
                             for action in actions:
                                 action(step)
                         else:
-                            run_recorded(entries, recorder, step, outputs_leave=True)
+                            run_recorded(entries, recorder, schedule, step)
                         positions.reach(number, positions.ended(step))
             except Stopped:
                 return

@@ -7,7 +7,7 @@ called from one thread, one after the other, in the order of the coordinator's m
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from interconnect.links.cancellation import CancellationToken
@@ -45,15 +45,14 @@ class JobContext:
     lane: "node_pb2.Lane.ValueType"
     listener: LinkListener
     emit: Callable[[node_pb2.AttachResponse], None]  # to the coordinator; from any thread, never blocks
-    cancellation: CancellationToken = field(default_factory=CancellationToken)  # when the stream ends
 
     def fail(self, kind: "node_pb2.Failure.Kind.ValueType", message: str, traceback: str = "", peer: str = "") -> None:
         """Tell the coordinator that the job cannot go on. From any thread."""
         failure = node_pb2.Failure(kind=kind, node=self.node, message=message, traceback=traceback, peer=peer)
         self.emit(node_pb2.AttachResponse(failed=failure))
 
-    def open_links(self, specs: Iterable[node_pb2.LinkSpec]) -> dict[LinkKey, Link]:
-        """Open all links of a Load. LinkLost, naming the peer, when one does not come in time, or the job ends."""
+    def open_links(self, specs: Iterable[node_pb2.LinkSpec], cancellation: CancellationToken) -> dict[LinkKey, Link]:
+        """Open all links of a Load. LinkLost, naming the peer, when one does not come in time, or it is cancelled."""
         specs = list(specs)
         deadline = time.monotonic() + LINK_DEADLINE_SECONDS
         opened: dict[LinkKey, Link] = {}
@@ -68,11 +67,11 @@ class JobContext:
                         own_name=self.node,
                         lane=self.lane,
                         deadline_seconds=deadline - time.monotonic(),
-                        cancellation=self.cancellation,
+                        cancellation=cancellation,
                     )
             with ExitStack() as waits:
                 for _, pending in awaited:
-                    waits.enter_context(self.cancellation.on_cancel(pending.close))
+                    waits.enter_context(cancellation.on_cancel(pending.close))
                 for spec, pending in awaited:
                     opened[spec.purpose, spec.index] = pending.wait(deadline - time.monotonic())
         except BaseException:
@@ -90,8 +89,11 @@ class NodeJob(Protocol):
     def prepare_input(self, request: node_pb2.PrepareInput) -> None:
         """Workers: start the child with the input_fn. Other roles: JobFailure."""
 
-    def load(self, request: node_pb2.Load) -> Sequence[str]:
-        """Open the links and compile the plan part, in place of the execution before. Returns missing states."""
+    def load(self, request: node_pb2.Load, cancellation: CancellationToken) -> Sequence[str]:
+        """Open the links and compile the plan part, in place of the execution before. Returns missing states.
+
+        cancellation: nobody wants the execution any more; what the wait for its links raises then is not told.
+        """
 
     def start(self, request: node_pb2.Start) -> None:
         """Start the thread of the execution (nodes.lifecycle.execution), which reports Finished or Failed by itself."""
@@ -101,6 +103,9 @@ class NodeJob(Protocol):
 
     def release_snapshot(self, step: int) -> None:
         """MemoryX: the snapshot of this step is no longer wanted."""
+
+    def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:
+        """Keep what the job would go on from, as of the end of a step; no effect on a node that is beyond it."""
 
     def report(self) -> observation_pb2.NodeReport | None:
         """How it goes, while an execution runs. From any thread."""

@@ -89,7 +89,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 emit=outbox.put,
             )
             with JobLogHandler(job_context.node, outbox.log):
-                self._work(job_context, _Commands(requests, job_context.cancellation, outbox.fail), outbox)
+                self._work(job_context, _Commands(requests, outbox.fail), outbox)
         self._leave(outbox)
 
     def _leave(self, outbox: Outbox) -> None:
@@ -103,11 +103,11 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         try:
             outbox.open(context.node, job.report, job.check_progress)
             outbox.put(node_pb2.AttachResponse(attached=node_pb2.Attached(endpoint=self._listener.endpoint())))
-            for command in commands:
+            for command, cancellation in commands:
                 try:
-                    _dispatch(job, command, outbox)
+                    _dispatch(job, command, cancellation, outbox)
                 except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator hears of it
-                    if not context.cancellation.cancelled:
+                    if not cancellation.cancelled:
                         report_failure(context, error)
         finally:
             self._job = None
@@ -118,22 +118,22 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
 
 
 class _Commands:
-    """What the coordinator says, to be iterated over; a thread reads ahead, to see the end of it soon."""
+    """What the coordinator says, to be iterated over; a thread reads ahead, to see soon what ends a wait."""
 
-    def __init__(
-        self,
-        requests: Iterator[node_pb2.AttachRequest],
-        cancellation: CancellationToken,
-        on_defect: Callable[[Exception], None],
-    ) -> None:
+    def __init__(self, requests: Iterator[node_pb2.AttachRequest], on_defect: Callable[[Exception], None]) -> None:
         """on_defect(error): the thread has ended by it; the commands end with it."""
         self._requests = requests
-        self._cancellation = cancellation
         self._on_defect = on_defect
-        self._read: queue.Queue[node_pb2.AttachRequest | None] = queue.Queue(MAX_COMMANDS)
+        self._read: queue.Queue[tuple[node_pb2.AttachRequest, CancellationToken] | None] = queue.Queue(MAX_COMMANDS)
+        self._ended = CancellationToken()
+        self._load = CancellationToken()  # of the last Load
+        self._loaded = 0  # its execution
 
-    def __iter__(self) -> Iterator[node_pb2.AttachRequest]:
-        """Once."""
+    def __iter__(self) -> Iterator[tuple[node_pb2.AttachRequest, CancellationToken]]:
+        """Once. A command's token is cancelled when nobody wants its answer any more.
+
+        That is at the end of the stream, and for a Load when its execution is stopped or another is loaded instead.
+        """
         reader = GuardedThread(self._read_ahead, name="commands", on_defect=self._failed)
         reader.start()
         yield from iter(self._read.get, None)
@@ -142,24 +142,35 @@ class _Commands:
     def _read_ahead(self) -> None:
         with contextlib.suppress(grpc.RpcError):  # the coordinator is gone, or has cancelled: the way a job ends
             for request in self._requests:
-                self._read.put(request)
+                self._read.put((request, self._token(request)))
         self._end()
+
+    def _token(self, request: node_pb2.AttachRequest) -> CancellationToken:
+        match request.WhichOneof("kind"):
+            case "load":
+                self._load.cancel()
+                self._load, self._loaded = CancellationToken(), request.load.execution
+                return self._load
+            case "stop" if request.stop.execution == self._loaded:
+                self._load.cancel()
+        return self._ended
 
     def _failed(self, error: Exception) -> None:
         self._on_defect(error)
         self._end()
 
     def _end(self) -> None:
-        self._cancellation.cancel()
+        self._ended.cancel()
+        self._load.cancel()
         self._read.put(None)
 
 
-def _dispatch(job: NodeJob, request: node_pb2.AttachRequest, outbox: Outbox) -> None:
+def _dispatch(job: NodeJob, request: node_pb2.AttachRequest, cancellation: CancellationToken, outbox: Outbox) -> None:
     match request.WhichOneof("kind"):
         case "prepare_input":
             job.prepare_input(request.prepare_input)
         case "load":
-            missing = job.load(request.load)
+            missing = job.load(request.load, cancellation)
             loaded = node_pb2.Loaded(execution=request.load.execution, missing_states=missing)
             outbox.put(node_pb2.AttachResponse(loaded=loaded))
         case "start":
@@ -170,6 +181,8 @@ def _dispatch(job: NodeJob, request: node_pb2.AttachRequest, outbox: Outbox) -> 
             outbox.put(node_pb2.AttachResponse(stopped=stopped))
         case "release_snapshot":
             job.release_snapshot(request.release_snapshot.step)
+        case "keep_recovery_point":
+            job.keep_recovery_point(request.keep_recovery_point)
         case "trace":
             job.trace(request.trace)
         case kind:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from interconnect.links.cancellation import CancellationToken
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from nodes.lifecycle.execution import Execution
@@ -67,13 +68,13 @@ class RoleJob(ABC):
     def prepare_input(self, request: node_pb2.PrepareInput) -> None:
         raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"{self.context.node} takes no input function")
 
-    def load(self, request: node_pb2.Load) -> Sequence[str]:
+    def load(self, request: node_pb2.Load, cancellation: CancellationToken) -> Sequence[str]:
         self._drop()
         plans = (request.wafer, request.memoryx, request.swarmx, request.pipeline)
         for groups in (plan.groups for plan in plans):
             check_groups(groups)
         begin = time.monotonic()
-        self._links = self.context.open_links(request.links)
+        self._links = self.context.open_links(request.links, cancellation)
         self._hub = Hub()
         for link in self._links.values():
             self._hub.add(link)
@@ -94,10 +95,12 @@ class RoleJob(ABC):
             hub.stop()
             program.interrupt()
 
+        program.progress.begin(schedule.done_steps)
         self._execution = Execution(self.context, request.execution, lambda: program.run(schedule), interrupt)
         self._watchdog = ProgressWatchdog(hang_seconds())
         self._execution.start()
-        logger.info("execution %d begins: %d steps", request.execution, request.num_steps)
+        number, done = request.execution, request.done_steps
+        logger.info("execution %d begins: %d steps, of which %d are done", number, request.num_steps, done)
 
     def stop(self, execution: int) -> None:
         if execution == self._number:
@@ -105,6 +108,9 @@ class RoleJob(ABC):
 
     def release_snapshot(self, step: int) -> None:
         raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"{self.context.node} keeps no snapshots")
+
+    def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:  # noqa: B027 - it need not be overridden
+        """A role that keeps nothing has nothing to do."""
 
     def report(self) -> observation_pb2.NodeReport | None:
         # From another thread: what is dropped meanwhile still has its figures.

@@ -49,15 +49,15 @@ class Entry(NamedTuple):
     region: str = ""
 
 
-def run_recorded(entries: Iterable[Entry], recorder: Recorder, step: int, *, outputs_leave: bool) -> None:
+def run_recorded(entries: Iterable[Entry], recorder: Recorder, schedule: StepSchedule, step: int) -> None:
     """One step, each action of which becomes a span."""
-    now = time.perf_counter
+    now, outputs_leave, recorded_step = time.perf_counter, schedule.outputs_leave(step), schedule.global_step(step)
     for action, what, detail, only_outputs, region in entries:
         if only_outputs and not outputs_leave:
             continue
         begin = now()
         action(step)
-        recorder.add(what, detail, step, begin, now(), region)
+        recorder.add(what, detail, recorded_step, begin, now(), region)
 
 
 class Program:
@@ -92,12 +92,12 @@ class Program:
                         for action in all_actions if schedule.outputs_leave(step) else quiet_actions:
                             action(step)
                     else:
-                        run_recorded(self._entries, recorder, step, outputs_leave=schedule.outputs_leave(step))
-                        if step + 1 >= recorder.end:
+                        run_recorded(self._entries, recorder, schedule, step)
+                        if schedule.global_step(step) + 1 >= recorder.end:
                             progress.end_trace()
                     if after_step is not None:
                         after_step(step)
-                    progress.step, progress.total = step, now() - begin
+                    progress.step, progress.total = schedule.global_step(step), now() - begin
         finally:
             progress.end_trace()
         return progress.seconds()

@@ -1,7 +1,9 @@
 """What every role computes alike from the plan and from Start: how steps are counted, which groups travel in which.
 
-Steps are counted from 1, in frames, acknowledgements and messages alike: step t is the t-th of its execution, and an
-acknowledgement of step 0 says that nothing has been consumed yet.
+Steps are counted from 1, in frames and acknowledgements alike, and an acknowledgement of step 0 says that nothing has
+been consumed yet. Where somebody has died the execution goes on in another epoch, with new links, and frames count the
+steps of the epoch. What is told to others is the step of the execution, in which outputs and checkpoints are due:
+StepSchedule translates.
 """
 
 import heapq
@@ -50,12 +52,16 @@ def steps_of_worker(worker: int, num_workers: int, num_steps: int) -> range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSchedule:
-    """How long an execution is, and in which of its steps outputs leave and snapshots are kept."""
+    """How long an epoch of an execution is, and in which of its steps outputs leave and snapshots are kept.
 
-    num_steps: int
+    Methods take and give steps of the epoch, where they do not say otherwise.
+    """
+
+    num_steps: int  # of the epoch
     activation_steps: int
-    checkpoint_steps: frozenset[int]
+    checkpoint_steps: frozenset[int]  # of the execution; those that are still to come
     run_ahead_steps: int
+    done_steps: int = 0  # of the execution, in earlier epochs
 
     @classmethod
     def from_start(cls, start: node_pb2.Start) -> "StepSchedule":
@@ -63,29 +69,37 @@ class StepSchedule:
         check_steps(max(1, start.num_steps), start.activation_steps, start.checkpoint_steps)
         if start.run_ahead_steps > MAX_RUN_AHEAD_STEPS:
             raise ValueError(f"run_ahead_steps is at most {MAX_RUN_AHEAD_STEPS}, not {start.run_ahead_steps}")
+        if start.done_steps > start.num_steps:
+            raise ValueError(f"{start.done_steps} of {start.num_steps} steps cannot have been done")
         return cls(
-            num_steps=start.num_steps,
+            num_steps=start.num_steps - start.done_steps,
             activation_steps=max(1, start.activation_steps),
-            checkpoint_steps=frozenset(start.checkpoint_steps),
+            checkpoint_steps=frozenset(s for s in start.checkpoint_steps if start.done_steps < s <= start.num_steps),
             run_ahead_steps=max(1, start.run_ahead_steps),
+            done_steps=start.done_steps,
         )
+
+    def global_step(self, step: int) -> int:
+        """The step of the execution that a step of the epoch is."""
+        return step + self.done_steps
 
     def outputs_leave(self, step: int) -> bool:
         """Whether groups that go to the coordinator travel in this step."""
-        return step % self.activation_steps == 0 or step == self.num_steps
+        return (step + self.done_steps) % self.activation_steps == 0 or step == self.num_steps
 
     def keeps_snapshot(self, step: int) -> bool:
-        return step in self.checkpoint_steps
+        return step + self.done_steps in self.checkpoint_steps
 
     def output_steps(self) -> Iterator[int]:
         """The steps in which outputs leave, in order."""
-        yield from range(self.activation_steps, self.num_steps + 1, self.activation_steps)
-        if self.num_steps % self.activation_steps:
+        first = self.activation_steps - self.done_steps % self.activation_steps
+        yield from range(first, self.num_steps + 1, self.activation_steps)
+        if self.num_steps and (self.num_steps + self.done_steps) % self.activation_steps:
             yield self.num_steps
 
     def steps_for_client(self, *, has_outputs: bool) -> Iterator[int]:
         """The steps of which the client gets outputs or a checkpoint, in order."""
-        checkpoints: Iterable[int] = sorted(s for s in self.checkpoint_steps if 1 <= s <= self.num_steps)
+        checkpoints: Iterable[int] = sorted(step - self.done_steps for step in self.checkpoint_steps)
         last = 0
         for step in heapq.merge(self.output_steps() if has_outputs else (), checkpoints):
             if step != last:
@@ -98,8 +112,10 @@ class StepSchedule:
 
     @property
     def num_output_steps(self) -> int:
-        """In how many steps of the execution outputs leave."""
-        return -(-self.num_steps // self.activation_steps)
+        """In how many steps outputs leave."""
+        last = self.num_steps + self.done_steps
+        in_all = -(-last // self.activation_steps) if self.num_steps else last // self.activation_steps
+        return in_all - self.done_steps // self.activation_steps
 
 
 def is_for_coordinator_only(group: plan_pb2.Group) -> bool:

@@ -28,7 +28,7 @@ def node_report(node: str, execution: int, progress: Progress, links: Iterable[L
     """What can be said of one that runs an execution."""
     links = list(links)
     report = process_report(node)
-    report.execution, report.step = execution, progress.step
+    report.execution, report.step, report.done_steps = execution, progress.step, progress.done_steps
     report.seconds.update(progress.seconds())
     report.bytes["received"] = sum(link.received_bytes for link in links)
     report.bytes["sent"] = sum(link.sent_bytes for link in links)

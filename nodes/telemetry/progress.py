@@ -62,18 +62,23 @@ class Recorder:
 class Progress:
     """Of one execution of one role."""
 
-    __slots__ = ("_work", "disk", "recorder", "send", "step", "total", "wait", "waits")
+    __slots__ = ("_work", "disk", "done_steps", "recorder", "send", "step", "total", "wait", "waits")
 
     def __init__(self, work: str) -> None:
         """work: what the time is spent on that is spent neither waiting nor sending, such as "compute"."""
         self._work = work
-        self.step = 0  # steps done
+        self.step = 0  # steps done, of the execution
+        self.done_steps = 0  # of them, in earlier epochs
         self.total = 0.0  # seconds until then; this and the next three
         self.wait = 0.0
         self.send = 0.0
         self.disk = 0.0  # waiting for a disk
         self.waits = False  # now, for somebody who may take as long as he likes; waits on links are the hub's
         self.recorder: Recorder | None = None
+
+    def begin(self, done_steps: int) -> None:
+        """The steps are about to be run, behind those that were done in earlier epochs."""
+        self.step = self.done_steps = done_steps
 
     def seconds(self) -> dict[str, float]:
         """Where the time went."""

@@ -187,11 +187,11 @@ class SmallJob:
         if feed:
             for wafer in range(self.plan.num_wafers):
                 for worker in range(self.num_workers):
-                    self._feed(wafer, worker, num_steps)
+                    self._feed(wafer, worker, num_steps, start.done_steps)
         return StepSchedule.from_start(start)
 
     def outputs(self, step: int, *, ack: bool = True) -> tuple[float, float, torch.Tensor]:
-        """Loss, count and gathered y of a step."""
+        """Loss, count and gathered y of a step of the epoch."""
         swarmx, memoryx = self.links["swarmx", 0], self.links["memoryx", 0]
         loss = self.hub.receive(swarmx, LOSS, step).tensor(torch.float32, (), 0).item()
         rows = self.plan.num_wafers * ROWS
@@ -298,7 +298,7 @@ class SmallJob:
             )
         )
 
-    def _feed(self, wafer: int, worker: int, num_steps: int) -> None:
+    def _feed(self, wafer: int, worker: int, num_steps: int, done_steps: int) -> None:
         link = self.links["worker", wafer * self.num_workers + worker]
         hub = Hub()
         hub.add(link)
@@ -311,13 +311,12 @@ class SmallJob:
             ring = SharedMemory.create(slots * group.nbytes)
             link.limit_ahead(slots)
             try:
-                for number, step in enumerate(
-                    s for s in range(1, num_steps + 1) if worker_of_step(s, self.num_workers) == worker
-                ):
+                steps = range(1, num_steps - done_steps + 1)
+                for number, step in enumerate(s for s in steps if worker_of_step(s, self.num_workers) == worker):
                     while not link.may_send(step, "ack"):
                         hub.wait_acked(link, link.acked_step + 1)
                     offset = number % slots * group.nbytes
-                    for member, tensor in zip(group.members, self.plan.batch(wafer, step), strict=True):
+                    for member, tensor in zip(group.members, self.plan.batch(wafer, done_steps + step), strict=True):
                         ring.tensor(torch.float32, tuple(tensor.shape), offset + member.offset).copy_(tensor)
                     hub.send(link, BATCH, step, Slice(ring, offset, group.nbytes), window="ack")
             except (Stopped, ConnectionError):

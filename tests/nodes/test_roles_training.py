@@ -148,6 +148,70 @@ def test_second_execution_goes_on_from_the_state(make_job: MakeJob, lane: int) -
     client.close()
 
 
+Told = dict[tuple[str, int], list[torch.Tensor]]  # outputs and snapshots, by step of the execution
+
+
+def run_epoch(job: SmallJob, states: list[dict[str, torch.Tensor]], num_steps: int, done_steps: int) -> Told:
+    """On new nodes, from these states, which become those after the last step."""
+    job.load(1)
+    for node, own in zip(job.nodes.memoryx, states, strict=True):
+        client = StateClient(node, job.lane)
+        client.write(own)
+        client.close()
+    schedule = job.start(
+        1, num_steps, done_steps=done_steps, activation_steps=4, run_ahead_steps=1, checkpoint_steps=[2, 5, 8]
+    )
+    told: Told = {}
+    for step in schedule.steps_for_client(has_outputs=True):
+        of_execution = schedule.global_step(step)
+        if schedule.outputs_leave(step):
+            loss, count, gathered = job.outputs(step)
+            told["outputs", of_execution] = [torch.tensor(loss), torch.tensor(count), gathered]
+        if schedule.keeps_snapshot(step):
+            for node, own in zip(job.nodes.memoryx, states, strict=True):
+                assert node.expect("snapshot").snapshot.step == of_execution
+                client = StateClient(node, job.lane)
+                found = client.read({name: tuple(value.shape) for name, value in own.items()}, step=of_execution)
+                told[f"snapshot {node.name}", of_execution] = list(found.values())
+                client.close()
+                node.send(release_snapshot=node_pb2.ReleaseSnapshot(step=of_execution))
+    for node in job.nodes.all:
+        node.expect("finished")
+    for node, own in zip(job.nodes.memoryx, states, strict=True):
+        client = StateClient(node, job.lane)
+        own.update(client.read({name: tuple(value.shape) for name, value in own.items()}))
+        client.close()
+    if num_steps > done_steps:
+        for node in job.nodes.all:
+            report = next(event.report for event in reversed(node.seen) if event.HasField("report"))
+            assert (report.step, report.done_steps) == (num_steps, done_steps)
+    return told
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize(("done_steps", "workers"), [(3, 1), (4, 2), (8, 1), (10, 1)])
+def test_an_execution_that_begins_in_the_middle_tells_what_it_would_have_told(
+    make_job: MakeJob, lane: int, done_steps: int, workers: int
+) -> None:
+    def job() -> SmallJob:
+        return make_job(lane, wafers=2, shards=2, workers=workers)
+
+    def first_states() -> list[dict[str, torch.Tensor]]:
+        weights = (torch.full((INNER, OUTER), 0.01 * (shard + 1)) for shard in range(2))
+        return [{f"w{shard}": weight, "count": torch.zeros(())} for shard, weight in enumerate(weights)]
+
+    expected_states, states = first_states(), first_states()
+    expected = run_epoch(job(), expected_states, 10, 0)
+    run_epoch(job(), states, done_steps, 0)
+    told = run_epoch(job(), states, 10, done_steps)
+    assert told.keys() == {(what, step) for what, step in expected if step > done_steps}
+    for what, tensors in told.items():
+        for tensor, value in zip(tensors, expected[what], strict=True):
+            assert torch.equal(tensor, value), what
+    for own, its in zip(states, expected_states, strict=True):
+        assert all(torch.equal(own[name], its[name]) for name in its)
+
+
 @pytest.mark.parametrize("lane", LANES)
 def test_outputs_leave_only_in_activation_steps(make_job: MakeJob, lane: int) -> None:
     job = make_job(lane, wafers=2)

@@ -1,6 +1,8 @@
 """Which steps have outputs, and who gets a group."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nodes.steps.schedule import (
     MAX_CHECKPOINTS,
@@ -40,6 +42,42 @@ def test_the_client_gets_outputs_and_checkpoints_in_order() -> None:
     assert list(schedule.steps_for_client(has_outputs=False)) == [3, 8, 9]
     far = StepSchedule.from_start(node_pb2.Start(num_steps=MAX_STEPS, activation_steps=MAX_STEPS))
     assert list(far.steps_for_client(has_outputs=True)) == [MAX_STEPS]
+
+
+def told(schedule: StepSchedule) -> dict[str, list[int]]:
+    """The steps of the execution in which something happens."""
+    steps = range(1, schedule.num_steps + 1)
+    return {
+        "outputs": [schedule.global_step(step) for step in steps if schedule.outputs_leave(step)],
+        "output steps": [schedule.global_step(step) for step in schedule.output_steps()],
+        "snapshots": [schedule.global_step(step) for step in steps if schedule.keeps_snapshot(step)],
+        "for the client": [schedule.global_step(step) for step in schedule.steps_for_client(has_outputs=True)],
+        "checkpoints": [schedule.global_step(step) for step in schedule.steps_for_client(has_outputs=False)],
+    }
+
+
+@given(st.data())
+def test_an_execution_in_two_epochs_tells_what_it_tells_in_one(data: st.DataObject) -> None:
+    num_steps = data.draw(st.integers(0, 40))
+    done_steps = data.draw(st.integers(0, num_steps))
+    start = node_pb2.Start(
+        num_steps=num_steps,
+        activation_steps=data.draw(st.integers(0, 50)),
+        checkpoint_steps=data.draw(st.lists(st.integers(0, 45), max_size=8)),
+    )
+    whole = told(StepSchedule.from_start(start))
+    start.done_steps = done_steps
+    rest = StepSchedule.from_start(start)
+    assert rest.num_steps == num_steps - done_steps
+    assert rest.checkpoint_steps == set(whole["snapshots"]) & set(range(done_steps + 1, num_steps + 1))
+    assert rest.num_output_steps == len(list(rest.output_steps()))
+    assert told(rest) == {what: [step for step in steps if step > done_steps] for what, steps in whole.items()}
+
+
+def test_more_steps_than_there_are_cannot_have_been_done() -> None:
+    assert StepSchedule.from_start(node_pb2.Start(num_steps=3, done_steps=3)).num_steps == 0
+    with pytest.raises(ValueError, match="4 of 3 steps cannot have been done"):
+        StepSchedule.from_start(node_pb2.Start(num_steps=3, done_steps=4))
 
 
 @pytest.mark.parametrize(

@@ -169,15 +169,16 @@ def make_rig(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[in
 class Running:
     """The program's steps in a thread."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Rig, schedule: StepSchedule = STEPS) -> None:
         self.error: BaseException | None = None
         self._rig = rig
+        self._schedule = schedule
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._rig.program.run(STEPS)
+            self._rig.program.run(self._schedule)
         except (Stopped, LinkLost, RuntimeError, ValueError) as error:
             self.error = error
 
@@ -223,6 +224,27 @@ def test_losses_and_weights_are_those_of_the_whole_batch(make_rig: Callable[[int
     assert ("first", "a, micro-batch 2") in rows
     assert ("last", "b, micro-batch 3") in rows
     assert ("last", "b") in {(region, detail) for region, detail in rows}  # its update
+
+
+def test_what_is_told_of_an_epoch_are_steps_of_the_execution(make_rig: Callable[[int], Rig]) -> None:
+    """Of eight steps three are done; outputs leave after every fourth."""
+    schedule = StepSchedule(
+        num_steps=5, activation_steps=4, checkpoint_steps=frozenset({6}), run_ahead_steps=8, done_steps=3
+    )
+    rig = make_rig(2)
+    spans: list[node_pb2.AttachResponse] = []
+    trace = observation_pb2.Trace(execution=1, first_step=5, num_steps=2)
+    rig.program.progress.recorder = Recorder("wafer-0", trace, spans.append)
+    running = Running(rig, schedule)
+    for step in range(1, 6):
+        rig.give(step)
+        if step in (1, 5):
+            rig.loss(step)
+    running.join()
+    assert running.error is None
+    assert rig.told == [6]
+    assert rig.program.progress.step == 8
+    assert {span.step for response in spans for span in response.spans.spans} == {5, 6}
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

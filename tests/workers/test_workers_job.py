@@ -3,14 +3,16 @@
 import queue
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import input_functions
 import pytest
 import torch
 from link_pairs import raise_defect
 
+from interconnect.links.cancellation import CancellationToken
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from interconnect.links.listener import LinkListener
@@ -61,9 +63,7 @@ class Wafer:
         self.hub = Hub()
         self.link: Link | None = None
 
-    def load(
-        self, job: WorkerJob, plan: plan_pb2.WorkerPlan, execution: int = 1, state_steps: Sequence[int] = ()
-    ) -> None:
+    def load(self, job: WorkerJob, plan: plan_pb2.WorkerPlan, execution: int = 1, **fields: Any) -> None:
         token = secrets.token_hex(8)
         pending = self.listener.expect(token, "worker-0")
         spec = node_pb2.LinkSpec(
@@ -73,7 +73,8 @@ class Wafer:
             dial=True,
             purpose=node_pb2.LINK_PURPOSE_WAFER,
         )
-        job.load(node_pb2.Load(execution=execution, worker=plan, links=[spec], loader="train", state_steps=state_steps))
+        request = node_pb2.Load(execution=execution, worker=plan, links=[spec], loader="train", **fields)
+        job.load(request, CancellationToken())
         self.link = pending.wait(10)
         self.link.expect({GROUP: plan.batch.nbytes})
         self.hub.add(self.link)

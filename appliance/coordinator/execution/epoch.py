@@ -210,5 +210,5 @@ class Epoch:
                 if point is not None and self._start.done_steps:
                     load.input_state = point.input_states.get(member.name, b"")
                 if self._begin.wants_input_states:
-                    load.state_steps.extend(sorted(set(self._start.checkpoint_steps)))
+                    load.state_steps.extend(sorted(self.schedule.checkpoint_steps))
         return node_pb2.AttachRequest(load=load)

@@ -160,8 +160,7 @@ class Execution:
         self._waiting.until(self._is_done)
         self._on_progress(self._schedule.num_steps)
         # The nodes keep the last snapshot until they are told to stop.
-        wanted = {step for step in self._schedule.checkpoint_steps if 1 <= step <= self._schedule.num_steps}
-        self._waiting.until(lambda: wanted <= self._taken)
+        self._waiting.until(lambda: self._schedule.checkpoint_steps <= self._taken)
 
     def finished(self) -> coordinator_pb2.ExecuteResponse:
         """The last message, after stop."""

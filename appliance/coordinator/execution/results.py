@@ -57,6 +57,8 @@ class OutputReader:
 class Results:
     """Receives the outputs of all steps in a thread of its own, never further ahead of the client than the bound.
 
+    On the links steps are counted from the begin of the epoch, here as the client counts them: in the execution.
+
     The bound is held by acknowledging to those who send only what the client has consumed: each sends at most
     run_ahead steps with outputs beyond that.
     """
@@ -84,7 +86,8 @@ class Results:
                     f"an output of group {group_id} ends at byte {reader.end} of {groups[group_id].nbytes}"
                 )
         self._sizes = {group.id: group.nbytes for group in plan.coordinator.groups}
-        self._sampler = ScalarSampler(plan.coordinator.outputs, schedule.num_steps, on_scalars)
+        self._last_step = schedule.global_step(schedule.num_steps)
+        self._sampler = ScalarSampler(plan.coordinator.outputs, self._last_step, on_scalars)
         self._schedule = schedule
         self._links = [link for link in links.values() if any(link is used for _, used in self._groups)]
         self._on_outputs = on_outputs
@@ -98,8 +101,8 @@ class Results:
         self._waiting: deque[coordinator_pb2.StepOutputs] = deque()
         self._oldest = 0.0  # when the first of them came
         self._began = 0.0
-        self._first_step = next(iter(schedule.output_steps()), 0)
-        self._consumed = 0  # step
+        self._first_step = schedule.global_step(next(iter(schedule.output_steps()), 0))
+        self._consumed = 0  # step of the execution
         self._stopped = False
         self.received_step = 0  # the last whose outputs are here, or were taken
         self._thread = GuardedThread(self._run, name="results", on_defect=on_failure)
@@ -129,10 +132,10 @@ class Results:
         waiting = self._waiting
         first = waiting[0].step == self._first_step
         full = len(waiting) >= min(BATCH_STEPS, self._schedule.run_ahead_steps)
-        return first or full or waiting[-1].step == self._schedule.num_steps
+        return first or full or waiting[-1].step == self._last_step
 
     def consumed(self, step: int) -> None:
-        """The client has done with all steps up to this one."""
+        """The client has done with all steps of the execution up to this one."""
         with self._changed:
             self._consumed = max(self._consumed, step)
             self._changed.notify_all()
@@ -165,12 +168,14 @@ class Results:
         """Pass on what the client has consumed; wait for it where the senders may send nothing before."""
         with self._changed:
             while (
-                not self._stopped and len(received) >= self._schedule.run_ahead_steps and received[0] > self._consumed
+                not self._stopped
+                and len(received) >= self._schedule.run_ahead_steps
+                and self._schedule.global_step(received[0]) > self._consumed
             ):
                 self._changed.wait()
             if self._stopped:
                 raise Stopped
-            consumed = self._consumed
+            consumed = self._consumed - self._schedule.done_steps
         last = 0
         while received and received[0] <= consumed:
             last = received.popleft()
@@ -181,6 +186,7 @@ class Results:
     def _receive(self, step: int) -> None:
         frames = {group: self._hub.receive(link, group, step).view for group, link in self._groups}
         tensors = [reader.read(frames[group]) for group, reader in self._outputs]
+        step = self._schedule.global_step(step)
         with self._changed:
             now = time.monotonic()
             if not self._waiting:

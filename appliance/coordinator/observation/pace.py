@@ -29,8 +29,8 @@ class Pace:
         soon = time.time() + seconds
         with self._lock:
             steps = [
-                report.step + (soon - report.time) * report.step / report.seconds["total"]
+                report.step + (soon - report.time) * (report.step - report.done_steps) / report.seconds["total"]
                 for report in self._reports.values()
-                if report.execution == execution and report.step and report.seconds["total"] > 0
+                if report.execution == execution and report.step > report.done_steps and report.seconds["total"] > 0
             ]
         return math.ceil(max(steps)) + 1 if steps else None

@@ -90,6 +90,7 @@ class NodeReport(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     EXECUTION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    DONE_STEPS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     CPU_SECONDS_FIELD_NUMBER: _builtins.int
@@ -101,7 +102,9 @@ class NodeReport(_message.Message):
     """seconds since the epoch"""
     execution: _builtins.int
     step: _builtins.int
-    """steps done"""
+    """steps done, of the execution"""
+    done_steps: _builtins.int
+    """of them, in earlier epochs; seconds and bytes are of this one"""
     cpu_seconds: _builtins.float
     """of the process"""
     memory_bytes: _builtins.int
@@ -127,6 +130,7 @@ class NodeReport(_message.Message):
         time: _builtins.float = ...,
         execution: _builtins.int = ...,
         step: _builtins.int = ...,
+        done_steps: _builtins.int = ...,
         seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         cpu_seconds: _builtins.float = ...,
@@ -135,7 +139,7 @@ class NodeReport(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cpu_seconds", b"cpu_seconds", "execution", b"execution", "memory_bytes", b"memory_bytes", "node", b"node", "queued", b"queued", "seconds", b"seconds", "step", b"step", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cpu_seconds", b"cpu_seconds", "done_steps", b"done_steps", "execution", b"execution", "memory_bytes", b"memory_bytes", "node", b"node", "queued", b"queued", "seconds", b"seconds", "step", b"step", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
