@@ -170,6 +170,10 @@ def _dispatch(job: NodeJob, request: node_pb2.AttachRequest, outbox: Outbox) -> 
             outbox.put(node_pb2.AttachResponse(stopped=stopped))
         case "release_snapshot":
             job.release_snapshot(request.release_snapshot.step)
+        case "keep_recovery_point":
+            job.keep_recovery_point(request.keep_recovery_point)
+        case "drop_recovery_points":
+            job.drop_recovery_points(request.drop_recovery_points.before)
         case "trace":
             job.trace(request.trace)
         case kind:

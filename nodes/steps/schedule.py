@@ -56,6 +56,7 @@ class StepSchedule:
     activation_steps: int
     checkpoint_steps: frozenset[int]
     run_ahead_steps: int
+    done_steps: int = 0  # of the execution, in earlier epochs
 
     @classmethod
     def from_start(cls, start: node_pb2.Start) -> "StepSchedule":
@@ -68,7 +69,12 @@ class StepSchedule:
             activation_steps=max(1, start.activation_steps),
             checkpoint_steps=frozenset(start.checkpoint_steps),
             run_ahead_steps=max(1, start.run_ahead_steps),
+            done_steps=start.done_steps,
         )
+
+    def global_step(self, step: int) -> int:
+        """The step of the execution that a step of the epoch is."""
+        return step + self.done_steps
 
     def outputs_leave(self, step: int) -> bool:
         """Whether groups that go to the coordinator travel in this step."""
