@@ -13,12 +13,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
 
     from memoryx.memoryx_job import MemoryXJob
+    from memoryx.recovery.folders import sweep
     from memoryx.settings import parse_arguments
     from memoryx.state_service import StateService
+    from nodes.folders import recovery_root
     from nodes.lifecycle.node import run_node
 
     settings, state_settings = parse_arguments(argv)
     torch.set_num_threads(settings.threads)
+    sweep(recovery_root())
     service = StateService()
 
     return run_node(

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from memoryx.files.state_memory import StateSettings
+from memoryx.recovery.folders import member_folder
+from memoryx.recovery_points import RecoveryPoints
 from memoryx.snapshots import Snapshots
 from memoryx.state_service import StateService
 from memoryx.store import StateStore
+from nodes.folders import recovery_root
 from nodes.lifecycle.execution import report_failure
 from nodes.lifecycle.node_job import JobContext
 from nodes.lifecycle.role_job import RoleJob
@@ -23,6 +26,13 @@ class KeptStates:
         self._service = service
         self.store = StateStore(settings)
         self.snapshots = Snapshots(self.store, self._announce)
+        self.recovery_points = RecoveryPoints(
+            self.store,
+            lambda: member_folder(recovery_root(), context.job, context.node),
+            f"{context.node} of {context.job}",
+            lambda kept: context.emit(node_pb2.AttachResponse(recovery_point_kept=kept)),
+            on_defect=lambda error: report_failure(context, error),
+        )
         self.missing: Sequence[str] = ()  # of the plan that was loaded last: those that nobody has written
         service.add_job(
             context.job,
@@ -32,16 +42,17 @@ class KeptStates:
             on_defect=lambda error: report_failure(context, error),
         )
 
-    def load(self, plan: plan_pb2.MemoryXPlan) -> None:
-        """Lay the states out for a plan."""
+    def load(self, plan: plan_pb2.MemoryXPlan, recovery_point: int) -> None:
+        """Lay the states out for a plan; those of a recovery point, if its number is not 0, are put back."""
         self.snapshots.reset()
         with self._service.alone(self._context.job):
-            self.missing = self.store.load(plan)
+            self.missing = self.recovery_points.load(plan, recovery_point)
 
     def close(self) -> None:
         """Drop everything; no execution uses it any more."""
         self._service.remove_job(self._context.job)
         self.snapshots.reset()
+        self.recovery_points.close()
         self.store.close()
 
     def _announce(self, step: int) -> None:
@@ -58,8 +69,19 @@ class StateJob(RoleJob):
     def missing_states(self) -> Sequence[str]:
         return self._states.missing
 
+    def start(self, request: node_pb2.Start) -> None:
+        self._states.recovery_points.expect(request)
+        super().start(request)
+
     def release_snapshot(self, step: int) -> None:
         self._states.snapshots.release(step)
+
+    def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:
+        if self.running_execution == request.execution:
+            self._states.recovery_points.expect_after(request.step, request.recovery_point)
+
+    def drop_recovery_points(self, before: int) -> None:
+        self._states.recovery_points.drop(before)
 
     def close(self) -> None:
         super().close()

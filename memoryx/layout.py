@@ -7,30 +7,9 @@ belongs to several groups lies in the first; the later ones are either found to 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from interconnect.links.elements import aligned, tensor_bytes
+from interconnect.links.elements import aligned
+from memoryx.files.place import Place
 from wsc.v1 import plan_pb2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """One state's place in the shared memory."""
-
-    offset: int
-    element_type: "plan_pb2.ElementType.ValueType"
-    shape: tuple[int, ...]
-    nbytes: int
-
-    @classmethod
-    def at(cls, offset: int, tensor_type: plan_pb2.TensorType) -> "Place":
-        return cls(
-            offset=offset,
-            element_type=tensor_type.element_type,
-            shape=tuple(tensor_type.shape),
-            nbytes=tensor_bytes(tensor_type),
-        )
-
-    def holds(self, tensor_type: plan_pb2.TensorType) -> bool:
-        return self.element_type == tensor_type.element_type and self.shape == tuple(tensor_type.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

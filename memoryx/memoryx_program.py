@@ -18,6 +18,7 @@ from interconnect.links.link import Link
 from interconnect.links.shared_memory import Slice
 from memoryx.kernels import Buffers, Call, StateKernel, make_kernels
 from memoryx.paging import Paging
+from memoryx.recovery_points import RecoveryPoints
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore
 from nodes.folders import cache_root
@@ -38,6 +39,7 @@ class MemoryXProgram:
         plan: plan_pb2.MemoryXPlan,
         store: StateStore,
         snapshots: Snapshots,
+        recovery_points: RecoveryPoints,
         hub: Hub,
         links: Mapping[LinkKey, Link],
     ) -> None:
@@ -50,6 +52,7 @@ class MemoryXProgram:
         self._bytes_of_messages: set[int] = set()  # values that are others in each step
         self._store = store
         self._snapshots = snapshots
+        self._recovery_points = recovery_points
         self._shard = plan.shard
         self._links = links
         self._swarmx = links[node_pb2.LINK_PURPOSE_SWARMX, 0]
@@ -88,7 +91,11 @@ class MemoryXProgram:
         self._paging.prepare()
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
-        def keep_snapshot(step: int) -> None:
+        recovery_points = self._recovery_points
+
+        def keep_states(step: int) -> None:
+            if recovery_points.due_step == schedule.global_step(step):
+                recovery_points.keep_due(schedule.global_step(step))
             if schedule.keeps_snapshot(step):
                 self.progress.waits = True  # for a client that has not done with the snapshot before
                 self._snapshots.take(schedule.global_step(step))
@@ -98,11 +105,15 @@ class MemoryXProgram:
             link.limit_ahead(schedule.run_ahead_steps)
         if schedule.checkpoint_steps:
             self._store.reserve_snapshot()
+        recovery_points.keep_first(self.progress)
         self._paging.start(schedule.num_steps)
-        return self._program.run(schedule, keep_snapshot)
+        seconds = self._program.run(schedule, keep_states)
+        recovery_points.keep_last(self.progress)
+        return seconds
 
     def interrupt(self) -> None:
         self._snapshots.interrupt()
+        self._recovery_points.interrupt()
         self._paging.interrupt()
 
     def close(self) -> None:
@@ -211,7 +222,7 @@ class MemoryXProgram:
         outputs, drops = values.indices(run.outputs), values.indices(run.drops) if is_last else []
 
         def run_kernel(step: int) -> None:
-            if store.has_snapshot:
+            if store.copies_on_write:
                 store.before_write(committed, part)
             results = call([tensors[index] for index in inputs])
             for index, result in zip(outputs, results, strict=True):
@@ -231,7 +242,7 @@ class MemoryXProgram:
         store, name = self._store, self._slots[commit.state]
 
         def copy(step: int) -> None:
-            if store.has_snapshot:
+            if store.copies_on_write:
                 store.before_write([name])
             state.copy_(tensors[index])
 

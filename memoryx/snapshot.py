@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 
 from interconnect.links.shared_memory import Slice
 from memoryx.files.accesses import Extent
+from memoryx.files.place import Place
 from memoryx.files.state_memory import CHUNK_BYTES, StateMemory
-from memoryx.layout import Place
 
 
 class Snapshot:

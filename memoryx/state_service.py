@@ -23,7 +23,7 @@ from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import Link, LinkLost
 from interconnect.links.listener import LinkListener, PendingLink
 from interconnect.links.shared_memory import Slice
-from memoryx.layout import Place
+from memoryx.files.place import Place
 from memoryx.snapshots import Snapshots
 from memoryx.staging import Staging, run_all
 from memoryx.store import StateStore

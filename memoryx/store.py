@@ -1,6 +1,6 @@
 """The states that one shard keeps for one job: they survive executions, and go with the job."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
@@ -8,8 +8,10 @@ from interconnect.links.elements import torch_dtype
 from interconnect.links.shared_memory import SharedMemory
 from memoryx.files.accesses import Extent
 from memoryx.files.pager import Pager
+from memoryx.files.place import Place
 from memoryx.files.state_memory import StateMemory, StateSettings
-from memoryx.layout import Layout, Place, fit, lay_out
+from memoryx.layout import Layout, fit, lay_out
+from memoryx.recovery.recovery_point import RecoveryPoint
 from memoryx.snapshot import Snapshot
 from wsc.v1 import plan_pb2
 
@@ -25,20 +27,29 @@ class StateStore:
         self._written: set[str] = set()
         self._spare: StateMemory | None = None  # of a snapshot that was released
         self._snapshot: Snapshot | None = None
+        self._recovery_point: RecoveryPoint | None = None
 
-    def load(self, plan: plan_pb2.MemoryXPlan) -> list[str]:
-        """Lay the states out for a plan. Returns the names of those that nobody has written yet."""
+    def load(self, plan: plan_pb2.MemoryXPlan, put_back: Mapping[str, Place] | None = None) -> list[str]:
+        """Lay the states out for a plan. Returns the names of those that nobody has written yet.
+
+        put_back: states that will be written, of these types if the plan does not say otherwise; what there was is
+        nothing worth then.
+        """
         wanted = {slot.name: slot.type for slot in plan.states}
+        if put_back is not None:
+            self._written.clear()
         self._written -= {
             name
             for name, tensor_type in wanted.items()
             if name in self._written and not self._layout.places[name].holds(tensor_type)
         }
+        kept = put_back
+        if kept is None:
+            kept = {name: place for name, place in self._layout.places.items() if name in self._written}
         fitting = fit(plan, self._layout) if self._memory is not None else None
-        if fitting is not None:
+        if fitting is not None and _has_room(fitting.places, kept, wanted):
             self._layout = fitting
         else:
-            kept = {name: place for name, place in self._layout.places.items() if name in self._written}
             self._move_to(lay_out(plan, kept))
         return [name for name in wanted if name not in self._written]
 
@@ -72,12 +83,12 @@ class StateStore:
         self._written.update(names)
 
     @property
-    def has_snapshot(self) -> bool:
+    def copies_on_write(self) -> bool:
         """Whether before_write has an effect."""
-        return self._snapshot is not None
+        return self._snapshot is not None or self._recovery_point is not None
 
-    def before_write(self, names: Iterable[str], part: tuple[int, int] = (0, 1)) -> None:
-        """Keep the values of states for the snapshot, if there is one.
+    def before_write(self, names: Collection[str], part: tuple[int, int] = (0, 1)) -> None:
+        """Keep the values of states for the snapshot and for the recovery point, if there is one.
 
         part: number and count, of writing in parts; those before have been written.
         """
@@ -85,6 +96,12 @@ class StateStore:
         if snapshot is not None:
             for name in names:
                 snapshot.before_write(name, *part)
+        point = self._recovery_point
+        if point is not None:
+            for name in names:
+                point.before_write(name, *part)
+            if point.ended:
+                self._recovery_point = None
 
     def reserve_snapshot(self) -> None:
         """Make sure that there is room for a snapshot on the disk, if it goes there."""
@@ -97,6 +114,12 @@ class StateStore:
         places = {name: place for name, place in self._layout.places.items() if name in self._written}
         self._snapshot = Snapshot(step, places, self.states, self._take_spare(), self.was_read)
         return self._snapshot
+
+    def begin_recovery_point(self, *, required: bool) -> RecoveryPoint:
+        """Everything as it is now, which somebody is to write to a file. The one before has ended."""
+        places = {name: place for name, place in self._layout.places.items() if name in self._written}
+        self._recovery_point = RecoveryPoint(places, self.states, self.was_read, required=required)
+        return self._recovery_point
 
     def release(self, snapshot: Snapshot) -> None:
         """The snapshot's memory may serve the next one."""
@@ -128,6 +151,8 @@ class StateStore:
         return StateMemory(self.states.nbytes, self.settings, "a snapshot of weights and optimizer state")
 
     def _move_to(self, layout: Layout) -> None:
+        if self._recovery_point is not None:
+            self._recovery_point.leave_live()
         memory = StateMemory(layout.nbytes, self.settings, "weights and optimizer state")
         for name in self._written & layout.places.keys():
             place = self._layout.places[name]
@@ -136,3 +161,10 @@ class StateStore:
         if self._memory is not None:
             self._memory.close()
         self._memory, self._layout = memory, layout
+
+
+def _has_room(
+    places: Mapping[str, Place], kept: Mapping[str, Place], wanted: Mapping[str, plan_pb2.TensorType]
+) -> bool:
+    """Whether states that a plan does not name have their places, too."""
+    return all(name in wanted or (name in places and places[name].is_like(place)) for name, place in kept.items())

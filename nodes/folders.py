@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 CACHE_VARIABLE = "WAFERBOX_CACHE"
+RECOVERY_VARIABLE = "WAFERBOX_RECOVERY_DIR"
 KEY_BYTES = 32
 
 
@@ -17,6 +18,12 @@ def cache_root() -> Path:
     if named:
         return Path(named).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "waferbox"
+
+
+def recovery_root() -> Path:
+    """$WAFERBOX_RECOVERY_DIR, or a folder in the cache: what jobs go on from when somebody has died."""
+    named = os.environ.get(RECOVERY_VARIABLE)
+    return Path(named).absolute() if named else cache_root() / "recovery"
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -64,11 +71,11 @@ def _is_secret(path: Path) -> bool:
     return private and found.st_size == KEY_BYTES
 
 
-def why_not_kept(folder: Path, nbytes: int, reason: str | None) -> str:
+def why_not_kept(folder: Path, nbytes: int, reason: str | None, variable: str = CACHE_VARIABLE) -> str:
     """For the user whose files a folder did not take: which folder, why, what it has room for, and the way out."""
     existing = next(place for place in (folder, *folder.parents) if place.is_dir())
     free = shutil.disk_usage(existing).free
     return (
         f"{folder}: {reason or 'not writable'} ({nbytes / 1e6:.2f} MB are needed, {free / 1e6:.2f} MB are free). "
-        f"Make room there, or start the cluster with {CACHE_VARIABLE} set to another folder"
+        f"Make room there, or start the cluster with {variable} set to another folder"
     )

@@ -11,12 +11,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     # An OpenMP thread must never spin beside other processes; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from interconnect.rpc.allocator import keep_freed_memory
+    from memoryx.recovery.folders import sweep
     from memoryx.state_service import StateService
+    from nodes.folders import recovery_root
     from nodes.lifecycle.node import parse_arguments, run_node
     from wafer.wafer_job import WaferJob
 
     keep_freed_memory()
     settings = parse_arguments("wafer", argv)
+    sweep(recovery_root())
     service = StateService()
 
     return run_node(

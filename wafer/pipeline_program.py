@@ -15,6 +15,7 @@ import torch
 from interconnect.links.elements import torch_dtype
 from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import Link
+from memoryx.recovery_points import RecoveryPoints
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore
 from nodes.lifecycle.node_job import LinkKey
@@ -38,6 +39,7 @@ class PipelineProgram:
         plan: plan_pb2.PipelinePlan,
         store: StateStore,
         snapshots: Snapshots,
+        recovery_points: RecoveryPoints,
         hub: Hub,
         links: Mapping[LinkKey, Link],
         *,
@@ -47,6 +49,7 @@ class PipelineProgram:
         self._store = store
         self._slots = {slot.value: slot.name for slot in plan.states}
         self._snapshots = snapshots
+        self._recovery_points = recovery_points
         self._program = Program(hub, "compute")
         self.progress = self._program.progress
         self._coordinator = links[node_pb2.LINK_PURPOSE_COORDINATOR, 0]
@@ -74,16 +77,23 @@ class PipelineProgram:
         self._threads = RegionThreads(others, self._positions, hub.stop)
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
-        def keep_snapshot(step: int) -> None:
+        recovery_points = self._recovery_points
+
+        def keep_states(step: int) -> None:
+            if recovery_points.due_step == schedule.global_step(step):
+                recovery_points.keep_due(schedule.global_step(step))
             if schedule.keeps_snapshot(step):
                 self.progress.waits = True  # for a client that has not done with the snapshot before
                 self._snapshots.take(schedule.global_step(step))
                 self.progress.waits = False
 
         self._coordinator.limit_ahead(schedule.run_ahead_steps)
+        recovery_points.keep_first(self.progress)
         self._threads.start(schedule, self.progress)
         try:
-            return self._program.run(schedule, keep_snapshot)
+            seconds = self._program.run(schedule, keep_states)
+            recovery_points.keep_last(self.progress)
+            return seconds
         except Stopped:
             if self._threads.error is not None:
                 raise self._threads.error from None
@@ -93,6 +103,7 @@ class PipelineProgram:
 
     def interrupt(self) -> None:
         self._snapshots.interrupt()
+        self._recovery_points.interrupt()
         self._positions.stop()
 
     def close(self) -> None:
@@ -224,7 +235,7 @@ class PipelineProgram:
         tensors, place, store, name = self._program.values.tensors, self._states[state], self._store, self._slots[state]
 
         def commit(step: int) -> None:
-            if store.has_snapshot:
+            if store.copies_on_write:
                 store.before_write([name])
             place.copy_(tensors[index])
 

@@ -76,7 +76,7 @@ class RegionKernels:
             store, committed = self._store, [self._slots[state] for state in run.commits if state]
 
             def call(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-                if store.has_snapshot:
+                if store.copies_on_write:
                     store.before_write(committed)
                 return update(given)
 

@@ -27,17 +27,17 @@ class WaferJob(StateJob):
 
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> StepProgram:
         if request.HasField("pipeline"):
-            return self._compile_pipeline(request.pipeline, hub, links)
+            return self._compile_pipeline(request, hub, links)
         # Holds for threads that begin to compute from now on, and so for the one that will run the steps.
         torch.set_num_threads(self._threads if request.wafer.flops >= THREADED_FLOPS else 1)
         return WaferProgram(request.wafer, request.wafer_number, hub, links)
 
-    def _compile_pipeline(
-        self, plan: plan_pb2.PipelinePlan, hub: Hub, links: Mapping[LinkKey, Link]
-    ) -> PipelineProgram:
-        self._states.load(plan_pb2.MemoryXPlan(states=plan.states))
+    def _compile_pipeline(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> PipelineProgram:
+        plan, states = request.pipeline, self._states
+        states.load(plan_pb2.MemoryXPlan(states=plan.states), request.recovery_point)
         threads = self._threads if plan.flops >= THREADED_FLOPS else 1
         num_threads = min(threads, len(plan.regions))
         torch.set_num_threads(max(1, threads // num_threads))
-        store, snapshots = self._states.store, self._states.snapshots
-        return PipelineProgram(plan, store, snapshots, hub, links, num_threads=num_threads)
+        return PipelineProgram(
+            plan, states.store, states.snapshots, states.recovery_points, hub, links, num_threads=num_threads
+        )

@@ -24,6 +24,7 @@ _PUNCH_HOLE_AND_KEEP_SIZE: Final = 3
 _SYNC_FILE_RANGE_WAIT_BEFORE: Final = 1
 _SYNC_FILE_RANGE_WRITE: Final = 2
 _SYNC_FILE_RANGE_WAIT_AFTER: Final = 4
+_SYNC_AND_WAIT: Final = _SYNC_FILE_RANGE_WAIT_BEFORE | _SYNC_FILE_RANGE_WRITE | _SYNC_FILE_RANGE_WAIT_AFTER
 
 # Since Linux 5.18 a page fault where large pages are wanted reads as much as one of them, even from a file system that
 # has none; before that, and without transparent huge pages, it would read 4 KB.
@@ -86,11 +87,7 @@ class FilePages:
 
         Those stay that another process has mapped.
         """
-        self._write(
-            offset,
-            nbytes,
-            _SYNC_FILE_RANGE_WAIT_BEFORE | _SYNC_FILE_RANGE_WRITE | _SYNC_FILE_RANGE_WAIT_AFTER,
-        )
+        self._write(offset, nbytes, _SYNC_AND_WAIT)
         self._advise(offset, nbytes, mmap.MADV_DONTNEED)  # of a shared mapping: nothing is lost
         first, length = _whole_pages(offset, nbytes)
         os.posix_fadvise(self._memory.fileno(), first, length, os.POSIX_FADV_DONTNEED)
@@ -109,9 +106,24 @@ class FilePages:
         return ctypes.get_errno() if _libc.madvise(self._start + first, length, advice) else 0
 
     def _write(self, offset: int, nbytes: int, flags: int) -> None:
-        first, length = _whole_pages(offset, nbytes)
-        if _libc.sync_file_range(self._memory.fileno(), first, length, flags):
-            _raise()
+        _sync_range(self._memory.fileno(), *_whole_pages(offset, nbytes), flags)
+
+
+class PassingFile:
+    """A file that is written from one end to the other, and of which little is in memory for that."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._last: tuple[int, int] | None = None  # whole pages, on their way to the disk
+
+    def written(self, offset: int, nbytes: int) -> None:
+        """Begins to write what the file was given to the disk, and lets that go which was begun before."""
+        whole = _whole_pages(offset, nbytes)
+        _sync_range(self._descriptor, *whole, _SYNC_FILE_RANGE_WRITE)
+        if self._last is not None:
+            _sync_range(self._descriptor, *self._last, _SYNC_AND_WAIT)
+            os.posix_fadvise(self._descriptor, *self._last, os.POSIX_FADV_DONTNEED)
+        self._last = whole
 
 
 def discard_pages(memory: SharedMemory, offset: int, nbytes: int) -> None:
@@ -122,6 +134,11 @@ def discard_pages(memory: SharedMemory, offset: int, nbytes: int) -> None:
         number = ctypes.get_errno()
         if number != errno.EOPNOTSUPP:
             _raise()
+
+
+def _sync_range(descriptor: int, offset: int, nbytes: int, flags: int) -> None:
+    if _libc.sync_file_range(descriptor, offset, nbytes, flags):
+        _raise()
 
 
 def _whole_pages(offset: int, nbytes: int) -> tuple[int, int]:

@@ -107,6 +107,9 @@ class NodeJob(Protocol):
     def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:
         """Keep what the job would go on from, as of the end of a step; no effect on a node that is beyond it."""
 
+    def drop_recovery_points(self, before: int) -> None:
+        """MemoryX: remove the recovery points with smaller numbers. Other roles: nothing."""
+
     def report(self) -> observation_pb2.NodeReport | None:
         """How it goes, while an execution runs. From any thread."""
 

@@ -183,6 +183,8 @@ def _dispatch(job: NodeJob, request: node_pb2.AttachRequest, cancellation: Cance
             job.release_snapshot(request.release_snapshot.step)
         case "keep_recovery_point":
             job.keep_recovery_point(request.keep_recovery_point)
+        case "drop_recovery_points":
+            job.drop_recovery_points(request.drop_recovery_points.before)
         case "trace":
             job.trace(request.trace)
         case kind:

@@ -65,6 +65,11 @@ class RoleJob(ABC):
         """Whether steps are being run."""
         return self._execution is not None and self._execution.running
 
+    @property
+    def running_execution(self) -> int | None:
+        """The number of the execution whose steps are being run."""
+        return self._number if self.running else None
+
     def prepare_input(self, request: node_pb2.PrepareInput) -> None:
         raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"{self.context.node} takes no input function")
 
@@ -109,8 +114,11 @@ class RoleJob(ABC):
     def release_snapshot(self, step: int) -> None:
         raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"{self.context.node} keeps no snapshots")
 
-    def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:  # noqa: B027 - it need not be overridden
-        """A role that keeps nothing has nothing to do."""
+    def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:  # noqa: B027 - a default
+        """A role that has nothing which the job would go on from does nothing."""
+
+    def drop_recovery_points(self, before: int) -> None:  # noqa: B027 - a default
+        """A role that keeps no recovery points does nothing."""
 
     def report(self) -> observation_pb2.NodeReport | None:
         # From another thread: what is dropped meanwhile still has its figures.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from recovery_cases import recovery_points_of
 
 from cirh.dialect.types import tensor_type
 from cirh.modules.builder import GraphBuilder
@@ -52,7 +53,8 @@ class Rig:
             self.hub.add(self.near[key])
             self.far_hub.add(self.far[key])
         snapshots = Snapshots(self.store, lambda step: None)
-        self.program = MemoryXProgram(plan, self.store, snapshots, self.hub, self.near)
+        self.recovery_points = recovery_points_of(self.store)
+        self.program = MemoryXProgram(plan, self.store, snapshots, self.recovery_points, self.hub, self.near)
         schedule = StepSchedule(
             num_steps=num_steps, activation_steps=1, checkpoint_steps=frozenset(), run_ahead_steps=1
         )
@@ -67,6 +69,7 @@ class Rig:
             link.close()
         self.hub.close()
         self.far_hub.close()
+        self.recovery_points.close()
         self.store.close()
 
 

@@ -87,7 +87,7 @@ def test_snapshots_are_of_their_steps_while_steps_go_on(store: StateStore) -> No
         draw = random.Random(1)
         for step in range(1, 61):
             for name in draw.sample(NAMES, len(NAMES)):
-                if store.has_snapshot:
+                if store.copies_on_write:
                     store.before_write([name])
                 store.tensor(name).fill_(step)
             if step % 3 == 0:
@@ -136,7 +136,7 @@ def test_a_snapshot_that_is_read_by_somebody_lasts_until_he_has_done(store: Stat
         for name in NAMES:
             store.tensor(name).fill_(9)
         assert (read(snapshot, NAMES[3], 0, ELEMENTS * 4) == 0).all()
-    assert not store.has_snapshot
+    assert not store.copies_on_write
     snapshots.take(2)
     with snapshots.reading(2) as snapshot:
         assert (read(snapshot, NAMES[3], 0, ELEMENTS * 4) == 9).all()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from link_pairs import End, connect, listening
+from recovery_cases import recovery_points_of
 
 from cirh.dialect.types import tensor_type
 from cirh.modules.builder import GraphBuilder
@@ -14,6 +15,7 @@ from cirh.text.printer import print_module
 from interconnect.links.hub import Stopped
 from interconnect.links.link import LinkLost
 from interconnect.links.shared_memory import SharedMemory, Slice
+from memoryx.recovery_points import RecoveryPoints
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore
 from nodes.steps.schedule import StepSchedule
@@ -111,6 +113,7 @@ class Rig:
     coordinator: End
     store: StateStore
     snapshots: Snapshots
+    recovery_points: RecoveryPoints
     hub_end: End
     told: list[int] = field(default_factory=list)  # steps of snapshots
     batches: SharedMemory = field(default_factory=lambda: SharedMemory.create(4096 * MICRO_BATCHES))
@@ -152,14 +155,16 @@ def make_rig(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[in
                 (node_pb2.LINK_PURPOSE_WORKER, 0): near.link,
                 (node_pb2.LINK_PURPOSE_COORDINATOR, 0): other.link,
             }
-            program = PipelineProgram(plan, store, snapshots, hub, links, num_threads=num_threads)
-            rigs.append(Rig(program, worker, coordinator, store, snapshots, near, told))
+            recovery_points = recovery_points_of(store)
+            program = PipelineProgram(plan, store, snapshots, recovery_points, hub, links, num_threads=num_threads)
+            rigs.append(Rig(program, worker, coordinator, store, snapshots, recovery_points, near, told))
             return rigs[-1]
 
         yield make
         for rig in rigs:
             rig.program.close()
             rig.snapshots.reset()
+            rig.recovery_points.close()
             rig.store.close()
             for end in (rig.worker, rig.coordinator, rig.hub_end):
                 end.close()

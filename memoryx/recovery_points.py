@@ -1,0 +1,242 @@
+"""The recovery points that a process keeps of the states of a job: which, when, and the thread that writes them."""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from interconnect.links.hub import Stopped
+from interconnect.threads import GuardedThread
+from memoryx.recovery.folders import make_member_folder, remove_partial, remove_points
+from memoryx.recovery.point_file import DamagedPoint, PointFile, PointWriter, copy_point
+from memoryx.recovery.recovery_point import RecoveryPoint
+from memoryx.store import StateStore
+from nodes.folders import RECOVERY_VARIABLE, why_not_kept
+from nodes.lifecycle.node_job import JobFailure
+from nodes.telemetry.advice import advise
+from nodes.telemetry.progress import Progress
+from wsc.v1 import node_pb2, plan_pb2
+
+# A folder that is not touched for long is swept; a job may rest longer than that.
+TOUCH_SECONDS: Final = 3600.0
+
+_Work = Callable[[], None]
+
+
+class RecoveryPoints:
+    """Of one member of one job. Points are begun in the thread of the steps; commands come from another."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        folder: Callable[[], Path],
+        owner: str,
+        announce: Callable[[node_pb2.RecoveryPointKept], None],
+        on_defect: Callable[[Exception], None],
+    ) -> None:
+        """
+        folder: makes up the folder of the points, or raises ValueError for a member that can have none.
+        announce: tells the coordinator that a point is complete. on_defect(error): what the thread has ended by.
+        """
+        self.due_step = 0  # of the execution: a point is to be kept after it; 0: after none
+        self._store = store
+        self._folder = folder
+        self._owner = owner
+        self._announce = announce
+        self._on_defect = on_defect
+        self._changed = threading.Condition()
+        self._interrupted = False
+        self._due = self._first = self._last = 0  # points
+        self._newest: RecoveryPoint | None = None  # that was begun, or put back
+        self._newest_number = 0
+        self._advised = False
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._thread: GuardedThread | None = None
+
+    # -- commands
+
+    def expect(self, start: node_pb2.Start) -> None:
+        """An execution is about to start."""
+        with self._changed:
+            self._first, self._last, self.due_step = start.recovery_point, start.last_recovery_point, 0
+
+    def expect_after(self, step: int, number: int) -> None:
+        """Keep a point after this step of the execution, if it has not passed."""
+        with self._changed:
+            self.due_step, self._due = step, number
+
+    def drop(self, before: int) -> None:
+        """Remove the points with smaller numbers."""
+        folder = self._folder()
+        with self._changed:
+            if self._newest is not None and self._newest_number < before:
+                self._newest.end()
+                self._newest = None
+            self._do(lambda: remove_points(folder, before))
+
+    def load(self, plan: plan_pb2.MemoryXPlan, number: int) -> list[str]:
+        """Lay the states out for a plan, and put those of a point back if its number is not 0.
+
+        Returns the names of those that nobody has written. JobFailure where the point cannot be read.
+        """
+        with self._changed:
+            self._interrupted, self.due_step = False, 0
+            if number and self._newest is not None:
+                self._newest.end()
+                self._newest = None
+        return self._put_back(plan, number) if number else self._store.load(plan)
+
+    def _put_back(self, plan: plan_pb2.MemoryXPlan, number: int) -> list[str]:
+        path = self._folder() / str(number)
+        try:
+            file = PointFile(path, self._owner)
+            try:
+                missing = self._store.load(plan, file.places)
+                for name, place in self._store.places().items():
+                    if name in file.places and place.is_like(file.places[name]):
+                        with self._store.states.passing((place.offset, place.nbytes)):
+                            file.read(name, self._store.memory.view(place.offset, place.nbytes))
+                        self._store.mark_written([name])
+            finally:
+                file.close()
+        except (OSError, DamagedPoint) as error:
+            raise JobFailure(node_pb2.Failure.KIND_NODE, f"recovery point {number} cannot be read: {error}") from error
+        with self._changed:
+            self._newest, self._newest_number = self._store.begin_recovery_point(required=True), number
+            self._newest.complete = True
+            self._newest.end()
+        return [name for name in missing if not self._store.is_written(name)]
+
+    def interrupt(self) -> None:
+        """Make waits for a point raise Stopped, until load."""
+        with self._changed:
+            self._interrupted = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Give up what is not complete, and end the thread. The files stay."""
+        with self._changed:
+            if self._newest is not None:
+                self._newest.end()
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join()
+
+    # -- in the thread of the steps
+
+    def keep_first(self, progress: Progress) -> None:
+        """The first step is about to begin. Stopped when interrupted."""
+        self._keep_required(self._first, progress)
+
+    def keep_due(self, step: int) -> None:
+        """The step that points were due after has ended."""
+        with self._changed:
+            if self.due_step != step:
+                return  # another has taken its place just now
+            number, self.due_step = self._due, 0
+        self._keep(number, required=False)
+
+    def keep_last(self, progress: Progress) -> None:
+        """The last step has ended. Stopped when interrupted."""
+        self._keep_required(self._last, progress)
+
+    def _keep_required(self, number: int, progress: Progress) -> None:
+        if number:
+            progress.waits = True  # for the disk, if the one before is not complete
+            self._keep(number, required=True)
+            progress.waits = False
+
+    def _keep(self, number: int, *, required: bool) -> None:
+        begin, folder = time.monotonic(), self._folder()
+        with self._changed:
+            newest = self._newest
+            if newest is not None and newest.unchanged:
+                newest.required |= required
+                before, self._newest_number = self._newest_number, number
+                self._do(lambda: self._link(folder, newest, before, number, begin))
+                return
+            if newest is not None and not newest.ended:
+                if not newest.required:
+                    newest.end()
+                elif not required:
+                    return
+                else:
+                    self._changed.wait_for(lambda: newest.ended or self._interrupted)
+                    if self._interrupted:
+                        raise Stopped
+            self._newest = point = self._store.begin_recovery_point(required=required)
+            self._newest_number = number
+            self._do(lambda: self._write(folder, point, number, begin))
+
+    # -- in the thread that writes
+
+    def _do(self, work: _Work) -> None:
+        """Work is done in order."""
+        if self._thread is None:
+            self._thread = GuardedThread(self._run, name="recovery-points", on_defect=self._failed)
+            self._thread.start()
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                work = self._work.get(timeout=TOUCH_SECONDS)
+            except queue.Empty:
+                with contextlib.suppress(OSError):
+                    os.utime(self._folder())
+                continue
+            if work is None:
+                return
+            work()
+            with self._changed:
+                self._changed.notify_all()
+
+    def _failed(self, error: Exception) -> None:
+        self.interrupt()
+        self._on_defect(error)
+
+    def _write(self, folder: Path, point: RecoveryPoint, number: int, begin: float) -> None:
+        try:
+            make_member_folder(folder)
+            remove_partial(folder)
+            stays = self._store.settings.folder is None
+            file = PointWriter(folder, number, point.places, self._owner, stays_in_memory=stays)
+            try:
+                point.write_to(file)
+            finally:
+                file.discard()
+        except OSError as error:
+            self._failed_to_write(point, folder, error)
+        finally:
+            point.close()
+        if point.complete:
+            self._tell(number, point, begin)
+
+    def _link(self, folder: Path, point: RecoveryPoint, before: int, number: int, begin: float) -> None:
+        """A point of the same states as one before is the same file."""
+        if not point.complete:
+            return
+        try:
+            copy_point(folder, before, number)
+        except OSError as error:
+            self._failed_to_write(point, folder, error)
+        else:
+            self._tell(number, point, begin)
+
+    def _failed_to_write(self, point: RecoveryPoint, folder: Path, error: OSError) -> None:
+        """Nobody else can make the point; the job goes on without it."""
+        with self._changed:
+            if self._newest is point:
+                self._newest = None
+            told, self._advised = self._advised, True
+        if not told:
+            why = why_not_kept(folder, point.nbytes, error.strerror, RECOVERY_VARIABLE)
+            advise("recovery", f"If a process dies the job starts again from further back: no recovery point in {why}")
+
+    def _tell(self, number: int, point: RecoveryPoint, begin: float) -> None:
+        seconds = time.monotonic() - begin
+        self._announce(node_pb2.RecoveryPointKept(recovery_point=number, nbytes=point.nbytes, seconds=seconds))

@@ -1,0 +1,31 @@
+"""Recovery points of a store, for tests that play the node."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memoryx.recovery_points import RecoveryPoints
+from memoryx.store import StateStore
+from wsc.v1 import node_pb2
+
+OWNER = "memoryx-0 of job-1"
+
+
+def recovery_points_of(
+    store: StateStore, folder: Path | None = None, announce: Callable[[node_pb2.RecoveryPointKept], None] | None = None
+) -> RecoveryPoints:
+    """folder: of the points; without it none may be kept."""
+
+    def find_folder() -> Path:
+        assert folder is not None, "nobody has asked for a point"
+        return folder
+
+    def tell(kept: node_pb2.RecoveryPointKept) -> None:
+        if announce is not None:
+            announce(kept)
+
+    def fail(error: Exception) -> None:
+        pytest.fail(f"a defect in the thread that writes: {error}")
+
+    return RecoveryPoints(store, find_folder, OWNER, tell, fail)
