@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from interconnect.links.cancellation import CancellationToken
 from memoryx.files.state_memory import StateSettings
 from memoryx.recovery.folders import member_folder
 from memoryx.recovery_points import RecoveryPoints
@@ -68,6 +69,15 @@ class StateJob(RoleJob):
 
     def missing_states(self) -> Sequence[str]:
         return self._states.missing
+
+    def load(self, request: node_pb2.Load, cancellation: CancellationToken) -> Sequence[str]:
+        if request.links:
+            return super().load(request, cancellation)
+        # Between executions: what the process in whose place this one is has kept is put back, and nothing is run.
+        self._drop()
+        states = request.pipeline.states if request.HasField("pipeline") else request.memoryx.states
+        self._states.load(plan_pb2.MemoryXPlan(states=states), request.recovery_point)
+        return self.missing_states()
 
     def start(self, request: node_pb2.Start) -> None:
         self._states.recovery_points.expect(request)

@@ -210,7 +210,7 @@ class RecoveryPoints:
             finally:
                 file.discard()
         except OSError as error:
-            self._failed_to_write(point, folder, error)
+            self._failed_to_write(point, folder, number, error)
         finally:
             point.close()
         if point.complete:
@@ -223,16 +223,17 @@ class RecoveryPoints:
         try:
             copy_point(folder, before, number)
         except OSError as error:
-            self._failed_to_write(point, folder, error)
+            self._failed_to_write(point, folder, number, error)
         else:
             self._tell(number, point, begin)
 
-    def _failed_to_write(self, point: RecoveryPoint, folder: Path, error: OSError) -> None:
+    def _failed_to_write(self, point: RecoveryPoint, folder: Path, number: int, error: OSError) -> None:
         """Nobody else can make the point; the job goes on without it."""
         with self._changed:
             if self._newest is point:
                 self._newest = None
             told, self._advised = self._advised, True
+        self._announce(node_pb2.RecoveryPointKept(recovery_point=number, given_up=True))
         if not told:
             why = why_not_kept(folder, point.nbytes, error.strerror, RECOVERY_VARIABLE)
             advise("recovery", f"If a process dies the job starts again from further back: no recovery point in {why}")

@@ -374,7 +374,11 @@ class Job:
         with self._changed:
             execution = self._execution
         if response.WhichOneof("kind") == "recovery_point_kept":
-            self._points.kept(member.name, response.recovery_point_kept.recovery_point)
+            kept = response.recovery_point_kept
+            if kept.given_up:
+                self._points.given_up(kept.recovery_point)
+            else:
+                self._points.kept(member.name, kept.recovery_point)
             if execution is not None:
                 execution.settle_point()
             return

@@ -7,7 +7,7 @@ answers at the same address, and its hello says all that management must know.
 import queue
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 import grpc
@@ -121,6 +121,9 @@ class ManagementLink:
                     raise ManagementLost(f"{self._lost or 'the job has ended'}, and the job had no nodes yet")
                 self._changed.wait(left)
             return self._acquired
+
+    def replace(self, node_ids: Sequence[str], seconds: float) -> management_pb2.Acquired:
+        raise NotImplementedError
 
     def report(self, report: management_pb2.JobReport) -> None:
         """Tell how the job goes."""

@@ -272,7 +272,7 @@ class Client:
 
     def start(self) -> coordinator_pb2.StateWanted:
         wanted = self.receive("state_wanted").state_wanted
-        self.send(state_sent=coordinator_pb2.StateSent())
+        self.send(state_sent=coordinator_pb2.StateSent(attempt=wanted.attempt, wrote=True))
         self.receive("started")
         return wanted
 

@@ -1,11 +1,12 @@
 """A role's job that only pretends to work: it steps through its programs and sends what is due."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from interconnect.links.cancellation import CancellationToken
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from interconnect.links.shared_memory import SharedMemory, Slice
@@ -32,6 +33,9 @@ class Behaviour:
     sent: list[int] = field(default_factory=list)  # steps whose loss SwarmX has sent
     released: dict[str, list[int]] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
+    starts: dict[str, list[node_pb2.Start]] = field(default_factory=dict)
+    dropped: dict[str, list[int]] = field(default_factory=dict)
+    keeps_points: bool = True
     told_to_trace: set[str] = field(default_factory=set)
 
 
@@ -48,19 +52,32 @@ class PretendingProgram:
         self.link = link
         self.memory = SharedMemory.create(4096)
         self.progress = Progress("compute")
+        self.done_steps = 0
+        self.due: node_pb2.KeepRecoveryPoint | None = None
+
+    def keep(self, number: int) -> None:
+        if number:
+            kept = node_pb2.RecoveryPointKept(recovery_point=number)
+            self.context.emit(node_pb2.AttachResponse(recovery_point_kept=kept))
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
+        self.done_steps = schedule.done_steps
         for step in range(1, schedule.num_steps + 1):
             hook = self.behaviour.on_step.get(self.context.node)
             if hook is not None:
-                hook(self.context, step)
+                hook(self.context, schedule.global_step(step))
             begin = time.perf_counter()
             if self.link is not None and schedule.outputs_leave(step):
                 self.link.limit_ahead(schedule.run_ahead_steps)
                 self.send(step)
             if self.context.node.startswith("memoryx") and schedule.keeps_snapshot(step):
-                self.context.emit(node_pb2.AttachResponse(snapshot=node_pb2.Snapshot(step=step)))
-            self.progress.step, self.progress.total = step, step * 0.001
+                snapshot = node_pb2.Snapshot(step=schedule.global_step(step))
+                self.context.emit(node_pb2.AttachResponse(snapshot=snapshot))
+            if self.due is not None and self.due.step <= schedule.global_step(step):
+                due, self.due = self.due, None
+                if due.step == schedule.global_step(step):
+                    self.keep(due.recovery_point)
+            self.progress.step, self.progress.total = schedule.global_step(step), step * 0.001
             if self.progress.recorder is not None:
                 self.progress.recorder.add("compute", "layer", step, begin, time.perf_counter())
                 if step + 1 >= self.progress.recorder.end:
@@ -72,13 +89,13 @@ class PretendingProgram:
         if self.context.node == "swarmx-0":
             for group in self.load.swarmx.groups:
                 self.fill(group, step)
-            self.behaviour.sent.append(step)
+            self.behaviour.sent.append(self.done_steps + step)
         else:
             self.fill(self.load.memoryx.groups[0], step)
 
     def fill(self, group: plan_pb2.Group, step: int) -> None:
         count = group.nbytes // 4
-        values = torch.arange(count, dtype=torch.float32) + step
+        values = torch.arange(count, dtype=torch.float32) + self.done_steps + step
         view = self.memory.tensor(torch.float32, (count,), 0)
         view.copy_(values)
         assert self.link is not None
@@ -110,6 +127,29 @@ class PretendingJob(RoleJob):
     def missing_states(self) -> list[str]:
         load = self.behaviour.loads[self.context.node][-1]
         return [state.name for state in load.memoryx.states] if load.execution == 1 else []
+
+    def load(self, request: node_pb2.Load, cancellation: CancellationToken) -> Sequence[str]:
+        if request.links:
+            return super().load(request, cancellation)
+        self._drop()
+        self.behaviour.loads.setdefault(self.context.node, []).append(request)
+        return ()
+
+    def start(self, request: node_pb2.Start) -> None:
+        program = self._program
+        self.behaviour.starts.setdefault(self.context.node, []).append(request)
+        super().start(request)
+        if self.context.node.startswith("memoryx") and isinstance(program, PretendingProgram):
+            if self.behaviour.keeps_points:
+                program.keep(request.recovery_point)
+                program.keep(request.last_recovery_point)
+
+    def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:
+        if isinstance(self._program, PretendingProgram) and self.behaviour.keeps_points:
+            self._program.due = request
+
+    def drop_recovery_points(self, before: int) -> None:
+        self.behaviour.dropped.setdefault(self.context.node, []).append(before)
 
     def prepare_input(self, request: node_pb2.PrepareInput) -> None:
         self.behaviour.prepared[self.context.node] = request

@@ -24,6 +24,10 @@ FIRST_POINT = 1
 LAST_POINT = (1 << POINT_BITS) - 1
 
 
+class NoRecoveryPoint(RuntimeError):
+    """Nothing has been kept that the job could go on from."""
+
+
 class Execution:
     """load, start, responses, stop: in the thread of the client's call. end_epoch, resume, restore: in the recovery's.
 
@@ -246,7 +250,8 @@ class Execution:
         """
         assert self._points is not None
         point = self._points.complete
-        assert point is not None, "the client was not told that it may forget the states"
+        if point is None:
+            raise NoRecoveryPoint("the states of the job could not be kept anywhere to go on from")
         done_steps = point.step if point.execution == self.index else 0
         epoch = self._begin_epoch(done_steps, point)
         epoch.load()
@@ -369,11 +374,10 @@ class Execution:
         return number
 
     def _has_point(self, number: int) -> bool:
-        """Whether this recovery point, or a later one, is complete."""
+        """Whether this recovery point, or a later one, is complete; or cannot be."""
         assert self._points is not None
         self._points.settle(self.index, self._is_received)
-        complete = self._points.complete
-        return not number or (complete is not None and complete.number >= number)
+        return self._points.is_over(number)
 
     def _is_received(self, step: int) -> bool:
         """Whether nothing that the client gets of the steps up to this one would be lost with the nodes."""

@@ -60,6 +60,15 @@ class RecoveryPoints:
             if number in self._making:
                 self._making[number].kept.add(member)
 
+    def given_up(self, number: int) -> None:
+        """A member cannot keep its states: the point is waited for no longer, and an earlier one stays."""
+        with self._lock:
+            self._making.pop(number, None)
+
+    def is_over(self, number: int) -> bool:
+        """Whether a point is not being made any more: it is complete, or a later one is, or it was given up."""
+        return number not in self._making
+
     def input_state(self, member: str, execution: int, step: int, state: bytes) -> None:
         """Where a worker's loader stands after a step."""
         with self._lock:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from appliance.coordinator.execution.execution import Execution
+from appliance.coordinator.execution.execution import Execution, NoRecoveryPoint
 from appliance.coordinator.execution.waiting import Abandoned, EpochOver
 from appliance.coordinator.failures.verdict import GRACE_SECONDS, JobFailed, Verdict
 from appliance.coordinator.management_link import ManagementLost
@@ -162,7 +162,7 @@ class Recovery:
                 for member in execution.end_epoch(live):
                     self.died(member, f"{self._nodes.describe(member.name)} does not answer")
             replaced = self._replace_dead()
-            where = self._go_on(execution)
+            where = self._go_on(execution, "; ".join(causes))
             with self._changed:
                 if self.is_disturbed:
                     return
@@ -171,12 +171,17 @@ class Recovery:
         seconds = time.monotonic() - begin
         self._job.recovered(f"{'; '.join(causes)}. {replaced}The job goes on{where}, after {seconds:.1f} s")
 
-    def _go_on(self, execution: Execution | None) -> str:
+    def _go_on(self, execution: Execution | None, causes: str) -> str:
         """Put the states back, and run what is left of the execution; returns from where, for the user."""
         if execution is None:
             self._job.restore()
         elif execution.is_started:
-            return f" from step {execution.resume()}"
+            try:
+                return f" from step {execution.resume()}"
+            except NoRecoveryPoint as error:
+                failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=f"{causes}; {error}")
+                self._verdict.report(failure)
+                raise JobFailed(failure) from error
         return ""  # the client writes the states anew
 
     def _replace_dead(self) -> str:

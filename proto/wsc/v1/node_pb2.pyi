@@ -713,20 +713,24 @@ class RecoveryPointKept(_message.Message):
     RECOVERY_POINT_FIELD_NUMBER: _builtins.int
     NBYTES_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
     recovery_point: _builtins.int
     nbytes: _builtins.int
     seconds: _builtins.float
     """from the end of its step"""
+    given_up: _builtins.bool
+    """it will not be complete: the disk has no room for it"""
     def __init__(
         self,
         *,
         recovery_point: _builtins.int = ...,
         nbytes: _builtins.int = ...,
         seconds: _builtins.float = ...,
+        given_up: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nbytes", b"nbytes", "recovery_point", b"recovery_point", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["given_up", b"given_up", "nbytes", b"nbytes", "recovery_point", b"recovery_point", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

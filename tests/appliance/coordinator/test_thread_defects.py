@@ -79,8 +79,7 @@ def test_a_defect_in_a_thread_ends_the_job_with_its_traceback(
     if THREADS[name] == "started":
         one.compile()
         one.begin(1000)
-        one.receive("state_wanted")
-        one.send(state_sent=coordinator_pb2.StateSent())
+        one.send(state_sent=coordinator_pb2.StateSent(attempt=1))  # to what is asked for soon
     failure = failure_of(one)
     assert failure.kind == node_pb2.Failure.KIND_INTERNAL, failure
     assert f"Defect: in {name}" in failure.message

@@ -1,0 +1,208 @@
+"""A job goes on when nodes die: in new epochs, from recovery points, with what the client gets as if nobody had."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+
+from appliance.coordinator.recovery import point_schedule, recovery
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
+
+FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
+ROLES = list(FULL)  # in this order they are started
+NUM_STEPS = 40
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "20")
+
+
+class Gate:
+    """Holds a node before a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, context: object, step: int) -> None:
+        if step == self.step:
+            self.reached.set()
+            self.opened.wait(30)
+
+
+def losses(outputs: list[coordinator_pb2.StepOutputs]) -> list[tuple[int, float]]:
+    return [(each.step, float(numpy.frombuffer(each.tensors[0], numpy.float32)[0])) for each in outputs]
+
+
+def all_outputs(one: Any, num_steps: int, begun: int = 0) -> list[coordinator_pb2.StepOutputs]:
+    got = []
+    for step in range(begun + 1, num_steps + 1):
+        got.append(one.receive_outputs())
+        one.consumed(step)
+    return got
+
+
+def replace(cluster: Any, role: str) -> None:
+    """The node of a role dies, and another comes."""
+    cluster.kill(next(index for index, (module, _) in enumerate(cluster.nodes) if module == role))
+    cluster.add(**{role: 1})
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_outputs_are_those_of_a_run_in_which_nobody_dies(cluster: Any, client: Callable[..., Any], role: str) -> None:
+    cluster.add(**FULL)
+    one = client(max_num_restarts=3, run_ahead_steps=4)
+    one.compile()
+    gate = Gate(15)
+    cluster.behaviour.on_step["swarmx-0"] = gate
+    one.begin(NUM_STEPS)
+    one.start()
+    got = all_outputs(one, 10)
+    assert gate.reached.wait(20)
+    threading.Thread(target=replace, args=(cluster, role)).start()
+    gate.opened.set()
+    got += all_outputs(one, NUM_STEPS, 10)
+    assert losses(got) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
+    one.receive("finished")
+    assert len(cluster.behaviour.starts["wafer-0"]) == 2
+
+
+def test_a_job_goes_on_from_the_last_point_that_is_complete(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(point_schedule.INTERVAL_VARIABLE, "0")
+    monkeypatch.setattr(point_schedule, "LEAD_SECONDS", 0.0)
+    cluster.add(**FULL)
+    one = client(max_num_restarts=3, run_ahead_steps=4)
+    one.compile()
+    one.begin(100_000)
+    one.start()
+    begun = 0
+    while not any(number > 1 + (1 << 32) for number in cluster.behaviour.dropped.get("memoryx-0", [])):
+        all_outputs(one, begun + 1, begun)
+        begun += 1
+    number = cluster.behaviour.dropped["memoryx-0"][-1]
+    replace(cluster, "wafer")
+    all_outputs(one, begun + 100, begun)
+    start = cluster.behaviour.starts["memoryx-0"][-1]
+    assert start.done_steps > 0
+    assert cluster.behaviour.loads["memoryx-0"][-1].recovery_point >= number
+    assert cluster.behaviour.loads["workers-0"][-1].done_steps == start.done_steps
+
+
+def test_states_are_wanted_again_until_they_cannot_be_lost(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    cluster.behaviour.keeps_points = False
+    one = client(max_num_restarts=3)
+    one.compile()
+    one.begin(NUM_STEPS)
+    wanted = one.receive("state_wanted").state_wanted
+    one.send(state_sent=coordinator_pb2.StateSent(attempt=wanted.attempt, wrote=True))
+    cluster.until(lambda: "memoryx-0" in cluster.behaviour.starts)
+    cluster.behaviour.keeps_points = True
+    replace(cluster, "memoryx")
+    again = one.receive("state_wanted").state_wanted
+    assert again.attempt == wanted.attempt + 1
+    assert [shard.address for shard in again.shards] != [shard.address for shard in wanted.shards]
+    one.send(state_sent=coordinator_pb2.StateSent(attempt=again.attempt, wrote=True))
+    one.receive("started")
+    assert losses(all_outputs(one, NUM_STEPS)) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
+
+
+def test_a_checkpoint_that_is_being_read_can_be_read_again(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    one = client(max_num_restarts=3)
+    one.compile()
+    one.begin(20, checkpoint_steps=(10, 20))
+    one.start()
+    all_outputs(one, 10)
+    assert one.receive("checkpoint").checkpoint.step == 10
+    shards = [shard.address for shard in one.stub.Shards(request_for(one, 10), timeout=20).shards]
+    replace(cluster, "memoryx")
+    cluster.until(lambda: [s.address for s in one.stub.Shards(request_for(one, 10), timeout=20).shards] != shards)
+    one.send(checkpoint_taken=coordinator_pb2.CheckpointTaken(step=10))
+    outputs = all_outputs(one, 20, 10)
+    assert losses(outputs) == [(step, float(step)) for step in range(11, 21)]
+    assert one.receive("checkpoint").checkpoint.step == 20
+    one.send(checkpoint_taken=coordinator_pb2.CheckpointTaken(step=20))
+    one.receive("finished")
+
+
+def request_for(one: Any, step: int) -> coordinator_pb2.ShardsRequest:
+    return coordinator_pb2.ShardsRequest(token=one.created.token, step=step)
+
+
+def test_between_executions_the_states_are_put_back(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    one = client(max_num_restarts=3)
+    one.compile()
+    one.begin(5)
+    one.start()
+    all_outputs(one, 5)
+    one.receive("finished")
+    before = len(cluster.behaviour.loads["memoryx-0"])
+    last_point = cluster.behaviour.starts["memoryx-0"][-1].last_recovery_point
+    replace(cluster, "memoryx")
+    cluster.until(lambda: len(cluster.behaviour.loads["memoryx-0"]) > before)
+    restored = cluster.behaviour.loads["memoryx-0"][-1]
+    assert restored.recovery_point == last_point
+    assert not restored.links
+    one.begin(5)
+    wanted = one.receive("state_wanted").state_wanted
+    one.send(state_sent=coordinator_pb2.StateSent(attempt=wanted.attempt))
+    one.receive("started")
+    assert not cluster.behaviour.starts["memoryx-0"][-1].recovery_point  # nobody has written anything
+    assert losses(all_outputs(one, 5)) == [(step, float(step)) for step in range(1, 6)]
+
+
+def test_deaths_without_progress_end_the_job_with_all_of_them(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    one = client(max_num_restarts=2, run_ahead_steps=4)
+    one.compile()
+    one.begin(100_000)
+    one.start()
+    for count in range(1, 4):
+        cluster.until(lambda count=count: len(cluster.behaviour.starts["wafer-0"]) == count)
+        replace(cluster, "wafer")
+    failure = one.failure()
+    assert failure.kind == node_pb2.Failure.KIND_NODE
+    assert failure.message.count("wafer-0 (pid") == 3
+    assert "max_num_restarts is 2" in failure.message
+
+
+def test_a_job_that_finds_no_replacement_ends_with_the_cause(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "0.2")
+    cluster.add(**FULL)
+    one = client(max_num_restarts=3)
+    one.compile()
+    one.begin(100_000)
+    one.start()
+    cluster.kill(2)
+    failure = one.failure()
+    assert failure.node == "wafer-0"
+    assert "none came in its place within 0.2 s" in failure.message
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
+
+
+def test_a_lost_link_needs_no_replacement(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    one = client(max_num_restarts=3, run_ahead_steps=4)
+    one.compile()
+    gate = Gate(5)
+
+    def lose(context: Any, step: int) -> None:
+        if step == 3 and not gate.reached.is_set():
+            gate.reached.set()
+            context.fail(node_pb2.Failure.KIND_NODE, "the link to swarmx-0 is lost: reset", peer="swarmx-0")
+
+    cluster.behaviour.on_step["wafer-0"] = lose
+    one.begin(NUM_STEPS)
+    one.start()
+    assert losses(all_outputs(one, NUM_STEPS)) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
+    one.receive("finished")
+    assert len(cluster.behaviour.starts["wafer-0"]) == 2
