@@ -56,7 +56,7 @@ class PretendingProgram:
         self.due: node_pb2.KeepRecoveryPoint | None = None
 
     def keep(self, number: int) -> None:
-        if number:
+        if number and self.context.node.startswith("memoryx"):
             kept = node_pb2.RecoveryPointKept(recovery_point=number)
             self.context.emit(node_pb2.AttachResponse(recovery_point_kept=kept))
 
@@ -139,10 +139,9 @@ class PretendingJob(RoleJob):
         program = self._program
         self.behaviour.starts.setdefault(self.context.node, []).append(request)
         super().start(request)
-        if self.context.node.startswith("memoryx") and isinstance(program, PretendingProgram):
-            if self.behaviour.keeps_points:
-                program.keep(request.recovery_point)
-                program.keep(request.last_recovery_point)
+        if isinstance(program, PretendingProgram) and self.behaviour.keeps_points:
+            program.keep(request.recovery_point)
+            program.keep(request.last_recovery_point)
 
     def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:
         if isinstance(self._program, PretendingProgram) and self.behaviour.keeps_points:

@@ -1,7 +1,6 @@
 """One execution: its epochs, one after the other, and what the client hears of it: each output once, in order."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from appliance.coordinator.execution.epoch import Epoch
@@ -75,10 +74,8 @@ class Execution:
         self._attempt = 0
         self._sent: coordinator_pb2.StateSent | None = None  # the client's answer to an attempt
         self._is_started = False  # the client has been told so: from now on nothing is asked of it
-        self._undelivered: deque[coordinator_pb2.StepOutputs] = deque()  # received in epochs that are over
         self._shown_step = 0  # the last whose outputs were given to the client
         self._consumed_step = 0
-        self._received_step = 0  # the last whose outputs would not be lost with the nodes; that of the epoch apart
         self._next_point = FIRST_POINT
         self._told: set[int] = set()  # checkpoints that the client knows of
         self._taken: set[int] = set()
@@ -177,6 +174,7 @@ class Execution:
         with self._waiting.changed:
             self._consumed_step = max(self._consumed_step, step)
             epoch = self._epoch
+            self._waiting.changed.notify_all()
         if epoch is not None and epoch.results is not None:
             epoch.results.consumed(step)
 
@@ -235,12 +233,6 @@ class Execution:
             return ()
         late = epoch.stop(members)
         epoch.close()
-        with self._waiting.changed:
-            if epoch.results is not None and self._is_started:
-                drained = epoch.results.drain()
-                self._undelivered.extend(step for step in drained if step.step > self._received_step)
-                self._received_step = max(self._received_step, epoch.results.received_step)
-            self._waiting.changed.notify_all()
         return late
 
     def resume(self) -> int:
@@ -352,7 +344,7 @@ class Execution:
         return epoch
 
     def _scalars(self, step: int, values: Mapping[str, float]) -> None:
-        if step > self._received_step:  # else it was shown before
+        if step > self._shown_step:  # else it was shown before
             self._on_scalars(step, values)
 
     def _answer(self) -> coordinator_pb2.StateSent | None:
@@ -380,15 +372,11 @@ class Execution:
         return self._points.is_over(number)
 
     def _is_received(self, step: int) -> bool:
-        """Whether nothing that the client gets of the steps up to this one would be lost with the nodes."""
+        """Whether the client has all that it gets of the steps up to this one, which are not run again then."""
         if any(each <= step and each not in self._taken for each in self._schedule.checkpoint_steps):
             return False
-        if not self._plan.coordinator.outputs:
-            return True
-        epoch = self._epoch
-        results = epoch.results if epoch is not None else None
-        received = max(self._received_step, results.received_step if results is not None else 0)
-        return received >= self._schedule.last_output_step(step)
+        has_outputs = bool(self._plan.coordinator.outputs)
+        return not has_outputs or self._consumed_step >= self._schedule.last_output_step(step)
 
     def _is_done(self) -> bool:
         """Whether all steps are, and nothing of their states can be lost."""
@@ -399,20 +387,14 @@ class Execution:
 
     def _take_outputs(self) -> coordinator_pb2.OutputBatch | None:
         """What the client has not got, if it pays to send it."""
-        if self._undelivered:
-            batch = coordinator_pb2.OutputBatch(steps=self._undelivered)
-            self._undelivered.clear()
-        else:
-            epoch = self._current()
-            taken = None if epoch.results is None else epoch.results.take()
-            if taken is None:
-                return None
-            # Steps that are run again give what the client has.
-            batch = coordinator_pb2.OutputBatch(steps=[step for step in taken.steps if step.step > self._shown_step])
-        if not batch.steps:
+        epoch = self._current()
+        taken = None if epoch.results is None else epoch.results.take()
+        # Steps that are run again give what the client has.
+        steps = [] if taken is None else [step for step in taken.steps if step.step > self._shown_step]
+        if not steps:
             return None
-        self._shown_step = self._received_step = batch.steps[-1].step
-        return batch
+        self._shown_step = steps[-1].step
+        return coordinator_pb2.OutputBatch(steps=steps)
 
     def _take_input_states(self, step: int) -> list[bytes]:
         """Where the loaders of all workers stand after a step; waits for them."""

@@ -104,7 +104,6 @@ class Results:
         self._first_step = schedule.global_step(next(iter(schedule.output_steps()), 0))
         self._consumed = 0  # step of the execution
         self._stopped = False
-        self.received_step = 0  # the last whose outputs are here, or were taken
         self._thread = GuardedThread(self._run, name="results", on_defect=on_failure)
 
     def start(self) -> None:
@@ -120,12 +119,6 @@ class Results:
             batch = coordinator_pb2.OutputBatch(steps=waiting)
             waiting.clear()
         return batch
-
-    def drain(self) -> list[coordinator_pb2.StepOutputs]:
-        """All that is here, after close."""
-        drained = list(self._waiting)
-        self._waiting.clear()
-        return drained
 
     def _is_batch(self) -> bool:
         """Whether what waits should go out at once: the first of all, the last, a batch, or all that may wait."""
@@ -192,7 +185,6 @@ class Results:
             if not self._waiting:
                 self._oldest = now
             self._waiting.append(coordinator_pb2.StepOutputs(step=step, tensors=tensors, seconds=now - self._began))
-            self.received_step = step
             is_batch = self._is_batch()
         if is_batch:
             self._on_outputs()
