@@ -4,10 +4,13 @@ The job does not depend on it: when the stream breaks, another is opened as soon
 answers at the same address, and its hello says all that management must know.
 """
 
+import collections
+import math
 import queue
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import grpc
@@ -56,8 +59,17 @@ class Listener(Protocol):
         """The thread of the link has ended by an exception that it did not expect."""
 
 
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A request for nodes, until somebody has taken its answer."""
+
+    request: management_pb2.CoordinateRequest
+    answer: management_pb2.Acquired | None = None
+    abandoned: bool = False  # nobody waits for the answer any more
+
+
 class ManagementLink:
-    """Owns the thread that reads the stream. acquire(), report() and lost_within() from any thread."""
+    """Owns the thread that reads the stream. acquire(), replace(), report() and lost_within() from any thread."""
 
     def __init__(self, settings: CoordinatorSettings, address: str) -> None:
         """address: the coordinator's own."""
@@ -67,8 +79,8 @@ class ManagementLink:
         self._requests: queue.SimpleQueue[management_pb2.CoordinateRequest | None] | None = None  # None: no stream
         self._request: management_pb2.CreateJobRequest | None = None  # what management said last that the job is
         self._report = management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
-        self._wanted: management_pb2.Acquire | None = None  # and not answered yet
-        self._acquired: management_pb2.Acquired | None = None
+        self._asked: collections.deque[_Asked] = collections.deque()  # in this stream, and not answered yet
+        self._nodes: Sequence[management_pb2.NodeInfo] = ()  # that the job has
         self._started = 0.0
         self._lost = ""  # why there is no stream
         self._lost_at = 0.0
@@ -112,18 +124,42 @@ class ManagementLink:
 
     def acquire(self, wanted: management_pb2.Acquire) -> management_pb2.Acquired:
         """Ask for nodes; waits as long as the job is in the queue. Raises ManagementLost. Once."""
-        with self._changed:
-            self._wanted = wanted
-            self._put(management_pb2.CoordinateRequest(acquire=wanted))
-            while self._acquired is None:
-                left = self._lost_at + AWAY_SECONDS - time.monotonic() if self._lost else None
-                if self._closing or (left is not None and left <= 0):
-                    raise ManagementLost(f"{self._lost or 'the job has ended'}, and the job had no nodes yet")
-                self._changed.wait(left)
-            return self._acquired
+        return self._ask(management_pb2.CoordinateRequest(acquire=wanted), None)
 
-    def replace(self, node_ids: Sequence[str], seconds: float) -> management_pb2.Acquired:
-        raise NotImplementedError
+    def replace(
+        self, lost: Iterable[management_pb2.NodeInfo], timeout_seconds: float | None = None
+    ) -> management_pb2.Acquired:
+        """All nodes of the job, with others in place of the lost ones; waits until there are enough.
+
+        lost: nodes as they were acquired, which management takes from the job where it has not missed them yet.
+        Requests that wait at the same time are answered together.
+
+        Raises:
+            ManagementLost: management is away for long, or refuses; or the link was closed.
+            TimeoutError: it took longer. What management finds later belongs to the job, though nobody hears of it.
+        """
+        request = management_pb2.CoordinateRequest(replace=management_pb2.Replace(nodes=lost))
+        return self._ask(request, timeout_seconds)
+
+    def _ask(self, request: management_pb2.CoordinateRequest, timeout_seconds: float | None) -> management_pb2.Acquired:
+        asked = _Asked(request)
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        with self._changed:
+            self._asked.append(asked)
+            self._put(request)
+            try:
+                while asked.answer is None:
+                    now = time.monotonic()
+                    away_until = self._lost_at + AWAY_SECONDS if self._lost else math.inf
+                    if self._closing or away_until <= now:
+                        raise ManagementLost(f"{self._lost or 'the job has ended'}, and the job had no nodes yet")
+                    if deadline <= now:
+                        raise TimeoutError(f"management had no nodes within {timeout_seconds:g} s")
+                    until = min(deadline, away_until)
+                    self._changed.wait(None if until == math.inf else until - now)
+            finally:
+                asked.abandoned = True
+            return asked.answer
 
     def report(self, report: management_pb2.JobReport) -> None:
         """Tell how the job goes."""
@@ -172,9 +208,11 @@ class ManagementLink:
                 hello.request.CopyFrom(self._request)
                 hello.report.CopyFrom(self._report)
                 hello.created, hello.started = settings.created, self._started
+                hello.nodes.extend(self._nodes)
             requests.put(management_pb2.CoordinateRequest(hello=hello))
-            if self._wanted is not None:
-                requests.put(management_pb2.CoordinateRequest(acquire=self._wanted))
+            self._asked = collections.deque(asked for asked in self._asked if not asked.abandoned)
+            for asked in self._asked:
+                requests.put(asked.request)
             for events in history:
                 requests.put(management_pb2.CoordinateRequest(events=events))
             if self._closing:
@@ -212,8 +250,7 @@ class ManagementLink:
                 case "job":
                     self._request = response.job
                 case "acquired":
-                    self._acquired, self._wanted = response.acquired, None
-                    self._started = time.time()
+                    self._take(response.acquired)
             self._changed.notify_all()
         match response.WhichOneof("kind"):
             case "cancel":
@@ -224,6 +261,14 @@ class ManagementLink:
                 listener.queued(response.queue)
             case "trace":
                 listener.trace(response.trace)
+
+    def _take(self, acquired: management_pb2.Acquired) -> None:
+        """What management was asked for first is answered first."""
+        if self._asked:
+            self._asked.popleft().answer = acquired
+        if acquired.nodes:
+            self._nodes = acquired.nodes
+            self._started = self._started or time.time()
 
     def _break(self, what: str) -> None:
         with self._changed:

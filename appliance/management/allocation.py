@@ -29,9 +29,9 @@ class Inventory:
             else:
                 self.free[node.role].append(node)
 
-    def holders(self, role: _Role) -> str:
-        """The jobs that have nodes of a role, such as "job-1f2e, job-3d4c"; empty if none has."""
-        return ", ".join(sorted(self._holders[role]))
+    def holders(self, role: _Role, *, besides: str = "") -> str:
+        """The jobs, besides one, that have nodes of a role, such as "job-1f2e, job-3d4c"; empty if none has."""
+        return ", ".join(sorted(self._holders[role] - {besides}))
 
     def take(self, role: _Role, count: int, job: str) -> Sequence[management_pb2.NodeInfo]:
         """The first free nodes of a role, which the job has from now on."""
@@ -95,9 +95,14 @@ def refusal(wanted: management_pb2.Acquire, inventory: Inventory, management: st
         if busy:
             verb = "works" if busy == 1 else "work"
             problem += f" ({counted(busy, role)} {verb} for {inventory.holders(role)})"
-        each = "one" if missing == 1 else f"{missing}, each"
-        problems.append(f"{problem}; to add {each}: python -m {PACKAGES[role]} --management {management}")
+        problems.append(f"{problem}; {how_to_add(missing, role, management)}")
     return "; ".join(problems)
+
+
+def how_to_add(count: int, role: _Role, management: str) -> str:
+    """The command that adds nodes of a role to the cluster of a management service."""
+    each = "one" if count == 1 else f"{count}, each"
+    return f"to add {each}: python -m {PACKAGES[role]} --management {management}"
 
 
 def _needs(wanted: management_pb2.Acquire) -> Iterable[tuple[_Role, int]]:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from appliance.management.job_queue import Waiting
 from appliance.management.jobs import Job
 from appliance.management.registry import NodeRegistry
-from appliance.management.requests import problem_of_acquire, problem_of_report
+from appliance.management.requests import problem_of_acquire, problem_of_nodes, problem_of_report
 from interconnect.rpc.mailbox import Mailbox
 from wsc.v1 import management_pb2, observation_pb2
 
@@ -41,6 +41,9 @@ class Coordination:
                     case "acquire":
                         _check(problem_of_acquire(request.acquire))
                         self._enqueue(request.acquire)
+                    case "replace":
+                        _check(problem_of_nodes(request.replace.nodes))
+                        self._replace(request.replace.nodes)
                     case "report":
                         _check(problem_of_report(request.report))
                         self._job.report = request.report
@@ -105,6 +108,10 @@ class Coordination:
         job = self._job
         waiting = Waiting(job=job.name, wanted=wanted, priority=job.request.priority, created=job.created)
         self._registry.enqueue(waiting, self)
+
+    def _replace(self, lost: Sequence[management_pb2.NodeInfo]) -> None:
+        job = self._job
+        _check(self._registry.replace(job.name, lost, self, priority=job.request.priority, created=job.created))
 
 
 def _check(problem: str) -> None:

@@ -31,6 +31,7 @@ class Admission:
 
     job: str
     nodes: Sequence[management_pb2.NodeInfo]
+    answers: int = 1  # to as many requests
 
 
 class JobQueue:

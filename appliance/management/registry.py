@@ -1,8 +1,9 @@
 """The nodes of the cluster: who is there, until when, and for which job; and the jobs that wait for some.
 
 A node is there while its Register stream is open and its heartbeats come. Jobs lease nodes; a node that is lost while
-it is leased is reported to its job. After a start of management nodes may come that work for jobs which are not back
-yet: these are kept for them for a while.
+it is leased is reported to its job. One that its job has given up keeps the job's name, without being a member, until
+it says that the job is not attached to it any more; then it is free. After a start of management nodes may come that
+work for jobs which are not back yet: these are kept for them for a while.
 """
 
 import itertools
@@ -15,11 +16,13 @@ from typing import Protocol
 from appliance.management.allocation import Inventory, refusal
 from appliance.management.changes import Changes
 from appliance.management.job_queue import JobQueue, Waiting
+from appliance.management.replacements import MAX_REQUESTS, Replacement, Replacements
 from wsc.v1 import management_pb2, node_pb2
 
 MISSING_NODES_SECONDS = 5.0  # how long a job waits for nodes that the cluster does not have
 RETURN_SECONDS = 10.0  # after a start: how long nodes are kept for jobs that are not back
 MAX_NODES = 16_384
+MAX_PROBLEM = 500  # characters
 
 
 class RegistryFull(RuntimeError):
@@ -57,9 +60,11 @@ class NodeRegistry:
         self._numbers = itertools.count()
         self.changes = Changes()  # of what nodes() and ingress() return
         self._lock = threading.Lock()
-        self._jobs: set[str] = set()  # that may hold nodes
+        # That may hold nodes; with those, by member, that their coordinators know of.
+        self._jobs: dict[str, Mapping[str, management_pb2.NodeInfo]] = {}
         self._returning_until = time.monotonic() + RETURN_SECONDS
         self._queue = JobQueue()
+        self._replacements = Replacements()
         self._waiters: dict[str, Waiter] = {}
         self._told: dict[str, management_pb2.QueueStatus] = {}  # what each waiter was told last
         self._impossible_since: dict[str, float] = {}
@@ -82,26 +87,30 @@ class NodeRegistry:
                 metrics=hello.metrics,
             )
             now = time.monotonic()
-            if hello.job in self._jobs or now < self._returning_until:
-                info.job, info.member = hello.job, hello.member
+            if hello.job and (hello.job in self._jobs or now < self._returning_until):
+                info.job, info.member = hello.job, hello.member if self._is_member(hello) else ""
             self._nodes[node_id] = _Node(info=info, expires=now + self._lease_seconds)
             self._admit()
         return node_id
 
-    def renew(self, node_id: str) -> bool:
-        """A heartbeat. False if the node has been given up already: it must register anew."""
+    def renew(self, node_id: str, job: str) -> bool:
+        """A heartbeat, with the job that is attached to the node. False if it came too late: it must register anew."""
         with self._lock:
             node = self._nodes.get(node_id)
             if node is not None:
                 node.expires = time.monotonic() + self._lease_seconds
+                if node.info.job and not node.info.member and not job:
+                    node.info.job = ""  # given up, and now free of its job
+                    self._admit()
             return node is not None
 
     def remove(self, node_id: str, reason: str) -> None:
         """The node is gone; no effect if that is known."""
         with self._lock:
             node = self._nodes.pop(node_id, None)
+            is_missed = node is not None and self._is_missed(node.info)
             self._admit()
-        if node is not None and node.info.job:
+        if node is not None and is_missed:
             self._on_lost(node.info, reason)
 
     def count(self) -> int:
@@ -126,15 +135,21 @@ class NodeRegistry:
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
-    def open(self, job: str) -> None:
-        """The job may hold nodes from now on; also those that were kept for it."""
+    def open(self, job: str, nodes: Sequence[management_pb2.NodeInfo] = ()) -> None:
+        """The job may hold nodes from now on; also those that were kept for it.
+
+        nodes: that its coordinator knows of, from an earlier start of management.
+        """
         with self._lock:
-            self._jobs.add(job)
+            known = self._jobs[job] = {node.member: node for node in nodes}
+            for node in self._nodes.values():
+                if node.info.job == job and known and not _is_same(known.get(node.info.member), node.info):
+                    node.info.member = ""
 
     def release(self, job: str) -> None:
         """The job has ended: it waits no more, and gives back all nodes."""
         with self._lock:
-            self._jobs.discard(job)
+            self._jobs.pop(job, None)
             self._forget(job)
             self._free(lambda holder: holder == job)
             self._admit()
@@ -147,10 +162,33 @@ class NodeRegistry:
             held = self._held(waiting.job)
             if held:
                 waiter.admitted(held)
-                return
-            self._queue.put(waiting)
-            self._waiters[waiting.job] = waiter
+            elif not self._replacements.lost_members(waiting.job):
+                self._queue.put(waiting)
+                self._waiters[waiting.job] = waiter
+                self._admit()
+
+    def replace(
+        self, job: str, lost: Sequence[management_pb2.NodeInfo], waiter: Waiter, *, priority: int, created: float
+    ) -> str:
+        """Have a job wait for other nodes in place of lost ones; those of them that are still there are given up.
+
+        Returns what is wrong with that, if anything is.
+        """
+        with self._lock:
+            known = self._jobs.get(job, {})
+            members = {node.member for node in lost}
+            if not members <= known.keys():
+                return f"{job} has no nodes {', '.join(sorted(members - known.keys()))}"[:MAX_PROBLEM]
+            for node in lost:
+                for other in self._nodes.values():
+                    if other.info.job == job and _is_same(node, other.info):
+                        other.info.member = ""
+            replacement = Replacement(job=job, nodes=known, lost=members, priority=priority, created=created)
+            if not self._replacements.put(replacement):
+                return f"{job} waits for {MAX_REQUESTS} answers already"
+            self._waiters[job] = waiter
             self._admit()
+        return ""
 
     def leave(self, job: str, waiter: Waiter) -> None:
         """The job waits no more, unless it does so with another waiter by now."""
@@ -163,12 +201,13 @@ class NodeRegistry:
         """The job may move in the queue."""
         with self._lock:
             self._queue.set_priority(job, priority)
+            self._replacements.set_priority(job, priority)
             self._admit()
 
     def queue_status(self) -> Mapping[str, management_pb2.QueueStatus]:
-        """Where each job is in the queue."""
+        """Where each job is in the queue, or what it waits for in place of lost nodes."""
         with self._lock:
-            return self._queue.status(self._infos())
+            return self._status()
 
     # --- the passage of time ------------------------------------------------------------------------------------------
 
@@ -198,7 +237,7 @@ class NodeRegistry:
                     inventory = Inventory(self._infos())
                     self._waiters[waiting.job].refused(refusal(waiting.wanted, inventory, self.address))
                     self._forget(waiting.job)
-            for job, status in self._queue.status(self._infos()).items():
+            for job, status in self._status().items():
                 if status != self._told.get(job):
                     self._told[job] = status
                     self._waiters[job].queued(status)
@@ -210,21 +249,46 @@ class NodeRegistry:
 
     def _held(self, job: str) -> Sequence[management_pb2.NodeInfo]:
         now = time.monotonic()
-        return [_with_lease(node, now) for node in self._nodes.values() if node.info.job == job]
+        return [_with_lease(node, now) for node in self._nodes.values() if node.info.job == job and node.info.member]
+
+    def _is_member(self, hello: management_pb2.RegisterRequest) -> bool:
+        """Whether a node that says that it works for a job has its place there still."""
+        known = self._jobs.get(hello.job)
+        if known and (hello.member not in known or known[hello.member].address != hello.address):
+            return False
+        if hello.member in self._replacements.lost_members(hello.job):
+            return False
+        return not any((info.job, info.member) == (hello.job, hello.member) for info in self._infos())
+
+    def _is_missed(self, node: management_pb2.NodeInfo) -> bool:
+        """Whether a job must be told that it is gone; one that the job was not told of yet is replaced again."""
+        return bool(node.job and node.member) and node.member not in self._replacements.lost_members(node.job)
+
+    def _status(self) -> Mapping[str, management_pb2.QueueStatus]:
+        infos = self._infos()
+        return {**self._queue.status(infos), **self._replacements.status(infos, self.address)}
 
     def _admit(self) -> None:
         """Something has changed: give nodes to the jobs whose turn it is."""
         now = time.monotonic()
-        for admission in self._queue.admit(self._infos()):
+        infos = self._infos()
+        for admission in (*self._replacements.admit(infos), *self._queue.admit(infos)):
             waiter = self._waiters[admission.job]
             if admission.job in self._told:
                 waiter.queued(management_pb2.QueueStatus())
             self._forget(admission.job)
-            waiter.admitted([_with_lease(self._nodes[node.node_id], now) for node in admission.nodes])
+            given = []
+            for node in admission.nodes:
+                there = self._nodes.get(node.node_id)
+                given.append(_with_lease(there, now) if there is not None and there.info is node else node)
+            self._jobs[admission.job] = {node.member: node for node in given}
+            for _ in range(admission.answers):
+                waiter.admitted(given)
         self.changes.notify()
 
     def _forget(self, job: str) -> None:
         self._queue.remove(job)
+        self._replacements.remove(job)
         for table in (self._waiters, self._told, self._impossible_since):
             table.pop(job, None)
 
@@ -232,6 +296,11 @@ class NodeRegistry:
         for node in self._nodes.values():
             if node.info.job and is_over(node.info.job):
                 node.info.job = node.info.member = ""
+
+
+def _is_same(one: management_pb2.NodeInfo | None, other: management_pb2.NodeInfo) -> bool:
+    """Whether both are the same node of a job, also if it has registered anew in between."""
+    return one is not None and (one.member, one.address) == (other.member, other.address)
 
 
 def _with_lease(node: _Node, now: float) -> management_pb2.NodeInfo:

@@ -1,7 +1,7 @@
 """What management accepts of what clients ask for."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from appliance.management.job_queue import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
 from appliance.members import PACKAGES
@@ -11,12 +11,15 @@ MAX_WAFERS = 1024
 MAX_WORKERS_PER_WAFER = 256
 MAX_RUN_AHEAD_STEPS = 100_000
 DEFAULT_RUN_AHEAD_STEPS = 16
+MAX_JOB_NODES = 16_384
 MAX_LABELS = 64
 MAX_TEXT = 256  # characters of a label, a name or an address
 MAX_FOLDER = 4096  # characters of a path
 MAX_MESSAGE = 10_000  # characters of what a job reports
 MAX_ARTIFACTS = 64  # that a job names
 MAX_KEYS = 1024  # labels that one call takes away
+
+_NODE_TEXTS = ("node_id", "address", "host", "job", "version", "member", "metrics")
 
 
 def complete(request: management_pb2.CreateJobRequest) -> None:
@@ -69,6 +72,22 @@ def problem_of_acquire(wanted: management_pb2.Acquire) -> str:
     ):
         if not least <= value <= most:
             return f"{name} must be {least} to {most}, not {value}"
+    return ""
+
+
+def problem_of_nodes(nodes: Sequence[management_pb2.NodeInfo]) -> str:
+    """What is wrong with what a coordinator says of the nodes of its job; empty if nothing is."""
+    if len(nodes) > MAX_JOB_NODES:
+        return f"a job has at most {MAX_JOB_NODES} nodes, not {len(nodes)}"
+    if len({node.member for node in nodes}) < len(nodes):
+        return "no two nodes of a job have the same name"
+    for node in nodes:
+        if node.role not in PACKAGES:
+            return f"there is no role {node.role}"
+        if not node.member or not node.address:
+            return "a node of a job has a name in it, and an address"
+        if max(len(getattr(node, name)) for name in _NODE_TEXTS) > MAX_TEXT:
+            return f"no text that describes a node has more than {MAX_TEXT} characters"
     return ""
 
 

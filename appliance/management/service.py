@@ -27,6 +27,7 @@ from appliance.management.requests import (
     problem_of_job,
     problem_of_labels,
     problem_of_node,
+    problem_of_nodes,
     problem_of_priority,
     problem_of_report,
     shown,
@@ -125,8 +126,8 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         when_over(context, lambda: self._registry.remove(node_id, "it left, or died"))
         logger.info("%s registered as %s", PACKAGES[hello.role], node_id)
         yield management_pb2.RegisterResponse(node_id=node_id, lease_seconds=self._settings.lease_seconds)
-        async for _ in request_iterator:
-            if not self._registry.renew(node_id):
+        async for heartbeat in request_iterator:
+            if not self._registry.renew(node_id, heartbeat.job):
                 return  # too late; it will register anew
 
     async def ListNodes(
@@ -206,7 +207,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         if hello.request.version != __version__:
             await _refuse_version(context, "this coordinator", hello.request.version)
         await self._check_job(hello.request, context)
-        await _check(problem_of_report(hello.report), context)
+        await _check(problem_of_report(hello.report) or problem_of_nodes(hello.nodes), context)
         try:
             return self._supervisor.adopt(hello)
         except TooManyJobs as error:

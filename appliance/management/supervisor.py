@@ -149,7 +149,7 @@ class Supervisor:
     def adopt(self, hello: management_pb2.CoordinatorHello) -> Job:
         """A job that an earlier start of this service had made. Raises TooManyJobs."""
         job = self.jobs.adopt(hello)
-        self.registry.open(job.name)
+        self.registry.open(job.name, hello.nodes)
         logger.info("%s is back", job.name)
         return job
 

@@ -39,7 +39,7 @@ class Registration:
     def __init__(
         self, management: str, hello: Callable[[], management_pb2.RegisterRequest], on_refusal: Callable[[str], None]
     ) -> None:
-        """hello: makes the first message, with the job that the node works for at that time.
+        """hello: makes each message, with the job that the node works for at that time.
 
         on_refusal(message) is called, once, when management will not have this node, or it can register no more: it
         should exit.
@@ -107,6 +107,7 @@ class Registration:
                 ended.set()
 
     def _requests(self, ended: threading.Event) -> Iterator[management_pb2.RegisterRequest]:
-        yield self._hello()
-        while not ended.wait(self._interval):
-            yield management_pb2.RegisterRequest()
+        while True:
+            yield self._hello()
+            if ended.wait(self._interval):
+                return

@@ -97,7 +97,6 @@ def start_long(start_script: StartScript, cluster: RunningCluster | None, **vari
 def test_a_node_that_dies_is_named_and_the_others_can_be_used(
     start_script: StartScript, tmp_path: Path, cache: Path
 ) -> None:
-    """There is one more of each role than a job needs: each job runs on what those before have left."""
     deaths = (
         (node_pb2.ROLE_MEMORYX, "memoryx-"),
         (node_pb2.ROLE_SWARMX, "swarmx-0"),
@@ -126,7 +125,6 @@ def test_a_node_that_dies_is_named_and_the_others_can_be_used(
 def test_a_death_while_state_moves_is_told_as_such(
     start_script: StartScript, tmp_path: Path, cache: Path, when: str
 ) -> None:
-    """There is one more of each role than those that die."""
     with running_cluster(tmp_path / "cluster", cache, wafers=2, memoryx=2, swarmx=2, workers=1) as cluster:
         for name in ("memoryx-0", "swarmx-0", "wafer-0", "the coordinator"):
             script = start_script(
@@ -163,15 +161,14 @@ def test_a_coordinator_that_dies_is_named_and_its_nodes_can_be_used(
     assert run(start_script, cluster, "runs", "--num-csx", 2).process.returncode == 0
 
 
-def test_the_last_node_of_a_role_is_missed_by_the_next_job(
+def test_the_last_node_of_a_role_is_there_again_for_the_next_job(
     start_script: StartScript, tmp_path: Path, cache: Path
 ) -> None:
     with running_cluster(tmp_path / "cluster", cache, wafers=1) as cluster:
         (victim,) = cluster.nodes(node_pb2.ROLE_WAFER)
         cluster.process_at(victim.address).kill()
         script = run(start_script, cluster, "runs")
-        assert script.process.returncode == 1
-        assert "the job needs 1 wafer, and none is free" in message_of(script)
+        assert script.process.returncode == 0, script.errors
 
 
 def test_a_management_service_that_dies_takes_the_job_along(

@@ -1,6 +1,5 @@
 """The fork server dies, or is suspended: a cluster without it ends and says why, and a script is not held up."""
 
-import re
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster_rig import SCRIPTS, RunningScript, StartScript, Surroundings, wait_for
+from up_rig import up, waferbox
 
 FAULTS = SCRIPTS / "faults.py"
 END_SECONDS = 5.0  # what is promised
@@ -52,39 +52,11 @@ def surroundings(tmp_path: Path, cache: Path) -> Surroundings:
     return Surroundings(tmp_path / "cluster", cache)
 
 
-def up(surroundings: Surroundings) -> tuple["subprocess.Popen[str]", str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "waferbox", "up"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=surroundings.variables(XDG_RUNTIME_DIR=str(surroundings.folder), COLUMNS="200"),
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if found := re.search(r"export WAFERBOX_MANAGEMENT=(\S+)", line):
-            return process, found[1]
-    raise AssertionError(process.communicate()[1])
-
-
-def waferbox(surroundings: Surroundings, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "waferbox", *arguments],
-        env=surroundings.variables(XDG_RUNTIME_DIR=str(surroundings.folder), COLUMNS="200"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("trains", [False, True], ids=["idle", "with a job"])
 def test_a_cluster_whose_fork_server_was_killed_ends_and_says_why(
     start_script: StartScript, surroundings: Surroundings, *, trains: bool
 ) -> None:
-    cluster, management = up(surroundings)
-    with cluster:
+    with up(surroundings) as (cluster, management):
         script = start_training(start_script, management) if trains else None
         victim = fork_server(surroundings)
         cause = f"the fork server (pid {victim.pid}) was killed by signal 9"

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Self
@@ -17,6 +17,7 @@ from interconnect.swarmx_tree import tree_size
 from nodes.launch.descriptors import readable
 from nodes.launch.spawn import SpawnError
 from waferbox.cluster.launcher import Launcher, Process
+from waferbox.cluster.place import Place
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 START_SECONDS = 60.0
@@ -67,15 +68,15 @@ class Cluster:
         """
         self._launcher = launcher
         self._stop_requests = stop_requests
-        self.processes: list[tuple[str, Process]] = []
-        self._reported: set[int] = set()
+        self._places: list[Place] = []
+        self._management: Process | None = None
         self.announcement: IO[bytes]  # readable when the management service ends
         try:
             self.management, self.page = self._start_management(settings)
             modules = [module for module, count in settings.roles.items() for _ in range(count)]
             listen = f"{settings.listen.rpartition(':')[0]}:0"
             with ThreadPoolExecutor(max_workers=len(modules)) as pool:
-                self.processes += pool.map(lambda module: self._start_role(module, listen, settings), modules)
+                self._places += pool.map(lambda module: self._make_place(module, listen, settings), modules)
             self._check_wanted()
             self._wait_until_registered(len(modules))
         except SpawnError as error:
@@ -92,23 +93,34 @@ class Cluster:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def supervise(self) -> None:
-        """Until it is asked to stop, or the management service ends; says which other processes end meanwhile.
+    def supervise(self, on_given_up: Callable[[str], None]) -> None:
+        """Until it is asked to stop, or the management service ends; starts again what else ends meanwhile.
+
+        on_given_up(message): a process ends again and again, and is not started any more.
 
         Raises:
             ClusterError: the launcher has ended, and all nodes with it. Who uses the cluster has been told.
         """
         stops = {*self._stop_requests, self.announcement.fileno()}
         while True:
-            processes = [process.fileno() for _, process in self.running()]
-            ready = readable([*stops, self._launcher, *processes], None)
+            running = [place.process for place in self._places if place.process is not None]
+            ready = readable([*stops, self._launcher, *running], self._seconds_to_restart())
             if not ready.isdisjoint(stops):
                 return
             if cause := self._launcher.end():
                 self._shut_down(cause)
                 raise ClusterError(cause)
-            for module, pid, status in self.ended():
-                print(f"waferbox: {module} (pid {pid}) ended with status {status}", file=sys.stderr, flush=True)
+            for place in self._places:
+                given_up = place.given_up
+                for message in place.attend():
+                    print(f"waferbox: {message}", file=sys.stderr, flush=True)
+                    if place.given_up and not given_up:
+                        on_given_up(message)
+
+    def _seconds_to_restart(self) -> float | None:
+        """Until the next process is to be started again; None if none is."""
+        times = [place.restart_at for place in self._places if place.restart_at is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _shut_down(self, cause: str) -> None:
         """Have management end, and its jobs with this cause."""
@@ -117,29 +129,17 @@ class Cluster:
             stub.Shutdown(management_pb2.ShutdownRequest(cause=cause), timeout=SHUTDOWN_SECONDS)
             readable([self.announcement], SHUTDOWN_SECONDS)
 
-    def ended(self) -> Sequence[tuple[str, int, int]]:
-        """Module, process and status of those that have ended since the last call."""
-        found = []
-        for module, process in self.running():
-            status = process.poll()
-            if status is not None:
-                self._reported.add(process.pid)
-                found.append((module, process.pid, status))
-        return found
-
-    def running(self) -> Sequence[tuple[str, Process]]:
-        """Module and process of those that have not been reported as ended."""
-        return [(module, process) for module, process in self.processes if process.pid not in self._reported]
-
     def close(self) -> None:
         """End all processes."""
-        for _, management in self.processes[:1]:
+        if self._management is not None:
             # First, so that jobs end as cancelled and not for want of nodes.
-            management.terminate()
+            self._management.terminate()
             readable([self.announcement], STOP_SECONDS)
         self._launcher.close()
-        for _, process in self.processes:
-            process.close()
+        for place in self._places:
+            place.close()
+        if self._management is not None:
+            self._management.close()
         self.announcement.close()
 
     def _start_management(self, settings: ClusterSettings) -> tuple[str, str]:
@@ -155,8 +155,7 @@ class Cluster:
             if settings.page is not None:
                 arguments += ["--page", settings.page]
             arguments += _metrics_arguments(settings)
-            process = self._launcher.start("appliance", arguments, [writer])
-            self.processes.append(("appliance", process))
+            self._management = self._launcher.start("appliance", arguments, [writer])
         finally:
             os.close(writer)
         if not readable([self.announcement, self._launcher, *self._stop_requests], START_SECONDS):
@@ -174,7 +173,7 @@ class Cluster:
         if cause := self._launcher.end():
             raise ClusterError(cause)
 
-    def _start_role(self, module: str, listen: str, settings: ClusterSettings) -> tuple[str, Process]:
+    def _make_place(self, module: str, listen: str, settings: ClusterSettings) -> Place:
         arguments = ["--management", self.management, "--listen", listen, *_metrics_arguments(settings)]
         if module == "wafer":
             share = max(1, len(os.sched_getaffinity(0)) // settings.wafers)
@@ -183,7 +182,7 @@ class Cluster:
             arguments += ["--state-dir", settings.state_dir]
         if module == "memoryx" and settings.memory_limit is not None:
             arguments += ["--memory-limit", settings.memory_limit]
-        return module, self._launcher.start(module, arguments)
+        return Place(module, lambda: self._launcher.start(module, arguments))
 
     def _wait_until_registered(self, count: int) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -198,8 +197,10 @@ class Cluster:
                     raise ClusterError("the management service does not answer; its messages say why") from error
                 if len(nodes) >= count:
                     return
-                for module, pid, status in self.ended():
-                    raise ClusterError(f"{module} (pid {pid}) ended with status {status} while the cluster started")
+                for place in self._places:
+                    if place.process is not None and (status := place.process.poll()) is not None:
+                        who = f"{place.module} (pid {place.process.pid})"
+                        raise ClusterError(f"{who} ended with status {status} while the cluster started")
                 if time.monotonic() > deadline:
                     raise ClusterError(f"only {len(nodes)} of {count} nodes registered within {START_SECONDS:g} s")
 

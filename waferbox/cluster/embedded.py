@@ -6,13 +6,13 @@ its standard input.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
@@ -84,10 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop_requests = [signals.fileno()] if detached else [signals.fileno(), 0]
     try:
         with Cluster(ClusterSettings(**options), ForkingLauncher(), stop_requests) as cluster:
-            note = recorded(cluster.management, os.getpid(), log) if detached else contextlib.nullcontext()
-            with note:
+            note: AbstractContextManager[Callable[[str], None]]
+            note = recorded(cluster.management, os.getpid(), log) if detached else nullcontext(lambda message: None)
+            with note as on_given_up:
                 print(json.dumps({"management": cluster.management, "page": cluster.page}), flush=True)
-                cluster.supervise()
+                cluster.supervise(on_given_up)
     except ClusterError as error:
         print(f"waferbox: {error}", file=sys.stderr, flush=True)
         return 1

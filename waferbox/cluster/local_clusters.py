@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ class LocalCluster:
     management: str
     pid: int  # of the process that owns it
     created: float  # of that process, as psutil has it: a number may be used again
+    given_up: Sequence[str] = ()  # why processes that ended are not started again, for the user
 
     def runs(self) -> bool:
         """Whether that process is still there."""
@@ -82,20 +83,31 @@ def forget_failure() -> None:
 
 
 @contextlib.contextmanager
-def recorded(management: str, pid: int, log: Path | None = None) -> Iterator[None]:
+def recorded(management: str, pid: int, log: Path | None = None) -> Iterator[Callable[[str], None]]:
     """Note a cluster for as long as the context lasts; its log, if it has one, goes with the note.
 
-    A ClusterError that leaves the context is noted as its failure.
+    What is given is to be called with each reason why a process of the cluster is not started again. A ClusterError
+    that leaves the context is noted as its failure.
     """
     folder = runtime_folder()
     path = folder / f"{pid}.json"
     partial = folder / f"{pid}.partial"
     (folder / FAILURE).unlink(missing_ok=True)
     created = psutil.Process(pid).create_time()
-    partial.write_text(json.dumps({"management": management, "pid": pid, "created": created}))
-    partial.rename(path)
+    given_up: list[str] = []
+
+    def write() -> None:
+        note = {"management": management, "pid": pid, "created": created, "given_up": given_up}
+        partial.write_text(json.dumps(note))
+        partial.rename(path)
+
+    def give_up(reason: str) -> None:
+        given_up.append(reason)
+        write()
+
+    write()
     try:
-        yield
+        yield give_up
     except ClusterError as error:
         (folder / FAILURE).write_text(json.dumps({"management": management, "cause": str(error)}))
         raise
@@ -130,3 +142,8 @@ def local_clusters() -> list[LocalCluster]:
         else:
             path.unlink(missing_ok=True)
     return sorted(found, key=lambda cluster: cluster.created)
+
+
+def given_up(management: str) -> Sequence[str]:
+    """Which processes of the cluster at an address are not started again, and why, if it was started here."""
+    return [reason for cluster in local_clusters() if cluster.management == management for reason in cluster.given_up]

@@ -100,9 +100,9 @@ def _up_in_foreground(settings: ClusterSettings) -> None:
     signals = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     with errors.status("starting the cluster"):
         cluster = Cluster(settings, ForkingLauncher(), [signals.fileno()])
-    with cluster, recorded(cluster.management, os.getpid()):
+    with cluster, recorded(cluster.management, os.getpid()) as on_given_up:
         _show(cluster.management, cluster.page, f"{sum(settings.roles.values())} nodes are up. Ctrl-C ends them.")
-        cluster.supervise()
+        cluster.supervise(on_given_up)
         errors.print("waferbox: ending the cluster")
 
 

@@ -9,9 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from interconnect.rpc.version import __version__
+from waferbox.cluster.local_clusters import given_up
 from waferbox.commands.connection import Connection, ManagementOption, connect
 from waferbox.commands.job_arguments import ENDED, JobArgument, OptionalJobArguments, find_job
-from waferbox.output.console import errors, output, print_heading, print_unfolded, printable, say
+from waferbox.output.console import errors, output, print_heading, print_unfolded, printable, say, warn
 from waferbox.output.formats import Format, FormatOption, print_data
 from waferbox.output.tables import (
     ROLES,
@@ -99,6 +100,8 @@ def status(management: ManagementOption = None) -> None:
         nodes, jobs = cluster.nodes(), cluster.jobs()
     print_heading(f"Nodes of {cluster.address}")
     _show_nodes(cluster.address, nodes)
+    for reason in given_up(cluster.address):
+        warn(reason)
     output.print()
     print_heading("Jobs")
     _show_jobs(cluster.address, jobs)

@@ -110,10 +110,12 @@ class JobNodes:
             self._interrupted = True
             self._changed.notify_all()
 
-    def replace(self, dead: Sequence[Member], replace: Callable[[Sequence[str]], management_pb2.Acquired]) -> None:
+    def replace(
+        self, dead: Sequence[Member], replace: Callable[[Sequence[management_pb2.NodeInfo]], management_pb2.Acquired]
+    ) -> None:
         """Attach to others in the places of those that have died. Raises NodesDied, TimeoutError; what replace raises.
 
-        replace: gets other nodes for those with these ids; returns all of the job.
+        replace: gets other nodes for these; returns all of the job.
         """
         with self._changed:
             self._interrupted = False
@@ -123,7 +125,7 @@ class JobNodes:
         for attachment in attachments:
             attachment.close(0.0)
         if attachments:
-            acquired = replace([attachment.member.node.node_id for attachment in attachments])
+            acquired = replace([attachment.member.node for attachment in attachments])
             self._topology = self.topology.with_nodes(acquired.nodes)
         self._attach([member for member in self.topology.members() if member.name not in self._attachments])
 

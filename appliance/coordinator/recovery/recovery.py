@@ -52,10 +52,10 @@ class Recovery:
         nodes: JobNodes,
         points: RecoveryPoints,
         verdict: Verdict,
-        replace: Callable[[Sequence[str], float], management_pb2.Acquired],
+        replace: Callable[[Sequence[management_pb2.NodeInfo], float], management_pb2.Acquired],
         max_num_restarts: int,
     ) -> None:
-        """replace(node ids, seconds): management's other nodes for these; all of the job are returned."""
+        """replace(nodes, seconds): management's other nodes for these; all of the job are returned."""
         self.lock = threading.Lock()
         self._job = job
         self._nodes = nodes
@@ -193,7 +193,7 @@ class Recovery:
         members = [member for member, _ in dead.values()]
         seconds = replacement_seconds()
         try:
-            self._nodes.replace(members, lambda node_ids: self._replace(node_ids, seconds))
+            self._nodes.replace(members, lambda lost: self._replace(lost, seconds))
         except TimeoutError as error:
             causes = "; ".join(message for _, message in dead.values())
             self._verdict.report(

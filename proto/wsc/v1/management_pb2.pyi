@@ -55,7 +55,7 @@ Global___JobPhase: _TypeAlias = JobPhase  # noqa: Y015
 
 @_typing.final
 class RegisterRequest(_message.Message):
-    """First message of a node's Register stream; the ones after it are heartbeats and carry nothing."""
+    """First message of a node's Register stream, and, with the job that it works for by then, the heartbeats after it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -73,7 +73,7 @@ class RegisterRequest(_message.Message):
     version: _builtins.str
     process_id: _builtins.int
     job: _builtins.str
-    """that the node works for, where it registers anew: management was away, or thought so of the node"""
+    """that is attached to the node"""
     member: _builtins.str
     """its name in that job, such as "wafer-0" """
     metrics: _builtins.str
@@ -660,6 +660,7 @@ class CoordinatorHello(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     address: _builtins.str
     token: _builtins.str
@@ -673,6 +674,10 @@ class CoordinatorHello(_message.Message):
 
     @_builtins.property
     def report(self) -> Global___JobReport: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeInfo]:
+        """as management acquired them last"""
+
     def __init__(
         self,
         *,
@@ -683,10 +688,11 @@ class CoordinatorHello(_message.Message):
         report: Global___JobReport | None = ...,
         created: _builtins.float = ...,
         started: _builtins.float = ...,
+        nodes: _abc.Iterable[Global___NodeInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "created", b"created", "job", b"job", "report", b"report", "request", b"request", "started", b"started", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "created", b"created", "job", b"job", "nodes", b"nodes", "report", b"report", "request", b"request", "started", b"started", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -723,22 +729,25 @@ Global___Acquire: _TypeAlias = Acquire  # noqa: Y015
 @_typing.final
 class Replace(_message.Message):
     """Nodes of the job are lost, or given up: others are to take their places, before any job that waits in the queue.
-    Answered by the acquired nodes, all of the job, as soon as there are enough; each Replace is answered by itself.
+    Answered by the acquired nodes, all of the job, as soon as there are enough; each Replace is answered by itself, in
+    the order in which they came.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    NODE_IDS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeInfo]:
+        """as they were acquired; member and address say which are meant"""
+
     def __init__(
         self,
         *,
-        node_ids: _abc.Iterable[_builtins.str] | None = ...,
+        nodes: _abc.Iterable[Global___NodeInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_ids", b"node_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -861,7 +870,9 @@ Global___CancelNotice: _TypeAlias = CancelNotice  # noqa: Y015
 
 @_typing.final
 class QueueStatus(_message.Message):
-    """Where a job is in the queue. Told when it begins to wait, when something of this changes, and when it is its turn."""
+    """Where a job is in the queue, or what it waits for in place of nodes that it has lost. Told when it begins to wait,
+    when something of this changes, and when it has its nodes.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -869,7 +880,7 @@ class QueueStatus(_message.Message):
     LENGTH_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
     position: _builtins.int
-    """1: the next; 0: it has its nodes now"""
+    """1: the next; 0: it has its nodes now, but for lost ones where it waits for something"""
     length: _builtins.int
     """jobs in the queue"""
     waiting_for: _builtins.str

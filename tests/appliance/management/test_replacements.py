@@ -1,0 +1,434 @@
+"""Nodes in place of lost ones: who gets which, when, and what the coordinator is told meanwhile."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from appliance.coordinator import management_link
+from appliance.coordinator.management_link import ManagementLink, ManagementLost
+from appliance.coordinator.settings import CoordinatorSettings
+from appliance.management import registry as registry_module
+from appliance.management import replacements
+from appliance.management.job_queue import Waiting
+from appliance.management.registry import NodeRegistry
+from interconnect.rpc.server import make_channel
+from interconnect.rpc.version import __version__
+from nodes.lifecycle import registration
+from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc, observation_pb2
+
+WAFER, WORKER = node_pb2.ROLE_WAFER, node_pb2.ROLE_WORKER
+ALL = (WAFER, WORKER, node_pb2.ROLE_MEMORYX, node_pb2.ROLE_SWARMX)
+WAIT_SECONDS = 30.0
+
+
+class Told:
+    """What a job in the registry is told."""
+
+    def __init__(self) -> None:
+        self.statuses: list[management_pb2.QueueStatus] = []
+        self.given: list[Sequence[management_pb2.NodeInfo]] = []
+
+    def queued(self, status: management_pb2.QueueStatus) -> None:
+        self.statuses.append(status)
+
+    def admitted(self, nodes: Sequence[management_pb2.NodeInfo]) -> None:
+        self.given.append(nodes)
+
+    def refused(self, refusal: str) -> None:
+        raise AssertionError(refusal)
+
+
+class Nodes:
+    """A registry, and nodes that exist nowhere else."""
+
+    def __init__(self) -> None:
+        self.lost: list[management_pb2.NodeInfo] = []
+        self.registry = NodeRegistry(5.0, lambda node, reason: self.lost.append(node))
+        self.registry._returning_until = 0.0
+        self.registry.address = "h:1"
+        self._ports = 0
+
+    def add(self, role: "node_pb2.Role.ValueType", job: str = "", member: str = "", address: str = "") -> str:
+        self._ports += 1
+        hello = management_pb2.RegisterRequest(
+            role=role, address=address or f"node:{self._ports}", job=job, member=member
+        )
+        return self.registry.add(hello)
+
+    def one_of_each(self) -> list[str]:
+        return [self.add(role) for role in ALL]
+
+    def start(self, job: str, wafers: int = 1, priority: int = 2) -> Told:
+        """A job that waits in the queue, or has its nodes."""
+        told = Told()
+        wanted = management_pb2.Acquire(num_wafers=wafers, num_workers_per_wafer=1)
+        self.registry.open(job)
+        self.registry.enqueue(Waiting(job=job, wanted=wanted, priority=priority, created=0.0), told)
+        return told
+
+    def replace(self, job: str, lost: Sequence[management_pb2.NodeInfo], told: Told, priority: int = 2) -> str:
+        return self.registry.replace(job, lost, told, priority=priority, created=0.0)
+
+    def info(self, node_id: str) -> management_pb2.NodeInfo:
+        return next(node for node in self.registry.nodes() if node.node_id == node_id)
+
+
+@pytest.fixture
+def nodes() -> Nodes:
+    return Nodes()
+
+
+def of(given: Sequence[management_pb2.NodeInfo], member: str) -> management_pb2.NodeInfo:
+    return next(node for node in given if node.member == member)
+
+
+def test_a_spare_takes_the_place_at_once_under_the_same_name(nodes: Nodes) -> None:
+    wafer, *_ = nodes.one_of_each()
+    told = nodes.start("one")
+    before = told.given[0]
+    spare = nodes.add(WAFER)
+    nodes.registry.remove(wafer, "died")
+    assert [node.member for node in nodes.lost] == ["wafer-0"]
+    assert nodes.replace("one", [of(before, "wafer-0")], told) == ""
+    after = told.given[1]
+    assert of(after, "wafer-0").node_id == spare
+    assert {node.member for node in after} == {node.member for node in before}
+    assert {node.node_id for node in after} == {node.node_id for node in before} - {wafer} | {spare}
+    assert not told.statuses
+
+
+def test_a_job_waits_for_nodes_before_the_queue_and_is_told_what_for(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_module, "MISSING_NODES_SECONDS", 1000.0)
+    wafer, worker, *_ = nodes.one_of_each()
+    told = nodes.start("one", priority=3)
+    queued = nodes.start("two", priority=1)
+    for node_id in (wafer, worker):
+        nodes.registry.remove(node_id, "died")
+    lost = [of(told.given[0], "wafer-0")]
+    assert nodes.replace("one", lost, told, priority=3) == ""
+    nodes.registry.review()
+    (status,) = told.statuses
+    assert (status.position, status.waiting_for) == (
+        0,
+        "1 wafer, not in the cluster; to add one: python -m wafer --management h:1",
+    )
+    assert nodes.registry.queue_status()["one"] == status
+    nodes.registry.review()
+    assert len(told.statuses) == 1
+    # A second death adds to it; each request has its answer.
+    assert nodes.replace("one", [of(told.given[0], "worker-0")], told, priority=3) == ""
+    nodes.registry.review()
+    assert told.statuses[1].waiting_for == (
+        "1 wafer, not in the cluster; to add one: python -m wafer --management h:1; "
+        "1 input worker, not in the cluster; to add one: python -m workers --management h:1"
+    )
+    new_worker = nodes.add(WORKER)
+    assert nodes.info(new_worker).job == "one"
+    assert len(told.given) == 1
+    new_wafer = nodes.add(WAFER)
+    assert told.statuses[2:] == [management_pb2.QueueStatus()]
+    assert told.given[1] == told.given[2]
+    assert len(told.given) == 3
+    assert (of(told.given[1], "wafer-0").node_id, of(told.given[1], "worker-0").node_id) == (new_wafer, new_worker)
+    assert not queued.given
+    assert "one" not in nodes.registry.queue_status()
+
+
+def test_a_replacement_that_dies_before_it_is_told_of_is_replaced_without_a_word(nodes: Nodes) -> None:
+    wafer, worker, *_ = nodes.one_of_each()
+    told = nodes.start("one")
+    for node_id in (wafer, worker):
+        nodes.registry.remove(node_id, "died")
+    nodes.lost.clear()
+    nodes.replace("one", [of(told.given[0], name) for name in ("wafer-0", "worker-0")], told)
+    first = nodes.add(WAFER)
+    nodes.registry.remove(first, "died too")
+    assert not nodes.lost
+    nodes.add(WORKER)
+    assert len(told.given) == 1
+    second = nodes.add(WAFER)
+    assert of(told.given[1], "wafer-0").node_id == second
+    nodes.registry.remove(second, "died as well")
+    assert [node.node_id for node in nodes.lost] == [second]
+
+
+def test_a_node_that_was_given_up_is_nobodys_until_the_job_has_let_it_go(nodes: Nodes) -> None:
+    wafer, *_ = nodes.one_of_each()
+    told = nodes.start("one")
+    nodes.replace("one", [of(told.given[0], "wafer-0")], told)
+    assert (nodes.info(wafer).job, nodes.info(wafer).member) == ("one", "")
+    assert [node.member for node in nodes.registry.held("one")] == ["worker-0", "memoryx-0", "swarmx-0"]
+    assert nodes.registry.renew(wafer, "one")
+    assert len(told.given) == 1
+    # Its end concerns nobody; nor does it get its place back when it registers anew.
+    nodes.registry.remove(wafer, "its lease has ended")
+    assert not nodes.lost
+    again = nodes.add(WAFER, "one", "wafer-0", of(told.given[0], "wafer-0").address)
+    assert (nodes.info(again).job, nodes.info(again).member) == ("one", "")
+    # When it says that it works for nobody it is as good as any other.
+    assert nodes.registry.renew(again, "")
+    assert of(told.given[1], "wafer-0").node_id == again
+
+
+def test_a_node_that_comes_back_does_not_take_the_place_of_its_replacement(nodes: Nodes) -> None:
+    wafer, *_ = nodes.one_of_each()
+    told = nodes.start("one")
+    spare = nodes.add(WAFER)
+    nodes.registry.remove(wafer, "its lease has ended")
+    nodes.replace("one", [of(told.given[0], "wafer-0")], told)
+    again = nodes.add(WAFER, "one", "wafer-0", of(told.given[0], "wafer-0").address)
+    assert (nodes.info(again).job, nodes.info(again).member) == ("one", "")
+    assert (nodes.info(spare).job, nodes.info(spare).member) == ("one", "wafer-0")
+    nodes.registry.remove(again, "died")
+    assert [node.node_id for node in nodes.lost] == [wafer]
+
+
+def test_the_end_of_the_job_frees_what_it_gave_up(nodes: Nodes) -> None:
+    wafer, *_ = nodes.one_of_each()
+    told = nodes.start("one")
+    nodes.replace("one", [of(told.given[0], "wafer-0")], told)
+    nodes.registry.release("one")
+    assert not nodes.info(wafer).job
+    assert nodes.start("two").given
+
+
+def test_jobs_are_given_replacements_in_the_order_of_the_queue(nodes: Nodes) -> None:
+    wafers = [nodes.one_of_each()[0] for _ in range(2)]
+    low, high = nodes.start("low", priority=3), nodes.start("high", priority=1)
+    for wafer in wafers:
+        nodes.registry.remove(wafer, "died")
+    for job, told, priority in (("low", low, 3), ("high", high, 1)):
+        nodes.replace(job, [of(told.given[0], "wafer-0")], told, priority)
+    nodes.registry.review()
+    nodes.add(WAFER)
+    assert (len(low.given), len(high.given)) == (1, 2)
+    nodes.registry.review()
+    assert low.statuses[-1].waiting_for == ("1 wafer, held by high; to add one: python -m wafer --management h:1")
+    nodes.add(WAFER)
+    assert len(low.given) == 2
+
+
+def test_what_is_no_node_of_the_job_is_not_replaced(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    wafer, *_ = nodes.one_of_each()
+    told = nodes.start("one")
+    lost = of(told.given[0], "wafer-0")
+    stranger = management_pb2.NodeInfo(role=WAFER, member="wafer-7", address="h:7")
+    assert nodes.replace("one", [lost, stranger], told) == "one has no nodes wafer-7"
+    assert nodes.replace("two", [lost], told) == "two has no nodes wafer-0"
+    assert nodes.info(wafer).member == "wafer-0"
+    monkeypatch.setattr(replacements, "MAX_REQUESTS", 2)
+    nodes.registry.remove(wafer, "died")
+    assert [nodes.replace("one", [lost], told) for _ in range(3)][:2] == ["", ""]
+    assert "answers already" in nodes.replace("one", [lost], told)
+
+
+def test_a_job_of_an_earlier_management_service_says_which_nodes_it_has(nodes: Nodes) -> None:
+    nodes.one_of_each()
+    told = nodes.start("one")
+    before = told.given[0]
+    later = Nodes()
+    later.registry._returning_until = float("inf")
+    # The one that was replaced, and one of those that work for the job, are there before the coordinator.
+    stray = later.add(WAFER, "one", "wafer-0", "elsewhere:1")
+    worker = later.add(WORKER, "one", "worker-0", of(before, "worker-0").address)
+    later.registry.open("one", before)
+    assert (later.info(stray).job, later.info(stray).member) == ("one", "")
+    assert later.info(worker).member == "worker-0"
+    assert later.replace("one", [of(before, "wafer-0")], told) == ""
+    new = later.add(WAFER)
+    after = told.given[1]
+    assert of(after, "wafer-0").node_id == new
+    assert of(after, "worker-0").node_id == worker
+    assert of(after, "memoryx-0") == of(before, "memoryx-0")  # it will register anew, if it lives
+
+
+# --- with a coordinator's link ----------------------------------------------------------------------------------------
+
+
+class Listening:
+    """What the link passes on."""
+
+    def __init__(self) -> None:
+        self.lost: list[management_pb2.NodeInfo] = []
+        self.statuses: list[management_pb2.QueueStatus] = []
+
+    def cancel(self) -> None: ...
+
+    def lease_lost(self, node: management_pb2.NodeInfo) -> None:
+        self.lost.append(node)
+
+    def queued(self, status: management_pb2.QueueStatus) -> None:
+        self.statuses.append(status)
+
+    def trace(self, request: observation_pb2.TraceJobRequest) -> None: ...
+
+    def history(self) -> list[observation_pb2.JobEvents]:
+        return []
+
+    def management_lost(self, reason: str) -> None:
+        logging.getLogger(__name__).info("management is lost: %s", reason)
+
+    def defect(self, error: Exception) -> None:
+        raise AssertionError from error
+
+
+class Linked:
+    """A job whose coordinator is nothing but its link."""
+
+    def __init__(self, cluster: Any, tmp_path: Path) -> None:
+        supervisor = cluster.service._supervisor
+        request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1, priority=2)
+        job = supervisor.jobs.create(request, supervisor.tokens.token)
+        supervisor.registry.open(job.name)
+        self.job = job.name
+        self.listening = Listening()
+        settings = CoordinatorSettings(
+            job=job.name,
+            token=job.token,
+            created=job.created,
+            management=cluster.address,
+            listen="127.0.0.1:0",
+            cache=tmp_path,
+            cache_root=tmp_path,
+            terminated="",
+        )
+        self.link = ManagementLink(settings, "127.0.0.1:1")
+        self.link.hello()
+        self.link.listen(self.listening)
+        self.nodes = self.link.acquire(management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=1)).nodes
+
+
+@pytest.fixture
+def linked(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Linked]:
+    for module in (management_link, registration):
+        monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
+    cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
+    linked = Linked(cluster, tmp_path)
+    yield linked
+    linked.link.close(wait=False)
+
+
+def test_the_link_waits_for_a_node_that_comes_later(cluster: Any, linked: Linked) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        lost = of(linked.nodes, "wafer-0")
+        cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
+        answer = pool.submit(linked.link.replace, [lost])
+        cluster.until(lambda: linked.listening.lost)
+        cluster.until(lambda: any("1 wafer, not in the cluster" in s.waiting_for for s in linked.listening.statuses))
+        cluster.add(wafer=1)
+        nodes = answer.result(WAIT_SECONDS).nodes
+    assert of(nodes, "wafer-0").address == cluster.nodes[-1][1].address
+    cluster.until(lambda: not linked.listening.statuses[-1].waiting_for)
+    assert {node.member for node in nodes} == {node.member for node in linked.nodes}
+
+
+def test_the_link_asks_a_management_service_that_was_started_meanwhile(cluster: Any, linked: Linked) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        lost = of(linked.nodes, "wafer-0")
+        cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
+        answer = pool.submit(linked.link.replace, [lost])
+        cluster.until(lambda: any(s.waiting_for for s in linked.listening.statuses))
+        address = cluster.address
+        cluster.stop_management()
+        cluster.start_management(address)
+        cluster.wait_for_nodes(3)
+        cluster.add(wafer=1)
+        nodes = answer.result(WAIT_SECONDS).nodes
+    assert of(nodes, "wafer-0").address == cluster.nodes[-1][1].address
+    assert {(node.member, node.address) for node in nodes if node.member != "wafer-0"} == {
+        (node.member, node.address) for node in linked.nodes if node.member != "wafer-0"
+    }
+    # What it says of its nodes is up to date for the next one.
+    cluster.stop_management()
+    cluster.start_management(address)
+    cluster.until(cluster.jobs)
+    known = cluster.service._registry._jobs[linked.job]
+    assert {member: node.address for member, node in known.items()} == {node.member: node.address for node in nodes}
+
+
+def test_the_wait_for_replacements_has_ends(cluster: Any, linked: Linked) -> None:
+    lost = of(linked.nodes, "wafer-0")
+    cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
+    with pytest.raises(TimeoutError, match="no nodes within"):
+        linked.link.replace([lost], 0.05)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(linked.link.replace, [lost])
+        cluster.until(lambda: any(s.waiting_for for s in linked.listening.statuses))
+        linked.link.close(wait=False)
+        with pytest.raises(ManagementLost):
+            answer.result(WAIT_SECONDS)
+
+
+def test_a_late_answer_is_not_taken_for_that_of_a_later_request(cluster: Any, linked: Linked) -> None:
+    lost = of(linked.nodes, "wafer-0")
+    cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
+    with pytest.raises(TimeoutError):
+        linked.link.replace([lost], 0.05)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(linked.link.replace, [of(linked.nodes, "worker-0")])
+        cluster.add(wafer=1)
+        nodes = answer.result(WAIT_SECONDS).nodes  # the worker lives, and is free again soon
+    assert of(nodes, "wafer-0").address == cluster.nodes[-1][1].address
+    assert of(nodes, "worker-0").address == of(linked.nodes, "worker-0").address
+    assert not linked.link._asked
+
+
+def test_a_node_says_when_the_job_has_let_it_go(cluster: Any, linked: Linked) -> None:
+    wafer = of(linked.nodes, "wafer-0")
+    commands: queue.SimpleQueue[node_pb2.AttachRequest | None] = queue.SimpleQueue()
+    commands.put(node_pb2.AttachRequest(attach=node_pb2.AttachJob(job=linked.job, node="wafer-0")))
+    with make_channel(wafer.address) as channel, ThreadPoolExecutor(1) as pool:
+        responses = node_pb2_grpc.NodeServiceStub(channel).Attach(iter(commands.get, None))
+        next(responses)
+        heard = threading.Event()
+        renew = cluster.service._registry.renew
+
+        def heartbeat(node_id: str, job: str) -> bool:
+            if node_id == wafer.node_id and job == linked.job:
+                heard.set()
+            return bool(renew(node_id, job))
+
+        cluster.service._registry.renew = heartbeat
+        assert heard.wait(WAIT_SECONDS)
+        heard.clear()
+        answer = pool.submit(linked.link.replace, [wafer])
+        cluster.until(lambda: [n.member for n in cluster.wait_for_nodes(4) if n.address == wafer.address] == [""])
+        heard.clear()
+        assert heard.wait(WAIT_SECONDS)
+        assert not answer.done()
+        commands.put(None)
+        assert of(answer.result(WAIT_SECONDS).nodes, "wafer-0").address == wafer.address
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"member": "wafer-9"}, "has no nodes wafer-9"),
+        ({"address": ""}, "has a name in it, and an address"),
+        ({"role": 77}, "there is no role 77"),
+        ({"host": "h" * 1000}, "256 characters"),
+    ],
+)
+def test_management_refuses_requests_that_are_wrong(
+    cluster: Any, client: Callable[..., Any], wrong: dict[str, Any], said: str
+) -> None:
+    cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
+    job = client().created
+    fields: dict[str, Any] = {"role": WAFER, "member": "wafer-0", "address": "h:1", **wrong}
+    requests = [
+        management_pb2.CoordinateRequest(hello=management_pb2.CoordinatorHello(job=job.job, token=job.token)),
+        management_pb2.CoordinateRequest(replace=management_pb2.Replace(nodes=[management_pb2.NodeInfo(**fields)])),
+    ]
+    with pytest.raises(grpc.RpcError) as caught:
+        list(cluster.stub.Coordinate(iter(requests), timeout=WAIT_SECONDS))
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert said in caught.value.details()
