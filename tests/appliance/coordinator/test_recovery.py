@@ -78,6 +78,10 @@ def test_a_job_goes_on_from_the_last_point_that_is_complete(
     cluster.add(**FULL)
     one = client(max_num_restarts=3, run_ahead_steps=4)
     one.compile()
+    for name in ("wafer-0", "worker-0"):
+        cluster.behaviour.on_step[name] = lambda _, step: cluster.until(
+            lambda: step <= 4 or (cluster.behaviour.sent and cluster.behaviour.sent[-1] + 4 >= step)
+        )
     one.begin(100_000)
     one.start()
     begun = 0
@@ -90,7 +94,7 @@ def test_a_job_goes_on_from_the_last_point_that_is_complete(
     start = cluster.behaviour.starts["memoryx-0"][-1]
     assert start.done_steps > 0
     assert cluster.behaviour.loads["memoryx-0"][-1].recovery_point >= number
-    assert cluster.behaviour.loads["workers-0"][-1].done_steps == start.done_steps
+    assert cluster.behaviour.loads["worker-0"][-1].done_steps == start.done_steps
 
 
 def test_states_are_wanted_again_until_they_cannot_be_lost(cluster: Any, client: Callable[..., Any]) -> None:

@@ -1,0 +1,59 @@
+"""Whatever dies, the script gets what it gets in a run in which nothing dies: outputs, weights and checkpoints."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartScript, running_cluster, wait_for
+
+from wsc.v1 import node_pb2
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+SCRIPT = SCRIPTS / "recovering.py"
+ROLES = {
+    "memoryx": node_pb2.ROLE_MEMORYX,
+    "swarmx": node_pb2.ROLE_SWARMX,
+    "worker": node_pb2.ROLE_WORKER,
+    "wafer": node_pb2.ROLE_WAFER,
+}
+
+
+def run(
+    start_script: StartScript, cluster: RunningCluster, harm: Callable[[RunningScript], None], *options: object
+) -> tuple[str, str]:
+    """What the script prints, and says; harm is done to the cluster when it stops."""
+    script = start_script(SCRIPT, "--artifacts", "artifacts", *options, management=cluster.management)
+    script.wait_for_output("30 ")
+    harm(script)
+    (script.surroundings.folder / "go").touch()
+    assert script.wait(120) == 0, script.errors
+    return script.output, script.errors
+
+
+def nothing(script: RunningScript) -> None:
+    pass
+
+
+def kill(cluster: RunningCluster, role: str) -> Callable[[RunningScript], None]:
+    """Kill a node of the job, and wait until the cluster has another."""
+
+    def harm(script: RunningScript) -> None:
+        victim = next(node for node in cluster.nodes(ROLES[role]) if node.job)
+        cluster.process_at(victim.address).kill()
+        wait_for(lambda: victim.address not in [node.address for node in cluster.nodes()])
+
+    return harm
+
+
+def test_the_results_are_those_of_a_run_in_which_nothing_dies(
+    start_script: StartScript, tmp_path: Path, cache: Path
+) -> None:
+    size = ("--num-csx", 2, "--shards", 2)
+    with running_cluster(tmp_path / "cluster", cache, wafers=2, memoryx=2, swarmx=1, workers=2) as cluster:
+        expected, _ = run(start_script, cluster, nothing, *size)
+        for role in ROLES:
+            output, errors = run(start_script, cluster, kill(cluster, role), *size)
+            assert output == expected, role
+            assert f"{role}-" in errors
+            assert "The job goes on from step" in errors
