@@ -95,5 +95,5 @@ class Wafer:
         self.listener.close()
 
 
-def start(job: WorkerJob, num_steps: int, execution: int = 1) -> None:
-    job.start(node_pb2.Start(execution=execution, num_steps=num_steps))
+def start(job: WorkerJob, num_steps: int, execution: int = 1, done_steps: int = 0) -> None:
+    job.start(node_pb2.Start(execution=execution, num_steps=num_steps, done_steps=done_steps))
