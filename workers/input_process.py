@@ -88,16 +88,35 @@ class InputProcess:
                 [builder.fileno()],
             )
 
-    def load(self, layout: dict[str, Any], ring: int, state_steps: Sequence[int]) -> None:
+    def load(
+        self,
+        layout: dict[str, Any],
+        ring: int,
+        state_steps: Sequence[int],
+        *,
+        done_steps: int = 0,
+        input_states: Sequence[bytes] = (),
+    ) -> None:
         """Say what a batch looks like, and hand over the ring of slots (a file descriptor).
 
         state_steps: the steps before that of the first batch after which the loader's state is wanted.
+        done_steps: whose batches are not wanted. input_states: of all workers' loaders after these, to resume from.
         """
-        self._send({"kind": "load", **layout, "state_steps": list(state_steps)}, [ring])
+        message = {"kind": "load", **layout, "done_steps": done_steps, "state_steps": list(state_steps)}
+        if not input_states:
+            self._send(message, [ring])
+            return
+        with os.fdopen(os.memfd_create("states", os.MFD_CLOEXEC), "r+b", buffering=0) as states:
+            states.write(b"[" + b",".join(input_states) + b"]")
+            states.seek(0)
+            self._send(message, [ring, states.fileno()])
 
-    def ask(self, slot: int, state_steps: Sequence[int]) -> None:
-        """Ask for the next batch, in this slot; state_steps: as in load, from its step to before that of the next."""
-        self._send({"kind": "fill", "slot": slot, "state_steps": list(state_steps)})
+    def ask(self, slot: int, state_steps: Sequence[int], recovery_step: int = 0) -> None:
+        """Ask for the next batch, in this slot; state_steps: as in load, from its step to before that of the next.
+
+        recovery_step: one more of these, or 0, for which an empty state comes where the loader cannot be resumed.
+        """
+        self._send({"kind": "fill", "slot": slot, "state_steps": list(state_steps), "recovery_step": recovery_step})
 
     def wait_filled(self, slot: int, stop: int, on_state: Callable[[int, bytes], None]) -> None:
         """Until the slot that was asked for first is filled; on_state is called with step and state of what comes.

@@ -1,5 +1,6 @@
 """A job on an input worker."""
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from nodes.lifecycle.role_job import RoleJob
 from workers.input_process import InputProcess
 from workers.worker_program import WorkerProgram
 from wsc.v1 import node_pb2
+
+logger = logging.getLogger(__name__)
 
 
 class WorkerJob(RoleJob):
@@ -48,9 +51,16 @@ class WorkerJob(RoleJob):
             self.context.emit(node_pb2.AttachResponse(input_state=response))
 
         process = self._waiting[request.loader]
-        program = WorkerProgram(request.worker, prepared, process, hub, link, request.state_steps, emit)
+        program = WorkerProgram(request, prepared, process, hub, link, emit)
         del self._waiting[request.loader]  # the program's from now on
+        if request.done_steps:
+            how = "resumed there" if request.input_states else "made again, and skips the batches before"
+            logger.info("the input begins after step %d: its loader is %s", request.done_steps, how)
         return program
+
+    def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:
+        if isinstance(self._program, WorkerProgram) and request.execution == self._number:
+            self._program.keep_state(request.step)
 
     def close(self) -> None:
         super().close()

@@ -6,7 +6,7 @@ acknowledged the batch that it held, so the process is at most the ring ahead, a
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from interconnect.links.elements import tensor_bytes
 from interconnect.links.hub import Hub
@@ -26,15 +26,18 @@ class WorkerProgram:
 
     def __init__(
         self,
-        plan: plan_pb2.WorkerPlan,
+        request: node_pb2.Load,
         prepared: node_pb2.PrepareInput,
         process: InputProcess,
         hub: Hub,
         link: Link,
-        state_steps: Sequence[int],
         on_state: Callable[[int, bytes], None],
     ) -> None:
-        """on_state(step, state) is called, while it runs, with the loader's state after each of the state_steps."""
+        """on_state(step, state) is called, while it runs, with the loader's state after each step that it is wanted of.
+
+        Raises ValueError: the request makes no sense.
+        """
+        plan = request.worker
         self.progress = Progress("input")
         self._begin = 0.0
         self._process = process
@@ -44,8 +47,12 @@ class WorkerProgram:
         self._nbytes = plan.batch.nbytes
         self._worker = prepared.worker
         self._num_workers = max(1, prepared.num_workers)
-        self._state_steps = frozenset(state_steps)
-        self._states_due = len(self._state_steps)
+        if request.done_steps % self._num_workers:
+            raise ValueError(f"{request.done_steps} done steps are no multiple of {self._num_workers} workers")
+        self._done_steps = request.done_steps
+        self._state_steps = frozenset(request.state_steps)
+        self._recovery_step = 0  # of the execution; set from another thread
+        self._states_due = 0  # that were asked for, and have not come
         self._on_state = on_state
         self._slot_bytes = -(-max(self._nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
         layout = {
@@ -58,10 +65,17 @@ class WorkerProgram:
         }
         self._ring = SharedMemory.create(self._slot_bytes * BATCH_SLOTS)
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
-        process.load(layout, self._ring.fileno(), self._states_wanted(1, 1 + self._worker))
+        first = self._states_wanted(1, 1 + self._worker)
+        process.load(layout, self._ring.fileno(), first, done_steps=self._done_steps, input_states=request.input_states)
+
+    def keep_state(self, step: int) -> None:
+        """The loader's state after this step of the execution is wanted too, unless it was to be asked for before."""
+        self._recovery_step = step
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
         """Send the batch of every step that is this worker's. Returns the seconds spent on what."""
+        if schedule.done_steps != self._done_steps:
+            raise ValueError(f"{schedule.done_steps} steps are done: it was loaded to go on after {self._done_steps}")
         steps = steps_of_worker(self._worker, self._num_workers, schedule.num_steps)
         self._begin = time.perf_counter()
         try:
@@ -96,6 +110,7 @@ class WorkerProgram:
         sent = now()
         progress.wait += asked - begin
         progress.send += sent - filled
+        step += self._done_steps
         progress.step, progress.total = step, sent - self._begin
         recorder = progress.recorder
         if recorder is not None:
@@ -106,10 +121,19 @@ class WorkerProgram:
                 progress.end_trace()
 
     def _ask(self, slot: int, step: int) -> None:
-        self._process.ask(slot, self._states_wanted(step, step + self._num_workers))
+        wanted = self._states_wanted(step, step + self._num_workers)
+        recovery_step, first = self._recovery_step, step + self._done_steps
+        if recovery_step in wanted or not first <= recovery_step < first + self._num_workers:
+            recovery_step = 0
+        self._states_due += recovery_step > 0
+        self._process.ask(slot, wanted, recovery_step)
 
     def _states_wanted(self, first: int, end: int) -> list[int]:
-        return [step for step in range(first, end) if step in self._state_steps]
+        """The steps of the execution, among these of the epoch, after which the loader's state is wanted."""
+        steps = range(self._done_steps + first, self._done_steps + end)
+        wanted = [step for step in steps if step in self._state_steps]
+        self._states_due += len(wanted)
+        return wanted
 
     def _receive_state(self, step: int, state: bytes) -> None:
         self._states_due -= 1

@@ -45,6 +45,9 @@ class Restartable(Counting):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.batch = state["batch"]
 
+    def aggregate_state_dict(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        return states[0]
+
     def deaggregate_state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
         return state
 
@@ -58,6 +61,59 @@ def random_rows(rows: int) -> torch.utils.data.DataLoader[Any]:
     values = torch.arange(8 * rows)
     dataset = torch.utils.data.TensorDataset(values.float().unsqueeze(1).expand(-1, 3).contiguous(), values)
     return torch.utils.data.DataLoader(dataset, batch_size=rows, shuffle=True, num_workers=2, drop_last=True)
+
+
+class RandomRows(torch.utils.data.Dataset[Any]):
+    """Draws from all generators, as augmentations do."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        drawn = index + 100 * random.randrange(100) + 10_000 * int(torch.randint(100, ()))
+        return torch.full((3,), float(drawn)), drawn
+
+
+def augmented_rows(rows: int, num_processes: int) -> torch.utils.data.DataLoader[Any]:
+    """Five batches a pass."""
+    dataset = RandomRows(5 * rows + 1)
+    return torch.utils.data.DataLoader(
+        dataset, batch_size=rows, shuffle=True, num_workers=num_processes, drop_last=True
+    )
+
+
+class Sampled(torch.utils.data.DataLoader[Any]):
+    """Keeps how many samples all workers have streamed together."""
+
+    before = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        from cstorch.distributed import get_worker_state
+
+        return {"own": get_worker_state().samples_streamed, "before": self.before}
+
+    def aggregate_state_dict(self, worker_states: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"samples": worker_states[0]["before"] + sum(state["own"] for state in worker_states)}
+
+    def deaggregate_state_dict(self, aggregated_state_dict: dict[str, Any]) -> dict[str, Any]:
+        return aggregated_state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.before = state_dict["samples"]
+        self.batch_sampler.set_state(self.before)
+
+
+def sampled(rows: int, num_processes: int = 0) -> Sampled:
+    """Each worker's share of five batches a pass, in the order of a DistributedSampler whose seed is drawn."""
+    from cstorch.utils.data import DistributedSampler
+
+    values = torch.arange(5 * rows + 3)
+    dataset = torch.utils.data.TensorDataset(values.float().unsqueeze(1).expand(-1, 3).contiguous(), values)
+    sampler = DistributedSampler(dataset, batch_size=rows)
+    return Sampled(dataset, batch_sampler=sampler, num_workers=num_processes)
 
 
 def raising() -> None:

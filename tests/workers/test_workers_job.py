@@ -1,108 +1,22 @@
 """A worker's job against a wafer that this test plays, over real links."""
 
-import queue
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import input_functions
 import pytest
-import torch
-from link_pairs import raise_defect
+from worker_rig import ROWS, Wafer, start, worker_plan
 
-from interconnect.links.cancellation import CancellationToken
-from interconnect.links.hub import Hub
-from interconnect.links.link import Link
-from interconnect.links.listener import LinkListener
-from interconnect.rpc.server import make_server
-from nodes.lifecycle.node_job import JobContext, JobFailure
+from nodes.lifecycle.node_job import JobFailure
 from nodes.steps.schedule import BATCH_SLOTS
 from workers.worker_job import WorkerJob
-from wsc.v1 import node_pb2, plan_pb2
+from wsc.v1 import node_pb2
 
 pytestmark = pytest.mark.cluster
 
-ROWS = 8
-GROUP = 7
 LANES = {"shared memory": node_pb2.LANE_SHARED_MEMORY, "grpc": node_pb2.LANE_GRPC}
 Prepare = Callable[..., node_pb2.PrepareInput]
-
-
-def worker_plan(columns: int, num_csx: int) -> plan_pb2.WorkerPlan:
-    local = ROWS // num_csx
-    offset = -(-local * columns * 4 // 64) * 64
-    x = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_FLOAT32, shape=[local, columns])
-    y = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_INT64, shape=[local])
-    batch = plan_pb2.Group(
-        id=GROUP,
-        kind=plan_pb2.GROUP_KIND_BATCH,
-        members=[
-            plan_pb2.GroupMember(value=1, type=x, offset=0),
-            plan_pb2.GroupMember(value=2, type=y, offset=offset),
-        ],
-        nbytes=offset + local * 8,
-    )
-    return plan_pb2.WorkerPlan(batch=batch, global_rows=ROWS, local_rows=local, micro_batches=1)
-
-
-class Wafer:
-    """The wafer of the test: takes batches, acknowledges them when told to."""
-
-    def __init__(self, lane: "node_pb2.Lane.ValueType") -> None:
-        self.server = make_server()
-        port = self.server.add_insecure_port("127.0.0.1:0")
-        self.listener = LinkListener(f"127.0.0.1:{port}", raise_defect)
-        self.listener.add_to_server(self.server)
-        self.server.start()
-        self.emitted: queue.Queue[node_pb2.AttachResponse] = queue.Queue()
-        self.context = JobContext(
-            job="job", node="worker-0", index=0, lane=lane, listener=self.listener, emit=self.emitted.put
-        )
-        self.hub = Hub()
-        self.link: Link | None = None
-
-    def load(self, job: WorkerJob, plan: plan_pb2.WorkerPlan, execution: int = 1, **fields: Any) -> None:
-        token = secrets.token_hex(8)
-        pending = self.listener.expect(token, "worker-0")
-        spec = node_pb2.LinkSpec(
-            token=token,
-            peer="wafer-0",
-            endpoint=self.listener.endpoint(),
-            dial=True,
-            purpose=node_pb2.LINK_PURPOSE_WAFER,
-        )
-        request = node_pb2.Load(execution=execution, worker=plan, links=[spec], loader="train", **fields)
-        job.load(request, CancellationToken())
-        self.link = pending.wait(10)
-        self.link.expect({GROUP: plan.batch.nbytes})
-        self.hub.add(self.link)
-        self.plan = plan
-
-    def receive(self, step: int, *, acknowledge: bool = True) -> list[int]:
-        """The labels of a step's batch."""
-        assert self.link is not None
-        message = self.hub.receive(self.link, GROUP, step)
-        x, y = (
-            message.tensor(dtype, tuple(member.type.shape), member.offset)
-            for dtype, member in zip((torch.float32, torch.int64), self.plan.batch.members, strict=True)
-        )
-        assert (x == y.unsqueeze(1)).all()
-        labels: list[int] = y.tolist()
-        if acknowledge:
-            self.link.ack(step)
-        return labels
-
-    def response(self) -> node_pb2.AttachResponse:
-        return self.emitted.get(timeout=20)
-
-    def close(self) -> None:
-        if self.link is not None:
-            self.link.close()
-        self.hub.close()
-        self.server.stop(0).wait()
-        self.listener.close()
 
 
 @pytest.fixture(params=LANES.values(), ids=LANES.keys())
@@ -117,10 +31,6 @@ def job(wafer: Wafer) -> Iterator[WorkerJob]:
     job = WorkerJob(wafer.context)
     yield job
     job.close()
-
-
-def start(job: WorkerJob, num_steps: int, execution: int = 1) -> None:
-    job.start(node_pb2.Start(execution=execution, num_steps=num_steps))
 
 
 @pytest.mark.parametrize("columns", [3, 3000], ids=["inline", "large"])

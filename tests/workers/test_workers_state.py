@@ -12,7 +12,7 @@ import torch
 from workers.child import batches, loader_state
 from workers.child.batches import Selection, endless
 from workers.child.failures import InputFailure
-from workers.child.loader_state import Position, plain
+from workers.child.loader_state import Position, plain, resume
 
 ROWS = 2
 LENGTH = 5  # batches of a pass
@@ -27,7 +27,7 @@ class Counting:
         self.told: list[dict[str, Any]] = []
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        for _ in range(LENGTH - self.count % LENGTH if self.count % LENGTH or self.count == 0 else LENGTH):
+        for _ in range(LENGTH - self.count % LENGTH):
             batch = torch.full((self.rows,), float(self.count))
             self.count += 1
             yield batch
@@ -45,24 +45,36 @@ class Files:
 
     def send_file(self, descriptor: int, **message: Any) -> None:
         assert message["kind"] == "state"
-        self.states[message["step"]] = json.loads(os.pread(descriptor, 10_000, 0))
+        text = os.pread(descriptor, 10_000, 0)
+        self.states[message["step"]] = json.loads(text) if text else None
 
 
 def run(
-    loader: Counting, worker: int, num_workers: int, wanted: set[int], num_steps: int
+    loader: Counting,
+    worker: int,
+    num_workers: int,
+    wanted: set[int],
+    num_steps: int,
+    *,
+    done_steps: int = 0,
+    is_resumed: bool = False,
+    recovery_step: int = 0,
 ) -> tuple[list[int], dict[int, Any]]:
     """The batches that the worker takes, and the states that it sends, asked as workers/worker_program.py asks."""
     prepare = {"wafer": 0, "worker": worker, "num_workers": num_workers, "num_csx": 1}
     member = {"dtype": "float32", "shape": [ROWS], "offset": 0}
     files = Files()
-    position = Position(loader, files, prepare, [step for step in range(1, worker + 1) if step in wanted])
+    first_step, num_skipped = (done_steps, 0) if is_resumed else (0, done_steps // num_workers)
+    before = [step for step in range(done_steps + 1, done_steps + worker + 1) if step in wanted]
+    position = Position(loader, files, prepare, before, first_step)
     load = {"members": [member], "global_rows": ROWS, "local_rows": ROWS, "micro_batches": 1}
     selection = Selection(prepare, load, "input_fn")
-    batches = selection.own(endless(loader, num_workers), position)
+    batches = selection.own(endless(loader, num_workers), position, num_skipped)
     taken = []
-    for step in range(worker + 1, num_steps + 1, num_workers):
+    for step in range(done_steps + worker + 1, num_steps + 1, num_workers):
         taken.append(int(next(batches)[0][0]))
         position.wanted = [later for later in range(step, step + num_workers) if later in wanted]
+        position.recovery_step = recovery_step if step <= recovery_step < step + num_workers else 0
     next(batches)  # always one batch ahead
     return taken, files.states
 
@@ -94,6 +106,73 @@ def test_where_the_input_fn_shards_a_worker_stands_behind_its_own_batch(
     assert "WAFERBOX_WORKER_STATE" not in os.environ
 
 
+@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize("done_steps", [3, 6, 18])
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_batches_that_are_skipped_count_as_if_they_had_been_supplied(
+    worker: int, done_steps: int, is_sharded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "_rank_was_asked", lambda: is_sharded)
+    whole, rest = Counting(), Counting()
+    wanted = set(range(1, 25))
+    expected, expected_states = run(whole, worker, 3, wanted, 24)
+    taken, states = run(rest, worker, 3, wanted - set(range(done_steps + 1)), 24, done_steps=done_steps)
+    assert taken == expected[done_steps // 3 :]
+    assert states == {step: state for step, state in expected_states.items() if step > done_steps}
+    assert rest.told == [told for told in whole.told if told["appliance_step"] > done_steps]
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_a_loader_that_is_resumed_is_told_what_a_new_execution_would_tell_it(
+    worker: int, is_sharded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "_rank_was_asked", lambda: is_sharded)
+    done_steps, later = 6, {7, 8, 9, 10, 11, 12}
+    whole, rest = Counting(), Counting()
+    expected, expected_states = run(whole, worker, 3, later, 12)
+    rest.count = done_steps // 3 if is_sharded else done_steps
+    taken, states = run(rest, worker, 3, later, 12, done_steps=done_steps, is_resumed=True)
+    assert taken == expected[done_steps // 3 :]
+    assert states == expected_states
+    assert sorted({told["appliance_step"] for told in rest.told}) == [1, 2, 3, 4, 5, 6]
+    assert rest.told[-1]["worker_step"] == whole.told[-1]["worker_step"] - done_steps // 3
+
+
+@pytest.mark.parametrize("worker", [0, 1, 2])
+@pytest.mark.parametrize("step", [4, 5, 6])
+def test_a_recovery_point_has_the_state_of_a_loader_that_can_be_resumed(worker: int, step: int) -> None:
+    assert run(Counting(), worker, 3, set(), 9, recovery_step=step)[1] == {step: None}
+    assert run(Resumable(), worker, 3, set(), 9, recovery_step=step)[1] == {step: ["dict", ["count", step]]}
+    assert run(Resumable(), worker, 3, {step}, 9, recovery_step=step)[1] == {step: ["dict", ["count", step]]}
+    # What a checkpoint would be refused for does not end the steps.
+    assert run(LargeResumable(), worker, 3, set(), 9, recovery_step=step)[1] == {step: None}
+
+
+def test_a_resumed_loader_gets_what_it_makes_of_the_states_of_all() -> None:
+    state = {
+        "a": [1, (2.5, None)],
+        3: b"bytes",
+        "tensor": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
+        "none": torch.empty((0, 4)),
+        "array": np.arange(4, dtype=np.int16).reshape(4, 1),
+    }
+    loader = Resumable()
+    text = json.dumps(plain(state)).encode()
+    resume(loader, b"[" + text + b"," + json.dumps(plain({"count": 7})).encode() + b"]")
+    first, second = loader.loaded["of all"]
+    assert second == {"count": 7}
+    assert first.keys() == state.keys()
+    assert (first["a"], first[3]) == (state["a"], state[3])
+    for name in ("tensor", "none"):
+        assert first[name].dtype == state[name].dtype
+        assert torch.equal(first[name], state[name])
+    assert first["array"].dtype == np.int16
+    assert (first["array"] == state["array"]).all()
+    with pytest.raises(InputFailure, match="the loader could not be resumed: KeyError"):
+        resume(Raising(), b'[["dict"]]')
+
+
 def test_what_a_state_cannot_be_made_of() -> None:
     with pytest.raises(InputFailure, match="holds a object, which cannot be saved"):
         plain({"a": [object()]})
@@ -109,6 +188,28 @@ class Large(Counting):
 class Raising(Counting):
     def state_dict(self) -> dict[str, Any]:
         raise ValueError("no position yet")
+
+    def aggregate_state_dict(self, worker_states: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"all": worker_states[0]["count"]}
+
+
+class Resumable(Counting):
+    """Is resumed with what all workers have said."""
+
+    loaded: dict[str, Any]
+
+    def aggregate_state_dict(self, worker_states: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"all": worker_states}
+
+    def deaggregate_state_dict(self, aggregated_state_dict: dict[str, Any]) -> dict[str, Any]:
+        return {"of all": aggregated_state_dict["all"]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.loaded = state_dict
+
+
+class LargeResumable(Large, Resumable):
+    """Its state is too large for a checkpoint."""
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,10 @@ class Selection:
         self._micro_rows: int = load["local_rows"] // load["micro_batches"]
         self._members: list[dict[str, Any]] = load["members"][:: load["micro_batches"]]  # of each tensor the first
 
-    def own(self, batches: Iterator[Any], position: "Position") -> Iterator[list[Any]]:
+    def own(self, batches: Iterator[Any], position: "Position", num_skipped: int = 0) -> Iterator[list[Any]]:
         """The tensors of this worker's batches, cut to its wafer's rows and micro-batches, in the order of the plan.
+
+        num_skipped: the first ones, which count as the others do, and are left out.
 
         Where batches are dealt out, the loader's position after a step is behind that step's batch, whoever took it;
         where the input_fn shards, it is behind the last batch of this worker's own.
@@ -55,12 +57,13 @@ class Selection:
             if is_sharded or number % self._num_workers == self._worker:
                 num_own += 1
                 position.streamed(self._local_rows)
-                first_row = 0 if is_sharded else self._wafer * self._local_rows
-                yield [
-                    part
-                    for index, (tensor, member) in enumerate(zip(tensors, self._members))  # noqa: B905 - checked above
-                    for part in self._cut(number, index, tensor, member, first_row).split(self._micro_rows)
-                ]
+                if num_own > num_skipped:
+                    first_row = 0 if is_sharded else self._wafer * self._local_rows
+                    yield [
+                        part
+                        for index, (tensor, member) in enumerate(zip(tensors, self._members))  # noqa: B905 - as above
+                        for part in self._cut(number, index, tensor, member, first_row).split(self._micro_rows)
+                    ]
             position.send(position.states(last_step))
 
     def _rows(self, number: int, tensors: Sequence[Any]) -> int:

@@ -15,7 +15,7 @@ class Channel:
 
     def receive(self, kind: str) -> tuple[dict[str, Any], list[int]]:
         """The next message, of this kind, with its file descriptors. SystemExit when the worker is gone."""
-        data, descriptors, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
+        data, descriptors, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, 2)
         if not data:
             raise SystemExit(0)
         message = json.loads(data)

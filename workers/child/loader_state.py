@@ -12,11 +12,22 @@ from .failures import InputFailure, summary, user_traceback
 STATE_BYTES = 4 * 1024 * 1024  # of a loader's state, as text
 
 
-class Position:
-    """Where the loader stands: its state, for the checkpoints of the steps for which it is wanted."""
+_METHODS = ("state_dict", "load_state_dict", "aggregate_state_dict", "deaggregate_state_dict")
 
-    def __init__(self, loader: Any, channel: Channel, prepare: dict[str, Any], state_steps: list[int]) -> None:
+
+class Position:
+    """Where the loader stands: its state, for the steps for which it is wanted.
+
+    first_step: the step of the execution, from 0, that it began with. It is told how far it is since then, as if an
+    execution had begun there: what it was resumed with has the rest.
+    """
+
+    def __init__(
+        self, loader: Any, channel: Channel, prepare: dict[str, Any], state_steps: list[int], first_step: int = 0
+    ) -> None:
         self.wanted = state_steps
+        self.recovery_step = 0  # its state is wanted as well, if there is one
+        self._first_step = first_step
         self._loader = loader
         self._channel = channel
         self._prepare = prepare
@@ -29,8 +40,15 @@ class Position:
         self._samples += rows
 
     def states(self, last_step: int) -> list[tuple[int, bytes]]:
-        """The loader's state as it is now, for each wanted step up to `last_step`; InputFailure if it has none."""
-        return [(step, self._state(step)) for step in self.wanted if step <= last_step]
+        """The loader's state as it is now, for each wanted step up to `last_step`, from where it began.
+
+        InputFailure if it has none; where that of recovery_step alone is wanted, it is empty then.
+        """
+        last_step += self._first_step
+        states = [(step, self._state(step)) for step in self.wanted if step <= last_step]
+        if 0 < self.recovery_step <= last_step:
+            states.append((self.recovery_step, self._recovery_state()))
+        return states
 
     def send(self, states: list[tuple[int, bytes]]) -> None:
         """Hand states over: they are not wanted any more."""
@@ -38,7 +56,23 @@ class Position:
             with os.fdopen(os.memfd_create("state", os.MFD_CLOEXEC), "r+b", buffering=0) as file:
                 file.write(text)
                 self._channel.send_file(file.fileno(), kind="state", step=step)
-            self.wanted.remove(step)
+            if step in self.wanted:
+                self.wanted.remove(step)
+            else:
+                self.recovery_step = 0
+
+    def send_no_recovery_state(self) -> None:
+        """The loader has failed: if its state is wanted for a recovery point, say that there is none."""
+        if self.recovery_step:
+            self.send([(self.recovery_step, b"")])
+
+    def _recovery_state(self) -> bytes:
+        if not all(hasattr(self._loader, method) for method in _METHODS):
+            return b""
+        try:
+            return self._state(self.recovery_step)
+        except InputFailure:
+            return b""  # the steps can be done without it
 
     def _state(self, step: int) -> bytes:
         # For cstorch.distributed.get_worker_state.
@@ -48,7 +82,7 @@ class Position:
                 "num_workers_per_csx": self._prepare["num_workers"],
                 "num_csx": self._prepare["num_csx"],
                 "wse_id": self._prepare["wafer"],
-                "appliance_step": step,
+                "appliance_step": step - self._first_step,
                 "worker_step": self._batches,
                 "samples_streamed": self._samples,
             }
@@ -67,6 +101,36 @@ class Position:
                 "its state_dict; a seed and a count are enough to make an order of samples again"
             )
         return text
+
+
+def resume(loader: Any, states: bytes) -> None:
+    """Let the loader go on from the states of all workers' loaders, a JSON list of what they have sent."""
+    try:
+        state = loader.aggregate_state_dict([_restored(form) for form in json.loads(states)])
+        loader.load_state_dict(loader.deaggregate_state_dict(state))
+    except Exception as error:  # the user's code; it is reported
+        raise InputFailure(f"the loader could not be resumed: {summary(error)}", user_traceback(error)) from error
+
+
+def _restored(form: Any) -> Any:
+    """The value that `plain` has made this of."""
+    torch, numpy = sys.modules["torch"], sys.modules["numpy"]
+    if not isinstance(form, list):
+        return form
+    word, *rest = form
+    if word == "dict":
+        return {_restored(key): _restored(item) for key, item in rest}
+    if word in ("list", "tuple"):
+        items = map(_restored, rest)
+        return list(items) if word == "list" else tuple(items)
+    content = bytearray(base64.b64decode(rest[-1]))
+    if word == "bytes":
+        return bytes(content)
+    dtype, shape, _ = rest
+    if word == "array":
+        return numpy.frombuffer(content, dtype=dtype).reshape(shape)
+    dtype = getattr(torch, dtype)
+    return torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
 
 
 def plain(value: Any) -> Any:

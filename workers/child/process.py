@@ -10,7 +10,7 @@ from .batches import Ring, Selection, endless
 from .channel import Channel
 from .failures import InputFailure, summary, user_traceback
 from .loader import build
-from .loader_state import Position
+from .loader_state import Position, resume
 
 
 def serve(channel: Channel) -> None:
@@ -18,11 +18,19 @@ def serve(channel: Channel) -> None:
     prepare, (builder_file,) = channel.receive("prepare")
     with open(builder_file, "rb") as file:
         loader, source = build(prepare, file.read())
-    load, (ring_file,) = channel.receive("load")
+    load, (ring_file, *states_files) = channel.receive("load")
     ring = Ring(ring_file, load)
-    position = Position(loader, channel, prepare, load["state_steps"])
+    num_skipped = first_step = 0
+    if states_files:
+        first_step = load["done_steps"]
+        with open(states_files[0], "rb") as file:
+            resume(loader, file.read())
+    else:
+        num_skipped = load["done_steps"] // prepare["num_workers"]
+    position = Position(loader, channel, prepare, load["state_steps"], first_step)
     # A pass that is dealt out among workers, or that ends where it is resumed, may have nothing for this one.
-    batches = Selection(prepare, load, source).own(endless(loader, prepare["num_workers"]), position)
+    passes = endless(loader, prepare["num_workers"])
+    batches = Selection(prepare, load, source).own(passes, position, num_skipped)
     while True:
         try:
             tensors = next(batches)
@@ -32,13 +40,14 @@ def serve(channel: Channel) -> None:
             message = f"the loader of the input_fn {source} raised {summary(error)}"
             _fail_when_asked(channel, InputFailure(message, user_traceback(error)), position)
         fill, _ = channel.receive("fill")
-        position.wanted = fill["state_steps"]
+        position.wanted, position.recovery_step = fill["state_steps"], fill["recovery_step"]
         ring.write(fill["slot"], tensors)
         channel.send(kind="filled", slot=fill["slot"])
 
 
 def _fail_when_asked(channel: Channel, failure: InputFailure, position: Position) -> None:
     # The batch may never be needed: the steps can be over. A state that is due is waited for.
+    position.send_no_recovery_state()
     if not position.wanted:
         channel.receive("fill")
     raise failure

@@ -208,7 +208,7 @@ class Epoch:
                 load.loader = self._begin.loader
                 load.done_steps = self._start.done_steps
                 if point is not None and self._start.done_steps:
-                    load.input_state = point.input_states.get(member.name, b"")
+                    load.input_states.extend(point.input_states)
                 if self._begin.wants_input_states:
                     load.state_steps.extend(sorted(self.schedule.checkpoint_steps))
         return node_pb2.AttachRequest(load=load)

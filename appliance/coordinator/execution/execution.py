@@ -268,8 +268,9 @@ class Execution:
         self._next_point += 1
         number = self._make_point(self._next_point, step)
         keep = node_pb2.KeepRecoveryPoint(execution=epoch.number, step=step, recovery_point=number)
-        members = [*topology.state_keepers, *(topology.workers if self._begin.wants_input_states else ())]
-        self._nodes.send(members, lambda _: node_pb2.AttachRequest(keep_recovery_point=keep))
+        self._nodes.send(
+            [*topology.state_keepers, *topology.workers], lambda _: node_pb2.AttachRequest(keep_recovery_point=keep)
+        )
         return True
 
     def may_keep_point(self) -> bool:
@@ -355,13 +356,13 @@ class Execution:
         assert self._points is not None
         topology = self._nodes.topology
         number = (self._current().number << POINT_BITS) + order
-        resumable = self._begin.wants_input_states and 0 < step < self._schedule.num_steps
+        is_between = 0 < step < self._schedule.num_steps
         self._points.make(
             number,
             execution=self.index,
             step=step,
             keepers=[member.name for member in topology.state_keepers],
-            workers=[member.name for member in topology.workers] if resumable else (),
+            workers=[member.name for member in topology.workers] if is_between else (),
         )
         return number
 

@@ -1,7 +1,7 @@
 """The recovery points of a job: what it goes on from when somebody has died."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -12,7 +12,7 @@ class RecoveryPoint:
     number: int
     execution: int  # of the job, from 1
     step: int  # of the execution; 0: before its first
-    input_states: Mapping[str, bytes]  # of the loaders of all workers, by member; empty: they skip what they have done
+    input_states: Sequence[bytes]  # of the loaders of all workers, wafer by wafer; empty: they skip what they have done
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class _Making:
     execution: int
     step: int
     keepers: frozenset[str]  # members
-    workers: frozenset[str]
+    workers: Sequence[str]
     kept: set[str] = field(default_factory=set)
     input_states: dict[str, bytes] = field(default_factory=dict)
 
@@ -42,9 +42,9 @@ class RecoveryPoints:
         return self._complete
 
     def make(self, number: int, *, execution: int, step: int, keepers: Iterable[str], workers: Iterable[str]) -> None:
-        """A point is to be made. keepers: of states. workers: whose loaders' states belong to it."""
+        """A point is to be made. keepers: of states. workers: whose loaders' states belong to it, wafer by wafer."""
         making = _Making(
-            number=number, execution=execution, step=step, keepers=frozenset(keepers), workers=frozenset(workers)
+            number=number, execution=execution, step=step, keepers=frozenset(keepers), workers=tuple(workers)
         )
         with self._lock:
             self._making[number] = making
@@ -91,12 +91,12 @@ class RecoveryPoints:
                 return
             making = max(ready, key=lambda each: each.number)
             number = making.number
-            resumable = making.workers <= making.input_states.keys()
+            input_states = [making.input_states.get(worker, b"") for worker in making.workers]
             self._complete = RecoveryPoint(
                 number=number,
                 execution=making.execution,
                 step=making.step,
-                input_states=making.input_states if resumable else {},
+                input_states=input_states if all(input_states) else (),
             )
             self._making = {later: each for later, each in self._making.items() if later > number}
         self._drop(number)

@@ -297,7 +297,7 @@ class Load(_message.Message):
     STATE_STEPS_FIELD_NUMBER: _builtins.int
     RECOVERY_POINT_FIELD_NUMBER: _builtins.int
     DONE_STEPS_FIELD_NUMBER: _builtins.int
-    INPUT_STATE_FIELD_NUMBER: _builtins.int
+    INPUT_STATES_FIELD_NUMBER: _builtins.int
     execution: _builtins.int
     loader: _builtins.str
     """workers: which prepared input"""
@@ -307,8 +307,6 @@ class Load(_message.Message):
     """who keeps states: those of this point are to be put back; 0: those that are there are right"""
     done_steps: _builtins.int
     """workers: so many steps of the whole execution have been done, whose batches nobody wants"""
-    input_state: _builtins.bytes
-    """workers: the loader's state after these, from InputState; empty: it is made to skip batches"""
     @_builtins.property
     def wafer(self) -> _plan_pb2.WaferPlan: ...
     @_builtins.property
@@ -327,6 +325,12 @@ class Load(_message.Message):
     def state_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """workers: the steps, ascending, after which the loader's state is wanted"""
 
+    @_builtins.property
+    def input_states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Workers: the states of all workers' loaders after these, wafer by wafer, from InputState; a loader may need those of
+        the others. None: the loader is made to skip batches.
+        """
+
     def __init__(
         self,
         *,
@@ -342,11 +346,11 @@ class Load(_message.Message):
         state_steps: _abc.Iterable[_builtins.int] | None = ...,
         recovery_point: _builtins.int = ...,
         done_steps: _builtins.int = ...,
-        input_state: _builtins.bytes = ...,
+        input_states: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_steps", b"done_steps", "execution", b"execution", "input_state", b"input_state", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "recovery_point", b"recovery_point", "state_steps", b"state_steps", "swarmx", b"swarmx", "wafer", b"wafer", "wafer_number", b"wafer_number", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_steps", b"done_steps", "execution", b"execution", "input_states", b"input_states", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "recovery_point", b"recovery_point", "state_steps", b"state_steps", "swarmx", b"swarmx", "wafer", b"wafer", "wafer_number", b"wafer_number", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_plan: _TypeAlias = _typing.Literal["wafer", "memoryx", "swarmx", "worker", "pipeline"]  # noqa: Y015
     _WhichOneofArgType_plan: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
@@ -615,7 +619,9 @@ Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
 
 @_typing.final
 class InputState(_message.Message):
-    """Workers: the state of the user's loader after a step, as JSON text that only the client reads (workers/child/)."""
+    """Workers: the state of the user's loader after a step, as JSON text that only the client and the processes of input_fns
+    read (workers/child/).
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -625,6 +631,7 @@ class InputState(_message.Message):
     execution: _builtins.int
     step: _builtins.int
     state: _builtins.bytes
+    """empty, where it is for a recovery point alone: the loader cannot be resumed"""
     def __init__(
         self,
         *,
