@@ -17,6 +17,7 @@ from wsc.v1 import management_pb2, node_pb2
 
 FAULTS = SCRIPTS / "faults.py"
 FOR_EVER = 1_000_000  # steps
+ENDS = {"WAFERBOX_MAX_NUM_RESTARTS": "0"}  # a job ends with the first death, instead of going on
 FAILURE_SECONDS = 10.0
 # Of our own making, and of no use to somebody whose input or model is at fault.
 NOISE = re.compile(r"grpc|Rendezvous|StatusCode|Stream removed|The above exception|During handling", re.IGNORECASE)
@@ -87,6 +88,7 @@ def start_long(start_script: StartScript, cluster: RunningCluster | None, **vari
         FAULTS,
         *("runs", "--artifacts", "artifacts", "--num-steps", FOR_EVER, *size),
         management=None if cluster is None else cluster.management,
+        **ENDS,
         **variables,
     )
     script.wait_for_output("step 50\n")
@@ -128,7 +130,7 @@ def test_a_death_while_state_moves_is_told_as_such(
     with running_cluster(tmp_path / "cluster", cache, wafers=2, memoryx=2, swarmx=2, workers=1) as cluster:
         for name in ("memoryx-0", "swarmx-0", "wafer-0", "the coordinator"):
             script = start_script(
-                SCRIPTS / "saving.py", when, "--artifacts", "artifacts", management=cluster.management
+                SCRIPTS / "saving.py", when, "--artifacts", "artifacts", management=cluster.management, **ENDS
             )
             script.wait_for_output("saving\n")
             if name == "the coordinator":

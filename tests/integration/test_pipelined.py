@@ -211,7 +211,8 @@ def test_a_node_that_dies_is_named(
 ) -> None:
     with running_cluster(tmp_path / "cluster", cache, memoryx=0, swarmx=0) as cluster:
         arguments = ("runs", "--artifacts", "artifacts", "--num-steps", FOR_EVER)
-        script = start_script(FAULTS, *arguments, management=cluster.management, **PIPELINE)
+        variables = {**PIPELINE, "WAFERBOX_MAX_NUM_RESTARTS": "0"}
+        script = start_script(FAULTS, *arguments, management=cluster.management, **variables)
         script.wait_for_output("step 20\n")
         (victim,) = cluster.nodes(role)
         cluster.process_at(victim.address).kill()

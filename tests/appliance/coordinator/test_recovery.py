@@ -158,6 +158,7 @@ def test_between_executions_the_states_are_put_back(cluster: Any, client: Callab
     wanted = one.receive("state_wanted").state_wanted
     one.send(state_sent=coordinator_pb2.StateSent(attempt=wanted.attempt))
     one.receive("started")
+    cluster.until(lambda: len(cluster.behaviour.starts["memoryx-0"]) == 2)
     assert not cluster.behaviour.starts["memoryx-0"][-1].recovery_point  # nobody has written anything
     assert losses(all_outputs(one, 5)) == [(step, float(step)) for step in range(1, 6)]
 
@@ -197,14 +198,14 @@ def test_a_lost_link_needs_no_replacement(cluster: Any, client: Callable[..., An
     cluster.add(**FULL)
     one = client(max_num_restarts=3, run_ahead_steps=4)
     one.compile()
-    gate = Gate(5)
+    failed = threading.Event()
 
     def lose(context: Any, step: int) -> None:
-        if step == 3 and not gate.reached.is_set():
-            gate.reached.set()
-            context.fail(node_pb2.Failure.KIND_NODE, "the link to swarmx-0 is lost: reset", peer="swarmx-0")
+        if step == 30 and not failed.is_set():
+            failed.set()
+            context.fail(node_pb2.Failure.KIND_NODE, "the link to wafer-0 is lost: reset", peer="wafer-0")
 
-    cluster.behaviour.on_step["wafer-0"] = lose
+    cluster.behaviour.on_step["swarmx-0"] = lose
     one.begin(NUM_STEPS)
     one.start()
     assert losses(all_outputs(one, NUM_STEPS)) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
