@@ -71,7 +71,7 @@ class StateJob(RoleJob):
         return self._states.missing
 
     def load(self, request: node_pb2.Load, cancellation: CancellationToken) -> Sequence[str]:
-        if request.links:
+        if request.links or not request.recovery_point:
             return super().load(request, cancellation)
         # Between executions: what the process in whose place this one is has kept is put back, and nothing is run.
         self._drop()

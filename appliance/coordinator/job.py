@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from appliance.coordinator.compilation import Compile, CompileRefused
 from appliance.coordinator.execution.execution import Execution
+from appliance.coordinator.execution.recovery_points import RecoveryPoints
 from appliance.coordinator.failures.silence import SilenceWatch
 from appliance.coordinator.failures.verdict import JobFailed, Verdict
 from appliance.coordinator.management_link import ManagementLink, ManagementLost
@@ -15,7 +16,6 @@ from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.observation.events import Observation
 from appliance.coordinator.plans import Plans
 from appliance.coordinator.recovery.point_schedule import PointSchedule
-from appliance.coordinator.recovery.points import RecoveryPoints
 from appliance.coordinator.recovery.recovery import Recovery
 from appliance.coordinator.reporting import JobReporter
 from appliance.coordinator.session import ClientSession
@@ -71,7 +71,7 @@ class Job:
         self._points = RecoveryPoints(self._drop_points)
         self._point_schedule = PointSchedule(self.observation.pace, self._keep_point)
         self._recovery = Recovery(
-            self, self._nodes, self._points, self.verdict, management.replace, request.max_num_restarts
+            self, self._nodes, self._points, self.verdict, self._replace, request.max_num_restarts
         )
         self._inputs: dict[str, node_pb2.PrepareInput] = {}  # by loader
         self._ready = False
@@ -235,6 +235,12 @@ class Job:
             inputs = list(self._inputs.values())
         for prepared in inputs:
             self._prepare(prepared, workers)
+
+    def _replace(self, lost: Sequence[management_pb2.NodeInfo], seconds: float) -> management_pb2.Acquired:
+        try:
+            return self._management.replace(lost, seconds)
+        except ManagementLost as error:
+            raise NodesRefused(str(error)) from error
 
     def restore(self) -> None:
         if self._last is not None:

@@ -36,9 +36,13 @@ class Job:
 
     def __init__(self, failure: CstorchError | None = None) -> None:
         self.failure = failure
+        self.where: coordinator_pb2.StateShard | None = None  # the shard
 
-    def wait_for_failure(self) -> CstorchError | None:
-        return self.failure
+    def locate(self, shard: int, step: int) -> coordinator_pb2.StateShard:
+        if self.failure is not None:
+            raise self.failure
+        assert self.where is not None
+        return self.where
 
     def reason(self, error: Exception, doing: str) -> CstorchError:
         return self.failure or failures.from_error(error, doing)
@@ -83,7 +87,9 @@ def shard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shard]:
 @pytest.fixture(params=["shared_memory", "grpc"])
 def connection(request: pytest.FixtureRequest, shard: Shard) -> Iterator[ShardConnection]:
     where = coordinator_pb2.StateShard(shard=0, address=shard.address, job="job")
-    connection = ShardConnection(where, request.param, Job())
+    job = Job()
+    job.where = where
+    connection = ShardConnection(where, request.param, job)
     yield connection
     connection.close()
 

@@ -3,13 +3,13 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from appliance.coordinator.execution.recovery_points import RecoveryPoint
 from appliance.coordinator.execution.results import Results
 from appliance.coordinator.execution.scalars import OnScalars
 from appliance.coordinator.execution.waiting import EpochOver, Waiting
 from appliance.coordinator.failures.verdict import JobFailed, Verdict, internal_failure
 from appliance.coordinator.nodes.job_nodes import JobNodes
 from appliance.coordinator.nodes.topology import COORDINATOR, Member
-from appliance.coordinator.recovery.points import RecoveryPoint
 from interconnect.links.link import Link, LinkLost
 from interconnect.links.listener import LinkListener
 from nodes.steps.schedule import StepSchedule

@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from appliance.coordinator.execution.epoch import Epoch
+from appliance.coordinator.execution.recovery_points import RecoveryPoint, RecoveryPoints
 from appliance.coordinator.execution.results import BATCH_SECONDS
 from appliance.coordinator.execution.scalars import OnScalars
 from appliance.coordinator.execution.waiting import Waiting
 from appliance.coordinator.failures.verdict import Verdict
 from appliance.coordinator.nodes.job_nodes import JobNodes
 from appliance.coordinator.nodes.topology import Member
-from appliance.coordinator.recovery.points import RecoveryPoint, RecoveryPoints
 from interconnect.links.listener import LinkListener
 from nodes.steps.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2

@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from appliance.coordinator.execution.execution import Execution, NoRecoveryPoint
+from appliance.coordinator.execution.recovery_points import RecoveryPoints
 from appliance.coordinator.execution.waiting import Abandoned, EpochOver
 from appliance.coordinator.failures.verdict import GRACE_SECONDS, JobFailed, Verdict
-from appliance.coordinator.management_link import ManagementLost
-from appliance.coordinator.nodes.job_nodes import JobNodes, NodesDied
+from appliance.coordinator.nodes.job_nodes import JobNodes, NodesDied, NodesRefused
 from appliance.coordinator.nodes.topology import Member
-from appliance.coordinator.recovery.points import RecoveryPoints
 from appliance.coordinator.recovery.restarts import RestartLimit
 from interconnect.threads import GuardedThread
 from wsc.v1 import management_pb2, node_pb2
@@ -55,7 +54,7 @@ class Recovery:
         replace: Callable[[Sequence[management_pb2.NodeInfo], float], management_pb2.Acquired],
         max_num_restarts: int,
     ) -> None:
-        """replace(nodes, seconds): management's other nodes for these; all of the job are returned."""
+        """replace(nodes, seconds): other nodes for these; all of the job are returned. Raises NodesRefused."""
         self.lock = threading.Lock()
         self._job = job
         self._nodes = nodes
@@ -141,7 +140,11 @@ class Recovery:
                 continue  # somebody else has died meanwhile
             except Abandoned:
                 continue  # the client has left the execution, which is being stopped
-            except (JobFailed, ManagementLost):
+            except JobFailed:
+                return
+            except NodesRefused as error:
+                failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node="management", message=str(error))
+                self._verdict.report(failure)
                 return
 
     def _recover(self) -> None:
