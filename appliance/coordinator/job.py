@@ -11,6 +11,7 @@ from appliance.coordinator.execution.recovery_points import RecoveryPoints
 from appliance.coordinator.failures.silence import SilenceWatch
 from appliance.coordinator.failures.verdict import JobFailed, Verdict
 from appliance.coordinator.management_link import ManagementLink, ManagementLost
+from appliance.coordinator.nodes.inputs import Inputs
 from appliance.coordinator.nodes.job_nodes import JobNodes, NodesRefused
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.observation.events import Observation
@@ -70,10 +71,10 @@ class Job:
         self._silence = SilenceWatch(max(1, round(hang_seconds())))
         self._points = RecoveryPoints(self._drop_points)
         self._point_schedule = PointSchedule(self.observation.pace, self._keep_point)
+        self._inputs = Inputs(self._nodes)
         self._recovery = Recovery(
-            self, self._nodes, self._points, self.verdict, self._replace, request.max_num_restarts
+            self, self._nodes, self._inputs, self._points, self.verdict, self._replace, request.max_num_restarts
         )
-        self._inputs: dict[str, node_pb2.PrepareInput] = {}  # by loader
         self._ready = False
         self._execution: Execution | None = None
         self._last: Execution | None = None  # that has come to its end
@@ -125,23 +126,8 @@ class Job:
 
     def prepare_input(self, prepared: node_pb2.PrepareInput) -> None:
         """Hand the client's input to all workers. Raises JobFailed."""
-        nodes = self.wait_for_nodes()
-        with self._changed:
-            self._inputs[prepared.loader] = prepared
-        self._prepare(prepared, nodes.topology.workers)
-
-    def _prepare(self, prepared: node_pb2.PrepareInput, workers: Iterable[Member]) -> None:
-        topology = self._nodes.topology
-
-        def command(worker: Member) -> node_pb2.AttachRequest:
-            wafer, number = divmod(worker.index, topology.num_workers_per_wafer)
-            own = node_pb2.PrepareInput()
-            own.CopyFrom(prepared)
-            own.worker, own.num_workers = number, topology.num_workers_per_wafer
-            own.wafer, own.num_csx = wafer, len(topology.wafers)
-            return node_pb2.AttachRequest(prepare_input=own)
-
-        self._nodes.send(workers, command)
+        self.wait_for_nodes()
+        self._inputs.prepare(prepared)
 
     def shards(self, step: int) -> list[coordinator_pb2.StateShard]:
         """Where MemoryX is reached, when it has the states, or the snapshot of a step. Raises JobFailed."""
@@ -230,12 +216,6 @@ class Job:
         with self._changed:
             return self._execution
 
-    def prepare_input_again(self, workers: Sequence[Member]) -> None:
-        with self._changed:
-            inputs = list(self._inputs.values())
-        for prepared in inputs:
-            self._prepare(prepared, workers)
-
     def _replace(self, lost: Sequence[management_pb2.NodeInfo], seconds: float) -> management_pb2.Acquired:
         try:
             return self._management.replace(lost, seconds)
@@ -290,20 +270,11 @@ class Job:
         if late:
             logger.warning("%s had not dropped %s in time", ", ".join(late), self.name)
         self.observation.flush()
-        self._reporter.end(*self._outcome(failure))
+        doing = "ran" if self._ready else "waited for nodes"
+        self._reporter.end_with(failure, succeeded=self._succeeded, doing=doing)
         self._management.close(wait=not self._terminated)
         self._acquiring.join()
         self._recovery.close()
-
-    def _outcome(self, failure: node_pb2.Failure | None) -> tuple["management_pb2.JobPhase.ValueType", str]:
-        if failure is not None:
-            cancelled = failure.kind == node_pb2.Failure.KIND_CANCELLED
-            phase = management_pb2.JOB_PHASE_CANCELLED if cancelled else management_pb2.JOB_PHASE_FAILED
-            return phase, failure.message
-        if self._succeeded:
-            return management_pb2.JOB_PHASE_SUCCEEDED, ""
-        doing = "ran" if self._ready else "waited for nodes"
-        return management_pb2.JOB_PHASE_CANCELLED, f"the client left while it {doing}"
 
     def _raise_if_over(self) -> None:
         if self.verdict.failure is not None:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from wsc.v1 import management_pb2
+from wsc.v1 import management_pb2, node_pb2
 
 MAX_ARTIFACTS = 4  # of the job's executions, that are told of
 
@@ -38,6 +38,17 @@ class JobReporter:
             self._report.message = message
             self._tell(phase)
             self._is_over = True
+
+    def end_with(self, failure: node_pb2.Failure | None, *, succeeded: bool, doing: str) -> None:
+        """The same, by why it ended. doing: what the job did when the client left, if it had not succeeded by then."""
+        if failure is not None:
+            cancelled = failure.kind == node_pb2.Failure.KIND_CANCELLED
+            phase = management_pb2.JOB_PHASE_CANCELLED if cancelled else management_pb2.JOB_PHASE_FAILED
+            self.end(phase, failure.message)
+        elif succeeded:
+            self.end(management_pb2.JOB_PHASE_SUCCEEDED, "")
+        else:
+            self.end(management_pb2.JOB_PHASE_CANCELLED, f"the client left while it {doing}")
 
     def _tell(self, phase: "management_pb2.JobPhase.ValueType") -> None:
         if self._is_over:

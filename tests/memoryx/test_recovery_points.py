@@ -79,6 +79,12 @@ class Member:
     def expect_kept(self, *numbers: int) -> None:
         assert [self.kept.get(timeout=SECONDS).recovery_point for _ in numbers] == list(numbers)
 
+    def settle(self) -> None:
+        """Wait until all is done that the thread has to do."""
+        done = threading.Event()
+        self.points._do(done.set)
+        assert done.wait(SECONDS)
+
     def values(self) -> dict[str, list[int]]:
         """The different elements of each state."""
         return {name: self.store.tensor(name).unique().tolist() for name in NAMES}
@@ -440,10 +446,7 @@ def test_the_job_goes_on_without_points_where_the_disk_is_full(
         member.keep_last(2)
         member.write(2)
         member.points.drop(1)
-        member.points._work.put(None)  # until all is done
-        assert member.points._thread is not None
-        member.points._thread.join(SECONDS)
-        member.points._thread = None
+        member.settle()
     assert left[0] < room
     advice = [record for record in caplog.records if record.name == "advice.recovery"]
     assert len(advice) == 1
@@ -469,6 +472,7 @@ def test_a_point_that_nobody_can_write_holds_nothing(member: Member, monkeypatch
         member.write(2)
         member.keep_first(3)
         member.write(3)
+        member.settle()
     member.keep_last(4)
     member.expect_kept(4)
 

@@ -150,6 +150,7 @@ class SmallJob:
         self.nodes = nodes
         self.lane = lane
         self.num_workers = num_workers
+        self.recovery_point = 0  # that states are put back to when a plan is loaded
         self.hub = Hub()
         self._stack = ExitStack()
         server = make_server()
@@ -234,7 +235,10 @@ class SmallJob:
         self._stack.close()
 
     def _load(self, node: AttachedNode, execution: int, **plan: Any) -> None:
-        node.send(load=node_pb2.Load(execution=execution, links=self._specs[node.name], **plan))
+        load = node_pb2.Load(
+            execution=execution, links=self._specs[node.name], recovery_point=self.recovery_point, **plan
+        )
+        node.send(load=load)
 
     def _connect(self) -> None:
         for specs in self._specs.values():

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
-from role_rig import AttachedNode, FakeManagement, SmallJob, StateClient, Topology
+from role_rig import DEADLINE, AttachedNode, FakeManagement, SmallJob, StateClient, Topology
 from small_plan import INNER, OUTER, SmallPlan
 
 from interconnect.links.listener import LinkListener
@@ -210,6 +210,93 @@ def test_an_execution_that_begins_in_the_middle_tells_what_it_would_have_told(
             assert torch.equal(tensor, value), what
     for own, its in zip(states, expected_states, strict=True):
         assert all(torch.equal(own[name], its[name]) for name in its)
+
+
+def test_a_job_goes_back_to_a_recovery_point(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One shard of two is another process by then."""
+    monkeypatch.setenv("WAFERBOX_RECOVERY_DIR", str(tmp_path / "recovery"))
+    job = make_job(node_pb2.LANE_SHARED_MEMORY, shards=2)
+    job.load(1)
+    for client in write_states(job):
+        client.close()
+    job.start(1, num_steps=8, activation_steps=1, run_ahead_steps=2, recovery_point=1, last_recovery_point=3)
+    for node in job.nodes.memoryx:
+        assert node.expect("recovery_point_kept").recovery_point_kept.recovery_point == 1
+        node.send(keep_recovery_point=node_pb2.KeepRecoveryPoint(execution=7, step=4, recovery_point=8))
+        node.send(keep_recovery_point=node_pb2.KeepRecoveryPoint(execution=1, step=4, recovery_point=9))
+        node.send(keep_recovery_point=node_pb2.KeepRecoveryPoint(execution=1, step=5, recovery_point=2))
+        node.send(stop=node_pb2.Stop(execution=7))  # answered when what was sent before is known
+        node.expect("stopped")
+    expected = job.plan.expected(8)
+    states = sum(tensor.nbytes for tensor in expected.weights[0]) + 4
+    for step in range(1, 9):
+        job.outputs(step)
+        if step == 5:
+            for node in job.nodes.memoryx:
+                kept = node.expect("recovery_point_kept").recovery_point_kept
+                assert kept.recovery_point == 2
+                assert 0 < kept.nbytes < states
+                assert 0 < kept.seconds < DEADLINE
+    for node in job.nodes.memoryx:
+        events = {node.expect_any("recovery_point_kept", "finished").WhichOneof("kind") for _ in range(2)}
+        assert events == {"recovery_point_kept", "finished"}
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "recovery" / "job-1").rglob("*")} == {0o700, 0o600}
+    for node in (*job.nodes.swarmx, *job.nodes.wafers):
+        node.expect("finished")
+        node.send(keep_recovery_point=node_pb2.KeepRecoveryPoint(execution=1, step=9, recovery_point=9))
+        node.send(drop_recovery_points=node_pb2.DropRecoveryPoints(before=2))
+    job.stop(1)
+
+    job.nodes.memoryx[1].close()
+    with ExitStack() as stack:
+        management = FakeManagement()
+        stack.callback(management.close)
+        node = memoryx_node(management.address, StateSettings())
+        node.start()
+        stack.callback(node.close)
+        job.nodes.memoryx[1] = AttachedNode(node.address, "memoryx-1", 1, job.lane)
+        stack.callback(job.nodes.memoryx[1].close)
+        for point, steps in ((2, 5), (1, 0), (3, 8)):
+            job.recovery_point = point
+            assert not any(job.load(1 + point).values())
+            for shard, node in enumerate(job.nodes.memoryx):
+                client = StateClient(node, job.lane)
+                found = client.read({f"w{shard}": (INNER, OUTER), "count": ()})
+                client.close()
+                assert found["count"] == steps
+                torch.testing.assert_close(
+                    found[f"w{shard}"],
+                    expected.weights[steps - 1][shard] if steps else torch.full((INNER, OUTER), 0.01 * (shard + 1)),
+                    rtol=1e-5,
+                    atol=1e-5,
+                )
+            if point != 3:
+                job.stop(1 + point)
+        job.start(4, num_steps=1, activation_steps=1, run_ahead_steps=1)
+        assert job.outputs(1)[1] == 9
+        for node in job.nodes.all:
+            node.expect("finished")
+        job.stop(4)
+        for node in job.nodes.memoryx:
+            node.send(drop_recovery_points=node_pb2.DropRecoveryPoints(before=2**64 - 1))
+            node.end()
+            assert node.says_no_more()
+        assert not (tmp_path / "recovery" / "job-1").exists()
+        job.close_links()
+
+
+def test_a_lost_recovery_point_is_named(make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WAFERBOX_RECOVERY_DIR", str(tmp_path / "recovery"))
+    job = make_job(node_pb2.LANE_SHARED_MEMORY)
+    job.recovery_point = 4
+    (memoryx,) = job.nodes.memoryx
+    memoryx.send(load=node_pb2.Load(execution=1, memoryx=job.plan.memoryx(0), recovery_point=4))
+    failed = memoryx.expect("failed").failed
+    assert failed.kind == node_pb2.Failure.KIND_NODE
+    assert (failed.node, failed.peer) == ("memoryx-0", "")
+    assert str(tmp_path / "recovery" / "job-1" / "memoryx-0" / "4") in failed.message
 
 
 @pytest.mark.parametrize("lane", LANES)

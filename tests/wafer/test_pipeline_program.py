@@ -1,8 +1,10 @@
 """A wafer's program of layer pipelined mode, with its links held by the test."""
 
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -250,6 +252,35 @@ def test_what_is_told_of_an_epoch_are_steps_of_the_execution(make_rig: Callable[
     assert rig.told == [6]
     assert rig.program.progress.step == 8
     assert {span.step for response in spans for span in response.spans.spans} == {5, 6}
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_recovery_points_are_of_their_steps(make_rig: Callable[[int], Rig], tmp_path: Path, num_threads: int) -> None:
+    rig = make_rig(num_threads)
+    kept: queue.Queue[node_pb2.RecoveryPointKept] = queue.Queue()
+    rig.recovery_points.close()
+    points = rig.program._recovery_points = recovery_points_of(rig.store, tmp_path / "job" / "wafer-0", kept.put)
+    points.expect(node_pb2.Start(recovery_point=1, last_recovery_point=3))
+    points.expect_after(3, 2)
+    running = Running(rig)
+    values = {1: [torch.linspace(-scale, scale, SIZE) for scale in (1, 2)]}
+    a, b = values[1]
+    for step in range(1, STEPS.num_steps + 1):
+        x = rig.give(step)
+        a, b = a - 0.1 * (x * b).sum(0), b - 0.1 * (x * a).sum(0)
+        values |= {2: [a, b]} if step == 3 else {3: [a, b]}
+        if STEPS.outputs_leave(step):
+            rig.loss(step)
+            rig.coordinator.link.ack(step)
+        if step in (1, 3):  # a later one could take its place
+            assert kept.get(timeout=SECONDS).recovery_point == (1 if step == 1 else 2)
+    running.join()
+    assert kept.get(timeout=SECONDS).recovery_point == 3
+    for number, expected in values.items():
+        assert points.load(plan_pb2.MemoryXPlan(states=pipeline().states), number) == []
+        for name, value in zip("ab", expected, strict=True):
+            torch.testing.assert_close(rig.store.tensor(name), value, rtol=1e-5, atol=1e-5)
+    points.close()
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

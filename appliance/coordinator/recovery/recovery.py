@@ -11,6 +11,7 @@ from appliance.coordinator.execution.execution import Execution, NoRecoveryPoint
 from appliance.coordinator.execution.recovery_points import RecoveryPoints
 from appliance.coordinator.execution.waiting import Abandoned, EpochOver
 from appliance.coordinator.failures.verdict import GRACE_SECONDS, JobFailed, Verdict
+from appliance.coordinator.nodes.inputs import Inputs
 from appliance.coordinator.nodes.job_nodes import JobNodes, NodesDied, NodesRefused
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.recovery.restarts import RestartLimit
@@ -32,9 +33,6 @@ class RecoveringJob(Protocol):
 
     def current_execution(self) -> Execution | None: ...
 
-    def prepare_input_again(self, workers: Sequence[Member]) -> None:
-        """Give the inputs of the job to these."""
-
     def restore(self) -> None:
         """Between executions: put the states back on the nodes. Raises JobFailed, Abandoned, EpochOver."""
 
@@ -49,6 +47,7 @@ class Recovery:
         self,
         job: RecoveringJob,
         nodes: JobNodes,
+        inputs: Inputs,
         points: RecoveryPoints,
         verdict: Verdict,
         replace: Callable[[Sequence[management_pb2.NodeInfo], float], management_pb2.Acquired],
@@ -58,6 +57,7 @@ class Recovery:
         self.lock = threading.Lock()
         self._job = job
         self._nodes = nodes
+        self._inputs = inputs
         self._points = points
         self._verdict = verdict
         self._replace = replace
@@ -212,6 +212,6 @@ class Recovery:
                 if self._dead.get(name) == dead[name]:
                     del self._dead[name]
         workers = [m for m in self._nodes.live_members() if m.role == node_pb2.ROLE_WORKER and m.name in dead]
-        self._job.prepare_input_again(workers)
+        self._inputs.prepare_again(workers)
         names = ", ".join(self._nodes.describe(name) for name in dead)
         return f"In {'its place' if len(dead) == 1 else 'their places'}: {names}. "

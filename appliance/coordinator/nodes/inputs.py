@@ -1,0 +1,43 @@
+"""The inputs of a job: what its workers are given, and those that take the places of others."""
+
+import threading
+from collections.abc import Iterable
+
+from appliance.coordinator.nodes.job_nodes import JobNodes
+from appliance.coordinator.nodes.topology import Member
+from wsc.v1 import node_pb2
+
+
+class Inputs:
+    """Thread-safe."""
+
+    def __init__(self, nodes: JobNodes) -> None:
+        self._nodes = nodes
+        self._lock = threading.Lock()
+        self._prepared: dict[str, node_pb2.PrepareInput] = {}  # by loader
+
+    def prepare(self, prepared: node_pb2.PrepareInput) -> None:
+        """Hand an input of the client's to all workers."""
+        with self._lock:
+            self._prepared[prepared.loader] = prepared
+        self._hand_over(prepared, self._nodes.topology.workers)
+
+    def prepare_again(self, workers: Iterable[Member]) -> None:
+        """Hand all inputs to these workers, which are new."""
+        with self._lock:
+            inputs = list(self._prepared.values())
+        for prepared in inputs:
+            self._hand_over(prepared, workers)
+
+    def _hand_over(self, prepared: node_pb2.PrepareInput, workers: Iterable[Member]) -> None:
+        topology = self._nodes.topology
+
+        def command(worker: Member) -> node_pb2.AttachRequest:
+            wafer, number = divmod(worker.index, topology.num_workers_per_wafer)
+            own = node_pb2.PrepareInput()
+            own.CopyFrom(prepared)
+            own.worker, own.num_workers = number, topology.num_workers_per_wafer
+            own.wafer, own.num_csx = wafer, len(topology.wafers)
+            return node_pb2.AttachRequest(prepare_input=own)
+
+        self._nodes.send(workers, command)
