@@ -121,8 +121,9 @@ class InputProcess:
     def wait_filled(self, slot: int, stop: int, on_state: Callable[[int, bytes], None]) -> None:
         """Until the slot that was asked for first is filled; on_state is called with step and state of what comes.
 
-        stop: a file descriptor that becomes readable when the wait is to end with Stopped. JobFailure (KIND_INPUT) with
-        the user's traceback when the input_fn or its loader failed, or when its process died.
+        stop: a file descriptor that becomes readable when the wait is to end with Stopped. JobFailure of KIND_INPUT,
+        with the user's traceback, when the input_fn or its loader failed, or its process ended; of KIND_NODE when that,
+        or a process of the loader, was killed: another could do what it did.
         """
         while (message := self._wait_message(stop))["kind"] == "state":
             on_state(message["step"], message["state"])
@@ -144,11 +145,10 @@ class InputProcess:
             raise Stopped
         message = self._receive() if self._connection.fileno() in ready else None
         if message is None:
-            raise JobFailure(node_pb2.Failure.KIND_INPUT, self._how_it_ended())
+            raise self._ended()
         if message["kind"] == "failed":
-            raise JobFailure(
-                node_pb2.Failure.KIND_INPUT, f"{message['message']}{self._note}", traceback=str(message["traceback"])
-            )
+            kind = node_pb2.Failure.KIND_NODE if message["killed"] else node_pb2.Failure.KIND_INPUT
+            raise JobFailure(kind, f"{message['message']}{self._note}", traceback=str(message["traceback"]))
         return message
 
     def close(self) -> None:
@@ -182,16 +182,18 @@ class InputProcess:
                 message["state"] = _read_state(descriptors)
         return message
 
-    def _how_it_ended(self) -> str:
+    def _ended(self) -> JobFailure:
         try:
             status = self._process.wait(END_DEADLINE_SECONDS)
         except TimeoutError:
-            return "the process of the input_fn closed its socket to the worker"
+            message = "the process of the input_fn closed its socket to the worker"
+            return JobFailure(node_pb2.Failure.KIND_INPUT, message)
         if status >= 0:
-            return f"the process of the input_fn ended with exit status {status}; did the input_fn call sys.exit?"
+            message = f"the process of the input_fn ended with exit status {status}; did the input_fn call sys.exit?"
+            return JobFailure(node_pb2.Failure.KIND_INPUT, message)
         name = signal.Signals(-status).name
         hint = "; was it out of memory?" if -status == signal.SIGKILL else ""
-        return f"the process of the input_fn was killed by {name}{hint}"
+        return JobFailure(node_pb2.Failure.KIND_NODE, f"the process of the input_fn was killed by {name}{hint}")
 
 
 def _half_name(request: node_pb2.PrepareInput) -> str:

@@ -77,7 +77,12 @@ class Member:
         assert self.points.due_step == 0
 
     def expect_kept(self, *numbers: int) -> None:
-        assert [self.kept.get(timeout=SECONDS).recovery_point for _ in numbers] == list(numbers)
+        told = [self.kept.get(timeout=SECONDS) for _ in numbers]
+        assert [(kept.recovery_point, kept.given_up) for kept in told] == [(number, False) for number in numbers]
+
+    def expect_given_up(self, *numbers: int) -> None:
+        told = [self.kept.get(timeout=SECONDS) for _ in numbers]
+        assert [(kept.recovery_point, kept.given_up) for kept in told] == [(number, True) for number in numbers]
 
     def settle(self) -> None:
         """Wait until all is done that the thread has to do."""
@@ -453,6 +458,7 @@ def test_the_job_goes_on_without_points_where_the_disk_is_full(
     for word in (str(folder), "No space left", "0.72 MB are needed", "WAFERBOX_RECOVERY_DIR"):
         assert word in advice[0].getMessage()
     assert not folder.exists()
+    member.expect_given_up(1, 2)
     member.keep_last(3)
     member.expect_kept(3)
     assert put_back(folder, 3) == all_are(2)
@@ -473,6 +479,7 @@ def test_a_point_that_nobody_can_write_holds_nothing(member: Member, monkeypatch
         member.keep_first(3)
         member.write(3)
         member.settle()
+    member.expect_given_up(1, 2, 3)
     member.keep_last(4)
     member.expect_kept(4)
 

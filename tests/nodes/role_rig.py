@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import torch
 from link_pairs import raise_defect
-from small_plan import BATCH, COUNT, GATHERED, LOSS, OUTER, ROWS, SmallPlan
+from small_plan import COUNT, GATHERED, LOSS, OUTER, ROWS, SmallPlan
 
 from interconnect.links.dialling import dial
 from interconnect.links.hub import Hub
@@ -22,7 +22,7 @@ from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.rpc.address import bind
 from interconnect.rpc.server import make_channel, make_server
 from nodes.steps.schedule import StepSchedule, worker_of_step
-from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2, node_pb2_grpc, observation_pb2
+from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2, node_pb2_grpc, observation_pb2, plan_pb2
 
 DEADLINE = 30.0
 
@@ -173,8 +173,8 @@ class SmallJob:
             self._load(node, execution, memoryx=self.plan.memoryx(shard))
         for node in self.nodes.swarmx:
             self._load(node, execution, swarmx=self.plan.swarmx())
-        for node in self.nodes.wafers:
-            self._load(node, execution, wafer=self.plan.wafer())
+        for number, node in enumerate(self.nodes.wafers):
+            self._load(node, execution, wafer=self.plan.wafer(), wafer_number=number)
         for key, pending in self._pending.items():
             self.links[key] = pending.wait(DEADLINE)
         self.hub.add(self.links["swarmx", 0])
@@ -307,7 +307,7 @@ class SmallJob:
         hub = Hub()
         hub.add(link)
         slots = 3
-        group = next(g for g in self.plan.groups if g.id == BATCH)
+        group = next(g for g in self.plan.groups if g.kind == plan_pb2.GROUP_KIND_BATCH)
 
         def feed() -> None:
             from interconnect.links.hub import Stopped
@@ -321,8 +321,8 @@ class SmallJob:
                         hub.wait_acked(link, link.acked_step + 1)
                     offset = number % slots * group.nbytes
                     for member, tensor in zip(group.members, self.plan.batch(wafer, done_steps + step), strict=True):
-                        ring.tensor(torch.float32, tuple(tensor.shape), offset + member.offset).copy_(tensor)
-                    hub.send(link, BATCH, step, Slice(ring, offset, group.nbytes), window="ack")
+                        ring.tensor(tensor.dtype, tuple(tensor.shape), offset + member.offset).copy_(tensor)
+                    hub.send(link, group.id, step, Slice(ring, offset, group.nbytes), window="ack")
             except (Stopped, ConnectionError):
                 pass
             finally:
@@ -357,12 +357,14 @@ class StateClient:
             memory.close()
         return call.result().nbytes
 
-    def read(self, shapes: dict[str, tuple[int, ...]], step: int = 0) -> dict[str, torch.Tensor]:
+    def read(
+        self, shapes: dict[str, tuple[int, ...]], step: int = 0, dtype: torch.dtype = torch.float32
+    ) -> dict[str, torch.Tensor]:
         call = self._stub.ReadState.future(self._request(list(shapes), step), timeout=DEADLINE)
         found = {}
         for group, (name, shape) in enumerate(shapes.items()):
             message = self._hub.receive(self._link, group, step)
-            found[name] = message.tensor(torch.float32, shape, 0).clone()
+            found[name] = message.tensor(dtype, shape, 0).clone()
         call.result()
         return found
 

@@ -8,40 +8,24 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
+from memoryx_nodes import memoryx_node
 from role_rig import DEADLINE, AttachedNode, FakeManagement, SmallJob, StateClient, Topology
 from small_plan import INNER, OUTER, SmallPlan
 
-from interconnect.links.listener import LinkListener
 from memoryx import paging
 from memoryx.files.state_memory import TRANSFER_BYTES, StateSettings
-from memoryx.memoryx_job import MemoryXJob
 from memoryx.state_service import StateService
 from nodes.lifecycle import node_service
 from nodes.lifecycle.node import Node, NodeSettings
 from swarmx.swarmx_job import SwarmXJob
 from wafer.wafer_job import WaferJob
-from wsc.v1 import node_pb2, node_pb2_grpc
+from wsc.v1 import node_pb2
 
 LANES = [
     pytest.param(node_pb2.LANE_SHARED_MEMORY, id="shared-memory"),
     pytest.param(node_pb2.LANE_GRPC, id="grpc"),
 ]
 MakeJob = Callable[..., SmallJob]
-
-
-def memoryx_node(management: str, states: StateSettings) -> Node:
-    service = StateService()
-
-    def add_services(server: grpc.Server, listener: LinkListener) -> None:
-        service.listen_with(listener)
-        node_pb2_grpc.add_StateServiceServicer_to_server(service, server)
-
-    return Node(
-        node_pb2.ROLE_MEMORYX,
-        NodeSettings(management=management),
-        lambda context: MemoryXJob(context, service, states),
-        add_services=add_services,
-    )
 
 
 @pytest.fixture(params=["in memory", "in files"])

@@ -120,9 +120,9 @@ class Rig:
     told: list[int] = field(default_factory=list)  # steps of snapshots
     batches: SharedMemory = field(default_factory=lambda: SharedMemory.create(4096 * MICRO_BATCHES))
 
-    def give(self, step: int) -> torch.Tensor:
+    def give(self, step: int, done_steps: int = 0) -> torch.Tensor:
         """A step's batch, which the program has from then on."""
-        x = torch.randn(MICRO_BATCHES, SIZE, generator=torch.Generator().manual_seed(step))
+        x = torch.randn(MICRO_BATCHES, SIZE, generator=torch.Generator().manual_seed(step + done_steps))
         for k in range(MICRO_BATCHES):
             self.batches.tensor(torch.float32, (SIZE,), 4096 * k).copy_(x[k])
         payload = Slice(self.batches, 0, self.batches.nbytes)
@@ -231,6 +231,39 @@ def test_losses_and_weights_are_those_of_the_whole_batch(make_rig: Callable[[int
     assert ("first", "a, micro-batch 2") in rows
     assert ("last", "b, micro-batch 3") in rows
     assert ("last", "b") in {(region, detail) for region, detail in rows}  # its update
+
+
+def run_epoch(rig: Rig, num_steps: int, done_steps: int) -> dict[int, float]:
+    """The losses that leave, by step of the execution."""
+    schedule = StepSchedule(
+        num_steps=num_steps - done_steps,
+        activation_steps=1,
+        checkpoint_steps=frozenset(),
+        run_ahead_steps=8,
+        done_steps=done_steps,
+    )
+    running, losses = Running(rig, schedule), {}
+    for step in range(1, schedule.num_steps + 1):
+        rig.give(step, done_steps)
+        losses[schedule.global_step(step)] = rig.loss(step)
+        rig.coordinator.link.ack(step)
+    running.join()
+    assert running.error is None
+    return losses
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("done_steps", [1, 4, 6])
+def test_two_epochs_are_one(make_rig: Callable[[int], Rig], num_threads: int, done_steps: int) -> None:
+    whole, first, rest = (make_rig(num_threads) for _ in range(3))
+    expected = run_epoch(whole, 6, 0)
+    losses = run_epoch(first, done_steps, 0)
+    for name in "ab":
+        rest.store.tensor(name).copy_(first.store.tensor(name))
+    losses |= run_epoch(rest, 6, done_steps)
+    assert losses == expected
+    for name in "ab":
+        assert torch.equal(rest.store.tensor(name), whole.store.tensor(name))
 
 
 def test_what_is_told_of_an_epoch_are_steps_of_the_execution(make_rig: Callable[[int], Rig]) -> None:

@@ -174,8 +174,19 @@ def test_failures(
 def test_a_killed_process_is_noticed(prepare: Prepare) -> None:
     with running(prepare(input_functions.slow, 600.0)) as harness:
         os.kill(harness.process._process.pid, signal.SIGKILL)
-        with pytest.raises(JobFailure, match="killed by SIGKILL; was it out of memory"):
+        with pytest.raises(JobFailure, match="killed by SIGKILL; was it out of memory") as caught:
             harness.batch()
+    assert (caught.value.kind, caught.value.peer) == (node_pb2.Failure.KIND_NODE, "")
+
+
+def test_a_killed_process_of_the_loader_is_noticed(prepare: Prepare) -> None:
+    with running(prepare(input_functions.random_rows, ROWS)) as harness:
+        harness.batch()
+        for process in psutil.Process(harness.process._process.pid).children():
+            process.kill()
+        with pytest.raises(JobFailure, match="DataLoader worker") as caught:
+            [harness.batch() for _ in range(20)]
+    assert (caught.value.kind, caught.value.peer) == (node_pb2.Failure.KIND_NODE, "")
 
 
 def test_a_wait_is_stopped_and_everything_ends(prepare: Prepare, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ over a SEQPACKET socket, one JSON object a message:
     worker -> child   load {members, global_rows, local_rows, micro_batches, slot_bytes, num_slots,
                            done_steps, state_steps}  + fd: the ring, and maybe one with a JSON list of states
     worker -> child   fill {slot, state_steps, recovery_step}   put this worker's next batch into a slot
-    child -> worker   filled {slot}         | failed {message, traceback}, after which nothing follows
+    child -> worker   filled {slot}         | failed {message, traceback, killed}, after which nothing follows
     child -> worker   state {step}          + fd: the state of a restartable loader after a step, as JSON text
 
 done_steps of the execution are not wanted: with the states of all workers' loaders after them the loader is resumed,

@@ -1,19 +1,35 @@
 """What is wrong with the user's input, and how it is told."""
 
 import os
+import re
 import traceback
 
 TRACEBACK_CHARACTERS = 20_000
+
+_KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal")
 
 _HERE = os.path.dirname(__file__)
 
 
 class InputFailure(Exception):
-    """What is wrong with the user's input, in words for the user."""
+    """What is wrong with the user's input, in words for the user.
 
-    def __init__(self, message: str, trace: str = "") -> None:
+    killed: nothing is wrong with it, but a process that it had started was killed.
+    """
+
+    def __init__(self, message: str, trace: str = "", *, killed: bool = False) -> None:
         super().__init__(message)
         self.trace = trace
+        self.killed = killed
+
+
+def names_killed_process(error: BaseException | None) -> bool:
+    """Whether it is what a torch DataLoader raises, wherever we are, when one of its processes is killed."""
+    while error is not None:
+        if isinstance(error, RuntimeError) and _KILLED.match(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def summary(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .batches import Ring, Selection, endless
 from .channel import Channel
-from .failures import InputFailure, summary, user_traceback
+from .failures import InputFailure, names_killed_process, summary, user_traceback
 from .loader import build
 from .loader_state import Position, resume
 
@@ -38,7 +38,8 @@ def serve(channel: Channel) -> None:
             _fail_when_asked(channel, failure, position)
         except Exception as error:  # noqa: BLE001 - the user's code; it is reported
             message = f"the loader of the input_fn {source} raised {summary(error)}"
-            _fail_when_asked(channel, InputFailure(message, user_traceback(error)), position)
+            killed = names_killed_process(error)
+            _fail_when_asked(channel, InputFailure(message, user_traceback(error), killed=killed), position)
         fill, _ = channel.receive("fill")
         position.wanted, position.recovery_step = fill["state_steps"], fill["recovery_step"]
         ring.write(fill["slot"], tensors)
@@ -71,8 +72,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with socket.socket(fileno=arguments.socket) as connection:
         channel = Channel(connection)
         try:
-            serve(channel)
+            try:
+                serve(channel)
+            except RuntimeError as error:
+                if not names_killed_process(error):
+                    raise
+                raise InputFailure(f"the loader of the input_fn raised {summary(error)}", killed=True) from error
         except InputFailure as failure:
-            channel.send(kind="failed", message=str(failure), traceback=failure.trace)
+            channel.send(kind="failed", message=str(failure), traceback=failure.trace, killed=failure.killed)
             channel.wait_for_end()
     return 0
