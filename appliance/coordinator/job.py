@@ -72,7 +72,7 @@ class Job:
         self._points = RecoveryPoints(self._drop_points)
         self._point_schedule = PointSchedule(self.observation.pace, self._keep_point)
         self._inputs = Inputs(self._nodes)
-        self._recovery = Recovery(
+        self.recovery = Recovery(
             self, self._nodes, self._inputs, self._points, self.verdict, self._replace, request.max_num_restarts
         )
         self._ready = False
@@ -132,7 +132,7 @@ class Job:
     def shards(self, step: int) -> list[coordinator_pb2.StateShard]:
         """Where MemoryX is reached, when it has the states, or the snapshot of a step. Raises JobFailed."""
         nodes = self.wait_for_nodes()
-        self._recovery.wait_until_live()
+        self.recovery.wait_until_live()
         execution = self.current_execution()
         if step and execution is not None:
             execution.wait_for_snapshot(step)
@@ -170,7 +170,7 @@ class Job:
                 listener=self._listener,
                 verdict=self.verdict,
                 points=self._points if self._recovers else None,
-                is_disturbed=lambda: self._recovery.is_disturbed,
+                is_disturbed=lambda: self.recovery.is_disturbed,
                 next_number=self._next_epoch,
                 on_failure=self._report_failure,
                 on_progress=lambda step: self._reporter.phase(management_pb2.JOB_PHASE_RUNNING, step, begin.num_steps),
@@ -201,16 +201,6 @@ class Job:
     def _recovers(self) -> bool:
         """Whether a death does not end the job."""
         return self._ready and self.request.max_num_restarts > 0
-
-    @contextmanager
-    def commanding(self) -> Iterator[None]:
-        """For whoever gives commands to all nodes, and waits for what comes of them."""
-        with self._recovery.lock:
-            yield
-
-    def wait_until_live(self) -> None:
-        """Until others are in the places of those that have died. Raises JobFailed."""
-        self._recovery.wait_until_live()
 
     def current_execution(self) -> Execution | None:
         with self._changed:
@@ -263,7 +253,7 @@ class Job:
             execution = self._execution
         if execution is not None:
             execution.wake()
-        self._recovery.wake()
+        self.recovery.wake()
         if self._recovers:
             self._drop_points(ALL_POINTS)
         late = self._nodes.close()
@@ -274,7 +264,7 @@ class Job:
         self._reporter.end_with(failure, succeeded=self._succeeded, doing=doing)
         self._management.close(wait=not self._terminated)
         self._acquiring.join()
-        self._recovery.close()
+        self.recovery.close()
 
     def _raise_if_over(self) -> None:
         if self.verdict.failure is not None:
@@ -299,7 +289,7 @@ class Job:
         self.session.close()
         self._on_over()
         self._changed.notify_all()
-        self._recovery.wake()
+        self.recovery.wake()
         if self._execution is not None:
             self._execution.abandon()
 
@@ -314,7 +304,7 @@ class Job:
             if self._over:
                 return
         if failure.kind == node_pb2.Failure.KIND_NODE and self._recovers:
-            self._recovery.lost(failure)
+            self.recovery.lost(failure)
         else:
             self.verdict.report(failure)
 
@@ -322,7 +312,7 @@ class Job:
         """A node is gone, or given up."""
         member = next((member for member in self._nodes.live_members() if member.name == name), None)
         if self._recovers and member is not None:
-            self._recovery.died(member, message)
+            self.recovery.died(member, message)
         else:
             self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=name, message=message))
 
@@ -341,7 +331,7 @@ class Job:
             with self._changed:
                 self._ready = True
                 self._changed.notify_all()
-            self._recovery.start()
+            self.recovery.start()
             self.session.tell(coordinator_pb2.SessionResponse(ready=coordinator_pb2.JobReady()))
 
     def _responded(self, member: Member, response: node_pb2.AttachResponse) -> None:

@@ -168,18 +168,18 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Until the steps run and nothing that the client has sent can be lost."""
         while True:
             try:
-                with self._job.commanding():
+                with self._job.recovery.lock:
                     wanted = execution.load()
                 yield coordinator_pb2.ExecuteResponse(state_wanted=wanted)
-                with self._job.commanding():
+                with self._job.recovery.lock:
                     execution.start()
                 yield coordinator_pb2.ExecuteResponse(started=coordinator_pb2.Started())
                 return
             except EpochOver:
-                self._job.wait_until_live()
+                self._job.recovery.wait_until_live()
 
     def _stop(self, execution: Execution) -> None:
-        with self._job.commanding():
+        with self._job.recovery.lock:
             execution.stop()
 
     def _check(self, token: str, context: grpc.ServicerContext) -> None:

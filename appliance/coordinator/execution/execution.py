@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from appliance.coordinator.execution.epoch import Epoch
+from appliance.coordinator.execution.execution_points import ExecutionPoints
 from appliance.coordinator.execution.recovery_points import RecoveryPoint, RecoveryPoints
 from appliance.coordinator.execution.results import BATCH_SECONDS
 from appliance.coordinator.execution.scalars import OnScalars
@@ -16,15 +17,6 @@ from nodes.steps.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
 PROGRESS_SECONDS = 0.5
-
-# Numbers of recovery points: that of the epoch, and these bits for the order within it.
-POINT_BITS = 32
-FIRST_POINT = 1
-LAST_POINT = (1 << POINT_BITS) - 1
-
-
-class NoRecoveryPoint(RuntimeError):
-    """Nothing has been kept that the job could go on from."""
 
 
 class Execution:
@@ -63,12 +55,16 @@ class Execution:
         self._nodes = nodes
         self._listener = listener
         self._verdict = verdict
-        self._points = points
         self._next_number = next_number
         self._on_failure = on_failure
         self._on_progress = on_progress
         self._on_scalars = on_scalars
         self._schedule = StepSchedule.from_start(self._start_from(0))
+        self._points: ExecutionPoints | None = None
+        if points is not None:
+            self._points = ExecutionPoints(
+                points, nodes, execution=index, num_steps=self._schedule.num_steps, is_received=self._is_received
+            )
         self._waiting = Waiting(verdict, is_disturbed)
         self._epoch: Epoch | None = None
         self._attempt = 0
@@ -76,7 +72,6 @@ class Execution:
         self._is_started = False  # the client has been told so: from now on nothing is asked of it
         self._shown_step = 0  # the last whose outputs were given to the client
         self._consumed_step = 0
-        self._next_point = FIRST_POINT
         self._told: set[int] = set()  # checkpoints that the client knows of
         self._taken: set[int] = set()
 
@@ -101,7 +96,7 @@ class Execution:
 
     def load(self) -> coordinator_pb2.StateWanted:
         """Load the plan into all nodes and open all links. Raises JobFailed, Abandoned, EpochOver."""
-        point = self._points.complete if self._points is not None and self._attempt else None
+        point = self._points.any_complete if self._points is not None and self._attempt else None
         self._attempt += 1
         epoch = self._begin_epoch(0, point)
         epoch.load()
@@ -131,11 +126,10 @@ class Execution:
         if self._points is None:
             epoch.start()
         else:
-            first = self._make_point(FIRST_POINT, 0) if sent.wrote or self._points.complete is None else 0
-            epoch.start(
-                recovery_point=first, last_recovery_point=self._make_point(LAST_POINT, self._schedule.num_steps)
-            )
-            self._waiting.until(lambda: self._has_point(first), epoch=epoch)
+            points = self._points
+            first = points.make_first(epoch.number) if sent.wrote or points.any_complete is None else 0
+            epoch.start(recovery_point=first, last_recovery_point=points.make_last(epoch.number))
+            self._waiting.until(lambda: points.has(first), epoch=epoch)
         with self._waiting.changed:
             self._is_started = True
 
@@ -238,17 +232,14 @@ class Execution:
     def resume(self) -> int:
         """Go on from the last recovery point, with the nodes that there are; returns its step.
 
-        Raises JobFailed, Abandoned, EpochOver.
+        Raises JobFailed, Abandoned, EpochOver, NoRecoveryPoint.
         """
         assert self._points is not None
-        point = self._points.complete
-        if point is None:
-            raise NoRecoveryPoint("the states of the job could not be kept anywhere to go on from")
-        done_steps = point.step if point.execution == self.index else 0
-        epoch = self._begin_epoch(done_steps, point)
+        done_steps = self._points.done_steps()
+        epoch = self._begin_epoch(done_steps, self._points.complete)
         epoch.load()
-        last = self._make_point(LAST_POINT, self._schedule.num_steps) if done_steps < self._schedule.num_steps else 0
-        epoch.start(last_recovery_point=last)
+        is_done = done_steps == self._schedule.num_steps
+        epoch.start(last_recovery_point=0 if is_done else self._points.make_last(epoch.number))
         assert epoch.results is not None
         epoch.results.consumed(self._consumed_step)
         return done_steps
@@ -265,8 +256,8 @@ class Execution:
         epoch = self._current()
         if step >= self._schedule.num_steps or epoch.over:
             return False
-        self._next_point += 1
-        number = self._make_point(self._next_point, step)
+        assert self._points is not None
+        number = self._points.make_next(epoch.number, step)
         keep = node_pb2.KeepRecoveryPoint(execution=epoch.number, step=step, recovery_point=number)
         self._nodes.send(
             [*topology.state_keepers, *topology.workers], lambda _: node_pb2.AttachRequest(keep_recovery_point=keep)
@@ -298,12 +289,12 @@ class Execution:
             self._release(step)  # the step is run again
         if response.WhichOneof("kind") == "input_state" and self._points is not None:
             state = response.input_state
-            self._points.input_state(member.name, self.index, state.step, state.state)
+            self._points.input_state(member.name, state.step, state.state)
 
     def settle_point(self) -> None:
         """A node has kept something, or the client has got something."""
         if self._points is not None:
-            self._points.settle(self.index, self._is_received)
+            self._points.settle()
             self._waiting.wake()
 
     def wake(self) -> None:
@@ -328,6 +319,12 @@ class Execution:
         )
 
     def _begin_epoch(self, done_steps: int, point: RecoveryPoint | None) -> Epoch:
+        shown_step = self._shown_step
+
+        def on_scalars(step: int, values: Mapping[str, float]) -> None:
+            if step > shown_step:  # else it was told in an earlier epoch
+                self._on_scalars(step, values)
+
         epoch = Epoch(
             begin=self._begin,
             plan=self._plan,
@@ -338,39 +335,14 @@ class Execution:
             verdict=self._verdict,
             waiting=self._waiting,
             on_failure=self._on_failure,
-            on_scalars=self._scalars,
+            on_scalars=on_scalars,
         )
         with self._waiting.changed:
             self._epoch = epoch
         return epoch
 
-    def _scalars(self, step: int, values: Mapping[str, float]) -> None:
-        if step > self._shown_step:  # else it was shown before
-            self._on_scalars(step, values)
-
     def _answer(self) -> coordinator_pb2.StateSent | None:
         return self._sent if self._sent is not None and self._sent.attempt == self._attempt else None
-
-    def _make_point(self, order: int, step: int) -> int:
-        """order: among the points of the epoch."""
-        assert self._points is not None
-        topology = self._nodes.topology
-        number = (self._current().number << POINT_BITS) + order
-        is_between = 0 < step < self._schedule.num_steps
-        self._points.make(
-            number,
-            execution=self.index,
-            step=step,
-            keepers=[member.name for member in topology.state_keepers],
-            workers=[member.name for member in topology.workers] if is_between else (),
-        )
-        return number
-
-    def _has_point(self, number: int) -> bool:
-        """Whether this recovery point, or a later one, is complete; or cannot be."""
-        assert self._points is not None
-        self._points.settle(self.index, self._is_received)
-        return self._points.is_over(number)
 
     def _is_received(self, step: int) -> bool:
         """Whether the client has all that it gets of the steps up to this one, which are not run again then."""
@@ -384,7 +356,7 @@ class Execution:
         epoch = self._current()
         if epoch.over or not epoch.all_finished:
             return False
-        return self._points is None or self._has_point(epoch.last_recovery_point)
+        return self._points is None or self._points.has(epoch.last_recovery_point)
 
     def _take_outputs(self) -> coordinator_pb2.OutputBatch | None:
         """What the client has not got, if it pays to send it."""

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from appliance.coordinator.execution.execution import Execution, NoRecoveryPoint
+from appliance.coordinator.execution.execution import Execution
+from appliance.coordinator.execution.execution_points import NoRecoveryPoint
 from appliance.coordinator.execution.recovery_points import RecoveryPoints
 from appliance.coordinator.execution.waiting import Abandoned, EpochOver
 from appliance.coordinator.failures.verdict import GRACE_SECONDS, JobFailed, Verdict

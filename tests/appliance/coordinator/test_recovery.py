@@ -170,7 +170,7 @@ def test_deaths_without_progress_end_the_job_with_all_of_them(cluster: Any, clie
     one.begin(100_000)
     one.start()
     for count in range(1, 4):
-        cluster.until(lambda count=count: len(cluster.behaviour.starts["wafer-0"]) == count)
+        cluster.until(lambda count=count: len(cluster.behaviour.starts.get("wafer-0", [])) == count)
         replace(cluster, "wafer")
     failure = one.failure()
     assert failure.kind == node_pb2.Failure.KIND_NODE
