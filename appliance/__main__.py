@@ -56,8 +56,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--announce-fd",
         type=int,
         metavar="N",
-        help="write the addresses to this descriptor, as a line of JSON, for a cluster that ends with this process: "
-        "jobs end too, and then it is closed",
+        help="write the addresses to this descriptor, as a line of JSON, for the owner of the cluster: who ends this "
+        "process by a signal ends the cluster, so the jobs end too, and another line says so",
     )
     return parser.parse_args(argv)
 
@@ -65,23 +65,22 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM, SIGINT or a Shutdown call.
 
-    A Shutdown ends the jobs; the signals leave them to a successor, unless the cluster ends too.
+    A Shutdown ends the jobs; the signals leave them to a successor, unless they come from the owner of the cluster.
     """
     options = parse_arguments(argv)
     set_up_logging()
-    cluster_ends_too = options.announce_fd is not None
+    has_owner = options.announce_fd is not None
     over: queue.SimpleQueue[bool] = queue.SimpleQueue()  # whether to end the jobs; a put is safe in a signal handler
     defects: list[Exception] = []
 
     def defect(error: Exception) -> None:
         defects.append(error)
-        over.put(cluster_ends_too)
+        over.put(False)
 
     raise_descriptor_limit()  # each node and each coordinator has a connection
     settings = ManagementSettings(
         cache_root=options.cache_root.absolute(),
         compile_root=None if options.compile_root is None else options.compile_root.absolute(),
-        jobs_outlive=not cluster_ends_too,
     )
     service = ManagementService(settings, lambda: over.put(True), defect)
     with contextlib.ExitStack() as open_parts:
@@ -100,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server.server)  # type: ignore[attr-defined]  # not in the stubs
 
         def end(number: int, frame: FrameType | None) -> None:
-            over.put(cluster_ends_too)
+            over.put(has_owner)
 
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, end)
@@ -131,12 +130,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             page.start(ServiceSource(service))
         announce_to = os.devnull if options.announce_fd is None else options.announce_fd
         with open(announce_to, "w", encoding="utf-8") as announce:
-            announce.write(json.dumps({"management": address, "page": "" if page is None else page.url}) + "\n")
+            addresses = {"management": address, "page": "" if page is None else page.url, "metrics": service.metrics}
+            announce.write(json.dumps(addresses) + "\n")
             announce.flush()
             end_jobs = over.get()
             if page is not None:
                 page.close()
             service.close(end_jobs=end_jobs)
+            if end_jobs:
+                announce.write(json.dumps({"ended": True}) + "\n")
     if defects:
         logger.error("the management service has ended by a defect: %r", defects[0])
     return 1 if defects else 0

@@ -21,6 +21,10 @@ class ProcessLost(RuntimeError):
 class CoordinatorProcess(Protocol):
     """A nodes.launch.child.Child, or something that behaves like one."""
 
+    @property
+    def cause(self) -> str:
+        """What ended it, once wait has returned, where it ended with another process; else empty."""
+
     def wait(self) -> int:
         """Its exit status, once it has ended. Raises ProcessLost."""
 
@@ -34,6 +38,8 @@ class CoordinatorProcess(Protocol):
 
 class IngressProcess:
     """A coordinator that an ingress runs. Where this object is not closed it goes on when this process ends."""
+
+    cause = ""
 
     def __init__(self, ingress: str, request: ingress_pb2.RunCoordinatorRequest) -> None:
         """ingress: its address. That the process could not be started is what wait raises."""

@@ -19,15 +19,14 @@ logger = logging.getLogger(__name__)
 class JobTokens:
     """The tokens under one key."""
 
-    def __init__(self, folder: Path | None) -> None:
-        """folder: takes the key, if it has none. Without one that does, the tokens are good until this process ends."""
+    def __init__(self, folder: Path) -> None:
+        """folder: takes the key, if it has none. Where it does not, the tokens are good until this process ends."""
         self._key = secrets.token_bytes(KEY_BYTES)
-        if folder is not None:
-            try:
-                self._key = secret_key(folder / KEY_FILE)
-            except OSError as error:
-                why = why_not_kept(folder, KEY_BYTES, error.strerror)
-                logger.warning("jobs will end with this management service, as its key cannot be kept in %s", why)
+        try:
+            self._key = secret_key(folder / KEY_FILE)
+        except OSError as error:
+            why = why_not_kept(folder, KEY_BYTES, error.strerror)
+            logger.warning("jobs will end with this management service, as its key cannot be kept in %s", why)
 
     def token(self, job: str) -> str:
         return hmac.digest(self._key, job.encode(), "sha256").hex()

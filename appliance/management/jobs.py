@@ -41,7 +41,6 @@ class Job:
     history: JobHistory = field(default_factory=JobHistory)
     started_or_over: Changes = field(default_factory=Changes)  # of `coordinator` and `over`
     over: threading.Event = field(default_factory=threading.Event)
-    end_told: threading.Event = field(default_factory=threading.Event)  # set when somebody has been told how it ended
 
     def describe(
         self, status: management_pb2.QueueStatus, held: Callable[[str], Sequence[management_pb2.NodeInfo]]

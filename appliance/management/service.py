@@ -17,7 +17,7 @@ import grpc
 from appliance.coordinator.settings import CoordinatorHome, FolderRefused, cache_directory
 from appliance.job_history import JobHistory
 from appliance.management.coordination import BadRequest, Coordination
-from appliance.management.jobs import ENDED, Job, TooManyJobs
+from appliance.management.jobs import Job, TooManyJobs
 from appliance.management.observation import ObservationService
 from appliance.management.registry import RegistryFull
 from appliance.management.requests import (
@@ -46,7 +46,6 @@ logger = logging.getLogger(__name__)
 HELLO_SECONDS = 20.0  # until a stream must have begun
 COORDINATOR_SECONDS = 50.0  # until a coordinator must have said hello
 INGRESS_RETURN_SECONDS = 3.0  # until an ingress must be back that handed a call on
-MAX_CAUSE_LENGTH = 1000
 MAX_WAIT_SECONDS = 10.0  # of a ListNodes or GetJob call
 
 _Request = TypeVar("_Request")
@@ -222,10 +221,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         job = await self._find(request.job, context)
         wait_seconds = min(max(0.0, request.wait_for_end_seconds), MAX_WAIT_SECONDS)
         await job.started_or_over.wait_for(job.over.is_set, wait_seconds)
-        info = self.describe([job])[0]
-        if info.phase in ENDED:
-            when_over(context, job.end_told.set)
-        return management_pb2.GetJobResponse(job=info)
+        return management_pb2.GetJobResponse(job=self.describe([job])[0])
 
     async def CancelJob(
         self, request: management_pb2.CancelJobRequest, context: Context
@@ -268,7 +264,6 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
     async def Shutdown(
         self, request: management_pb2.ShutdownRequest, context: Context
     ) -> management_pb2.ShutdownResponse:
-        self._supervisor.tell_cause(request.cause[:MAX_CAUSE_LENGTH])
         when_over(context, self._on_shutdown)  # after the answer: the server is about to stop
         return management_pb2.ShutdownResponse()
 

@@ -1,7 +1,6 @@
 """The lives of jobs: their coordinators are started, watched, told what concerns them, and ended."""
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from wsc.v1 import ingress_pb2, management_pb2
 
 logger = logging.getLogger(__name__)
 
-CAUSE_SECONDS = 1.0  # until the launcher has said why it ends the cluster; and until scripts have asked for that
 COORDINATOR_RETURN_SECONDS = 10.0  # until a coordinator must be back whose process we do not know
 
 
@@ -31,14 +29,12 @@ class Supervisor:
         """on_defect(error) is called when the watch has ended by a defect: management cannot go on."""
         self.registry = NodeRegistry(settings.lease_seconds, self._node_lost)
         self.jobs = JobTable()
-        self.tokens = JobTokens(settings.cache_root if settings.jobs_outlive else None)
+        self.tokens = JobTokens(settings.cache_root)
         self._lease_seconds = settings.lease_seconds
         self._coordinations: dict[str, Coordination] = {}
         self._lock = threading.Lock()
         self._home: CoordinatorHome | None = None
         self._closing = threading.Event()
-        self._cause = ""  # what has happened to the cluster, once that has been told
-        self._cause_told = threading.Event()
         self._watch = GuardedThread(self._keep_watch, name="watch", on_defect=on_defect)
 
     def start(self, home: CoordinatorHome) -> None:
@@ -63,10 +59,6 @@ class Supervisor:
                 process.terminate()
             else:
                 self.cancel(job)
-        if self._cause:
-            deadline = time.monotonic() + CAUSE_SECONDS
-            for job in jobs:
-                job.end_told.wait(max(0.0, deadline - time.monotonic()))
         deadline = time.monotonic() + END_SECONDS
         for job in jobs:
             job.over.wait(max(0.0, deadline - time.monotonic()))
@@ -109,13 +101,14 @@ class Supervisor:
         process = job.process
         assert process is not None
         try:
-            self._process_ended(job, process.wait())
+            status = process.wait()
+            self._process_ended(job, process.cause or f"its coordinator ended with status {status}")
         except ProcessLost as error:
             self._process_lost(job, str(error))
         if not self._closing.is_set():
             process.close()
 
-    def _process_ended(self, job: Job, status: int) -> None:
+    def _process_ended(self, job: Job, how: str) -> None:
         coordination = self.coordination_of(job.name)
         if coordination is not None:
             coordination.end()
@@ -124,10 +117,7 @@ class Supervisor:
         elif job.cancelled:
             self._end(job, management_pb2.JOB_PHASE_CANCELLED, "cancelled")
         else:
-            if status == -signal.SIGKILL:
-                self._cause_told.wait(CAUSE_SECONDS)  # the whole cluster may have been killed
-            message = self._cause or f"its coordinator ended with status {status}"
-            self._end(job, management_pb2.JOB_PHASE_FAILED, message)
+            self._end(job, management_pb2.JOB_PHASE_FAILED, how)
 
     def _process_lost(self, job: Job, reason: str) -> None:
         """A coordinator that has said hello may still be there."""
@@ -182,11 +172,6 @@ class Supervisor:
         job.away_since = time.monotonic()
         if job.report.phase in ENDED:
             self._end(job, job.report.phase, job.report.message)
-
-    def tell_cause(self, cause: str) -> None:
-        """Why the cluster ends, for the users of the jobs that fail by it; empty: it is not wanted any more."""
-        self._cause = cause
-        self._cause_told.set()
 
     def tell_request(self, job: Job) -> None:
         """Tell the coordinator what the job is: it tells a management service that may follow this one."""

@@ -19,12 +19,16 @@ STATUS_SECONDS = 5.0  # for a fork server that has just taken note of a child's 
 class ExitStatus(Protocol):
     """How the exit status of a process that has ended is learnt."""
 
+    cause: str  # what ended it with itself, once the status is known; empty: nothing did
+
     def read(self) -> int: ...
     def close(self) -> None: ...
 
 
 class PopenStatus:
     """Of a child of this process."""
+
+    cause = ""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -39,7 +43,9 @@ class PopenStatus:
 class ForkServerStatus:
     """Of a child of the fork server, which sends it on the connection that asked for the process."""
 
-    def __init__(self, connection: socket.socket, pid: int, pidfd: int) -> None:
+    def __init__(self, connection: socket.socket, pid: int, pidfd: int, server_pid: int) -> None:
+        self.cause = ""
+        self._server_pid = server_pid
         self._connection = connection
         self._pid = pid
         self._pidfd = pidfd
@@ -54,7 +60,10 @@ class ForkServerStatus:
         with contextlib.suppress(OSError):
             self._connection.settimeout(STATUS_SECONDS)
             answer = self._connection.recv(MAX_STATUS_BYTES)
-        return int(json.loads(answer)["status"]) if answer else -signal.SIGKILL  # it died with the fork server
+        if answer:
+            return int(json.loads(answer)["status"])
+        self.cause = f"the fork server (pid {self._server_pid}), which had started it, died"
+        return -signal.SIGKILL
 
     def close(self) -> None:
         self._connection.close()
@@ -82,6 +91,11 @@ class Child:
         self._exit_status = exit_status
         self._status: int | None = None
         self._lock = threading.Lock()
+
+    @property
+    def cause(self) -> str:
+        """What ended it, once wait has returned, where it ended with another process; else empty."""
+        return self._exit_status.cause
 
     def fileno(self) -> int:
         """Readable once the process has ended."""

@@ -1,9 +1,9 @@
 """The fork server: a process with torch imported, and without gRPC or threads, that forks the others.
 
-`python -m nodes.launch.fork_server LISTENER_FD [MODULE ...]`; `nodes.launch.fork_server_process` starts it. One
-connection asks for one process, in one message of JSON, and hears its number at once and its exit status in the end. A
-process whose connection ends is ended, unless it was asked for as one that outlives it. When standard input ends, or
-SIGTERM comes, everything is ended.
+`python -m nodes.launch.fork_server LISTENER_FD READY_FD [MODULE ...]`; `nodes.launch.fork_server_process` starts it.
+Once it has imported the modules it closes READY_FD. One connection asks for one process, in one message of JSON, and
+hears its number at once and its exit status in the end. A process whose connection ends is ended, unless it was asked
+for as one that outlives it. When standard input ends, or SIGTERM comes, everything is ended.
 """
 
 import contextlib
@@ -162,7 +162,7 @@ class ForkServer:
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._abandoned(child))
         connection.setblocking(False)
         with contextlib.suppress(OSError):  # whoever asked has gone already: seen at the next select
-            socket.send_fds(connection, [json.dumps({"pid": pid}).encode()], [pidfd])
+            socket.send_fds(connection, [json.dumps({"pid": pid, "server": server}).encode()], [pidfd])
 
     def _run_child(
         self, server: int, connection: socket.socket, module: str, argv: Sequence[str], fds: Sequence[int]
@@ -223,7 +223,7 @@ def main() -> int:
     os.set_inheritable(listener.fileno(), False)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, by libgomp, when torch is imported
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for module in sys.argv[2:]:
+    for module in sys.argv[3:]:
         importlib.import_module(module)
     if "grpc" in sys.modules:
         raise ImportError("a preloaded module imports grpc, which does not survive a fork")
@@ -232,6 +232,7 @@ def main() -> int:
     )  # of idle threads, in 3.12 and later
     gc.collect()
     gc.freeze()  # what is here stays shared with the children
+    os.close(int(sys.argv[2]))
     ForkServer(listener).serve()
     return 0
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from nodes.launch.descriptors import readable
 from nodes.launch.spawn import SOCKET_VARIABLE
 
 CLOSE_SECONDS = 8.0  # more than the fork server gives its children
@@ -24,19 +25,45 @@ class ForkServerProcess:
         children print: standard error, because standard output may be a pipe that somebody reads to its end.
         """
         self.name = f"waferbox-{secrets.token_hex(12)}"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(f"\0{self.name}")
-            listener.listen(128)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "nodes.launch.fork_server", str(listener.fileno()), *preload],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                pass_fds=[listener.fileno()],
-                env={**environment, SOCKET_VARIABLE: self.name},
-                start_new_session=True,
-            )
+        self._preload = preload
+        self._environment = {**environment, SOCKET_VARIABLE: self.name}
+        self._output = output
+        self._start()
+
+    def restart(self) -> None:
+        """Start another in place of one that has ended, under the same name. Raises OSError, and may be tried again."""
+        self._forget()
+        self._start()
+
+    def _start(self) -> None:
+        command = [sys.executable, "-P", "-m", "nodes.launch.fork_server"]
+        reader, writer = os.pipe()
+        self._ready = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by _forget
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(f"\0{self.name}")
+                listener.listen(128)
+                self._process = subprocess.Popen(
+                    [*command, str(listener.fileno()), str(writer), *self._preload],
+                    stdin=subprocess.PIPE,
+                    stdout=self._output,
+                    stderr=self._output,
+                    pass_fds=[listener.fileno(), writer],
+                    env=self._environment,
+                    start_new_session=True,
+                )
+        finally:
+            os.close(writer)
         self._pidfd = os.pidfd_open(self._process.pid)
+
+    def _forget(self) -> None:
+        """The process, which has ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._ready.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
 
     @property
     def pid(self) -> int:
@@ -45,6 +72,10 @@ class ForkServerProcess:
     def fileno(self) -> int:
         """Readable once the fork server has ended."""
         return self._pidfd
+
+    def ready_fileno(self) -> int:
+        """Readable once it has imported what it should, or has ended."""
+        return self._ready.fileno()
 
     def poll(self) -> int | None:
         """The exit status of the fork server, or None while it runs."""
@@ -63,6 +94,8 @@ class ForkServerProcess:
         if self._pidfd < 0:
             return
         assert self._process.stdin is not None
+        if not readable([self._ready], 0.0):
+            self._process.kill()  # it still imports, and has forked nothing
         self._process.stdin.close()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)  # a suspended one would not see the end of its input
@@ -71,5 +104,4 @@ class ForkServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        os.close(self._pidfd)
-        self._pidfd = -1
+        self._forget()

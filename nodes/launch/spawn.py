@@ -66,8 +66,9 @@ def _spawn_forked(name: str, module: str, argv: Sequence[str], fds: Sequence[int
     if not answer or not received:
         connection.close()
         raise SpawnError("the fork server ended, or refused: " + (answer.decode() or "see its messages"))
-    pid, pidfd = int(json.loads(answer)["pid"]), received[0]
-    return Child(module, pid, pidfd, ForkServerStatus(connection, pid, pidfd))
+    started, pidfd = json.loads(answer), received[0]
+    pid = int(started["pid"])
+    return Child(module, pid, pidfd, ForkServerStatus(connection, pid, pidfd, int(started["server"])))
 
 
 # --- as a Python of its own -------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from pretending_job import Behaviour, PretendingJob, plan_with_groups
 
@@ -89,6 +90,8 @@ def fake_compile(
 
 class ThreadChild:
     """A coordinator in a thread instead of a process."""
+
+    cause = ""
 
     def __init__(self, fd: int) -> None:
         self.pid = next(_numbers)
@@ -172,6 +175,7 @@ class ClusterInProcess:
         self.server.start()
         self.service.start(coordinator_home(self.address, self.settings.cache_root))
         self.channel = make_channel(self.address)
+        grpc.channel_ready_future(self.channel).result(10)  # what could not connect before may not try again at once
         self.stub = management_pb2_grpc.ManagementStub(self.channel)
         self.observation = observation_pb2_grpc.ObservationStub(self.channel)
 

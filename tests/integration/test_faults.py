@@ -173,20 +173,6 @@ def test_the_last_node_of_a_role_is_there_again_for_the_next_job(
         assert script.process.returncode == 0, script.errors
 
 
-def test_a_management_service_that_dies_takes_the_job_along(
-    start_script: StartScript, tmp_path: Path, cache: Path
-) -> None:
-    with running_cluster(tmp_path / "cluster", cache, wafers=2, memoryx=2, workers=2) as cluster:
-        script = start_long(start_script, cluster)
-        cluster.process_at(cluster.management).kill()
-        script.wait_for_error("NodeLostError: ", FAILURE_SECONDS)
-        assert script.wait() == 1
-        message = message_of(script)
-        assert message.startswith("cstorch.errors.NodeLostError: "), message
-        assert "the management service" in message
-        assert cluster.management in message
-
-
 # --- what the user's own code does ------------------------------------------------------------------------------------
 
 

@@ -73,6 +73,7 @@ def way(request: pytest.FixtureRequest, probe_folder: Path, monkeypatch: pytest.
     server = ForkServerProcess(["json"], environment)
     monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     yield request.param
+    assert readable([server.ready_fileno()], 60)  # before that it would be killed
     server.close()
     assert server.poll() == 0
 

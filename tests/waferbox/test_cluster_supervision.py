@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from nodes.launch.descriptors import readable
 from waferbox.cli import app
+from waferbox.cluster import cluster as cluster_module
 from waferbox.cluster import place
-from waferbox.cluster.cluster import Cluster, ClusterSettings
+from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
 from waferbox.cluster.local_clusters import recorded
 from wsc.v1 import node_pb2
 
@@ -50,20 +51,28 @@ class FakeLauncher:
 
     def __init__(self, management: str) -> None:
         self._management = management
-        self._never = os.eventfd(0)
-        self._announce = -1
+        self._ended = os.eventfd(0)
+        self._ready = os.eventfd(1)
+        self._cause = ""
         self._changed = threading.Condition()
+        self._announce = -1
+        self.restarts = 0
         self.started: list[tuple[FakeProcess, Sequence[str]]] = []
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> FakeProcess:
         if module == "appliance":
-            self._announce = os.dup(fds[0])  # its end is that of management
-            os.write(self._announce, json.dumps({"management": self._management, "page": ""}).encode() + b"\n")
+            self._close_announcement()
+            self._announce = os.dup(fds[0])
+            self.announce(management=self._management, page="http://127.0.0.1:77/", metrics="127.0.0.1:88")
         with self._changed:
             process = FakeProcess(module, 100 + len(self.started))
             self.started.append((process, arguments))
             self._changed.notify_all()
         return process
+
+    def announce(self, **told: object) -> None:
+        """What management says."""
+        os.write(self._announce, json.dumps(told).encode() + b"\n")
 
     def wait_for(self, condition: Callable[[], object]) -> None:
         with self._changed:
@@ -72,15 +81,37 @@ class FakeLauncher:
     def of(self, module: str) -> list[tuple[FakeProcess, Sequence[str]]]:
         return [(process, arguments) for process, arguments in self.started if process.module == module]
 
+    def fail(self, cause: str) -> None:
+        """As a fork server that dies, and with it all that it has started."""
+        self._cause = cause
+        for process, _ in self.started:
+            if process.module != "appliance" and process.poll() is None:
+                process.end(-9)
+        os.eventfd_write(self._ended, 1)
+
     def fileno(self) -> int:
-        return self._never
+        return self._ended
 
     def end(self) -> str:
-        return ""
+        return self._cause
+
+    def restart(self) -> int:
+        with self._changed:
+            self._cause = ""
+            os.eventfd_read(self._ended)
+            self.restarts += 1
+            self._changed.notify_all()
+        return self._ready
 
     def close(self) -> None:
-        os.close(self._never)
-        os.close(self._announce)
+        os.close(self._ended)
+        os.close(self._ready)
+        self._close_announcement()
+
+    def _close_announcement(self) -> None:
+        if self._announce >= 0:
+            os.close(self._announce)
+            self._announce = -1
 
 
 @pytest.fixture
@@ -93,37 +124,63 @@ def management() -> Iterator[FakeManagement]:
     server.stop(0).wait()
 
 
+class Supervised:
+    """A cluster that is supervised in a thread, as by `waferbox up`."""
+
+    def __init__(self, launcher: FakeLauncher, told: list[str]) -> None:
+        self.launcher = launcher
+        self.told = told  # what the owner of the cluster says
+        self.given_up = os.eventfd(0)
+        self.error: ClusterError | None = None
+        self._stop = os.eventfd(0)
+        settings = ClusterSettings(metrics=True, threads=3, page="127.0.0.1:0", listen="127.0.0.1:0")
+        self._cluster = Cluster(settings, launcher, [self._stop])
+        self._thread = threading.Thread(target=self._supervise)
+        self._thread.start()
+
+    def _supervise(self) -> None:
+        with recorded(self._cluster.management, os.getpid()) as note:
+
+            def on_given_up(message: str) -> None:
+                note(message)
+                os.eventfd_write(self.given_up, 1)
+
+            try:
+                self._cluster.supervise(on_given_up)
+            except ClusterError as error:
+                self.error = error
+
+    def wait(self) -> None:
+        """Until it is not supervised any more."""
+        self._thread.join(WAIT_SECONDS)
+        assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        os.eventfd_write(self._stop, 1)
+        self.wait()
+        self._cluster.close()
+        os.close(self._stop)
+        os.close(self.given_up)
+
+
 @pytest.fixture
 def supervised(
-    management: FakeManagement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[FakeLauncher, int]]:
-    """A cluster that is supervised in a thread, as by `waferbox up`; and what is readable once a place is given up."""
+    management: FakeManagement,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Supervised]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(place, "DELAY_SECONDS", 0.001)
-    launcher = FakeLauncher(management.address)
-    stop, given_up = os.eventfd(0), os.eventfd(0)
-    cluster = Cluster(ClusterSettings(metrics=True, threads=3), launcher, [stop])
-    with recorded(cluster.management, os.getpid()) as note:
-
-        def on_given_up(message: str) -> None:
-            note(message)
-            os.eventfd_write(given_up, 1)
-
-        thread = threading.Thread(target=cluster.supervise, args=(on_given_up,))
-        thread.start()
-        yield launcher, given_up
-        os.eventfd_write(stop, 1)
-        thread.join(WAIT_SECONDS)
-        assert not thread.is_alive()
-        cluster.close()
-    for descriptor in (stop, given_up):
-        os.close(descriptor)
+    monkeypatch.setattr(cluster_module, "STOP_SECONDS", 0.01)
+    told: list[str] = []
+    monkeypatch.setattr(cluster_module, "_tell", told.extend)
+    supervised = Supervised(FakeLauncher(management.address), told)
+    yield supervised
+    supervised.close()
 
 
-def test_what_ends_is_started_again_with_the_same_arguments(
-    supervised: tuple[FakeLauncher, int], capfd: pytest.CaptureFixture[str]
-) -> None:
-    launcher, _ = supervised
+def test_what_ends_is_started_again_with_the_same_arguments(supervised: Supervised) -> None:
+    launcher = supervised.launcher
     for module in ("wafer", "workers", "memoryx", "swarmx"):
         ((first, arguments),) = launcher.of(module)
         first.end(-9)
@@ -136,20 +193,19 @@ def test_what_ends_is_started_again_with_the_same_arguments(
     assert len(launcher.of("appliance")) == 1
     (wafer, _), *_ = launcher.of("wafer")
     (second, _) = launcher.of("wafer")[1]
-    told = capfd.readouterr().err
-    assert f"waferbox: wafer (pid {wafer.pid}) ended with status -9; started again as pid {second.pid}\n" in told
+    assert f"wafer (pid {wafer.pid}) ended with status -9; started again as pid {second.pid}" in supervised.told
 
 
 def test_what_ends_again_and_again_is_given_up_and_the_status_says_so(
-    supervised: tuple[FakeLauncher, int], management: FakeManagement, capfd: pytest.CaptureFixture[str]
+    supervised: Supervised, management: FakeManagement
 ) -> None:
-    launcher, given_up = supervised
+    launcher = supervised.launcher
     for number in range(1, place.MAX_SHORT_LIVES + 1):
         launcher.wait_for(lambda number=number: len(launcher.of("memoryx")) == number)
         launcher.of("memoryx")[-1][0].end(1)
-    assert readable([given_up], WAIT_SECONDS)
+    assert readable([supervised.given_up], WAIT_SECONDS)
     reason = f"memoryx (pid {launcher.of('memoryx')[-1][0].pid}) ended with status 1, {place.MAX_SHORT_LIVES} times"
-    assert reason in capfd.readouterr().err
+    assert reason in supervised.told[-1]
     shown = CliRunner().invoke(app, ["status", "--management", management.address])
     assert shown.exit_code == 0
     assert reason in shown.stderr
@@ -157,3 +213,60 @@ def test_what_ends_again_and_again_is_given_up_and_the_status_says_so(
     launcher.of("wafer")[0][0].end(-9)
     launcher.wait_for(lambda: len(launcher.of("wafer")) == 2)
     assert len(launcher.of("memoryx")) == place.MAX_SHORT_LIVES
+
+
+def test_management_is_started_again_at_the_same_addresses(supervised: Supervised, management: FakeManagement) -> None:
+    launcher = supervised.launcher
+    ((first, arguments),) = launcher.of("appliance")
+    assert list(arguments) == [
+        *("--listen", "127.0.0.1:0", "--page", "127.0.0.1:0", "--metrics-port", "0", "--announce-fd", "3")
+    ]
+    for number in range(2, 4):
+        launcher.of("appliance")[-1][0].end(-9)
+        launcher.wait_for(lambda number=number: len(launcher.of("appliance")) == number)
+        assert list(launcher.of("appliance")[-1][1]) == [
+            *("--listen", management.address, "--page", "127.0.0.1:77", "--metrics-port", "88", "--announce-fd", "3")
+        ]
+    assert first.poll() == -9
+    assert len(launcher.started) == 4 + 3  # nothing else was
+
+
+@pytest.mark.parametrize("exits", [False, True], ids=["ends", "has ended"])
+def test_the_cluster_is_over_when_management_was_told_to_end(supervised: Supervised, *, exits: bool) -> None:
+    launcher = supervised.launcher
+    launcher.announce(ended=True)
+    if exits:
+        launcher.of("appliance")[0][0].end(0)
+    supervised.wait()
+    assert supervised.error is None
+    assert len(launcher.of("appliance")) == 1
+
+
+def test_a_cluster_whose_management_does_not_stay_ends(supervised: Supervised) -> None:
+    launcher = supervised.launcher
+    for number in range(1, place.MAX_SHORT_LIVES + 1):
+        launcher.wait_for(lambda number=number: len(launcher.of("appliance")) == number)
+        launcher.of("appliance")[-1][0].end(1)
+    supervised.wait()
+    assert "ended with status 1, 5 times in a row" in str(supervised.error)
+
+
+def test_what_died_with_the_fork_server_is_started_by_another(supervised: Supervised) -> None:
+    launcher = supervised.launcher
+    launcher.fail("the fork server (pid 7) was killed by signal 9")
+    launcher.wait_for(lambda: launcher.restarts == 1)
+    launcher.wait_for(lambda: all(len(launcher.of(m)) == 2 for m in ("wafer", "workers", "memoryx", "swarmx")))
+    assert len(launcher.of("appliance")) == 1
+    cause = "the fork server (pid 7) was killed by signal 9"
+    assert f"{cause}, and all nodes with it; another is started, and starts them again" in supervised.told
+
+
+def test_a_cluster_whose_fork_server_does_not_stay_ends(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = supervised.launcher
+    for number in range(place.MAX_SHORT_LIVES):
+        launcher.wait_for(lambda number=number: launcher.restarts == number)
+        launcher.fail("the fork server has ended")
+    supervised.wait()
+    assert str(supervised.error).startswith("the fork server has ended, 5 times in a row")

@@ -1,14 +1,12 @@
 """A cluster: how many of each role, started by a launcher, there until it is closed."""
 
-import contextlib
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import IO, Self
+from typing import Self
 
 import grpc
 
@@ -16,13 +14,13 @@ from interconnect.rpc.server import make_channel
 from interconnect.swarmx_tree import tree_size
 from nodes.launch.descriptors import readable
 from nodes.launch.spawn import SpawnError
-from waferbox.cluster.launcher import Launcher, Process
-from waferbox.cluster.place import Place
+from waferbox.cluster.launcher import Launcher
+from waferbox.cluster.management_process import ManagementProcess, ManagementSettings
+from waferbox.cluster.place import FUTILE, Lives, Place
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 START_SECONDS = 60.0
 STOP_SECONDS = 8.0  # for jobs to end
-SHUTDOWN_SECONDS = 3.0  # for those who use a cluster to hear why it ends
 LISTEN_SECONDS = 0.5  # between looks at whether all processes live
 
 
@@ -68,11 +66,12 @@ class Cluster:
         """
         self._launcher = launcher
         self._stop_requests = stop_requests
+        self._launcher_lives = Lives()
         self._places: list[Place] = []
-        self._management: Process | None = None
-        self.announcement: IO[bytes]  # readable when the management service ends
+        self._management: ManagementProcess | None = None
         try:
-            self.management, self.page = self._start_management(settings)
+            management = self._start_management(settings)
+            self.management, self.page = management.address, management.page
             modules = [module for module, count in settings.roles.items() for _ in range(count)]
             listen = f"{settings.listen.rpartition(':')[0]}:0"
             with ThreadPoolExecutor(max_workers=len(modules)) as pool:
@@ -94,78 +93,92 @@ class Cluster:
         self.close()
 
     def supervise(self, on_given_up: Callable[[str], None]) -> None:
-        """Until it is asked to stop, or the management service ends; starts again what else ends meanwhile.
+        """Until it is asked to stop, or somebody shuts it down; what ends otherwise meanwhile is started again.
 
-        on_given_up(message): a process ends again and again, and is not started any more.
+        on_given_up(message): a node's process ends again and again, and is not started any more.
 
         Raises:
-            ClusterError: the launcher has ended, and all nodes with it. Who uses the cluster has been told.
+            ClusterError: the management service ends again and again, or what starts the nodes.
         """
-        stops = {*self._stop_requests, self.announcement.fileno()}
+        assert self._management is not None
         while True:
             running = [place.process for place in self._places if place.process is not None]
-            ready = readable([*stops, self._launcher, *running], self._seconds_to_restart())
-            if not ready.isdisjoint(stops):
+            waited_for = [*self._stop_requests, self._launcher, *self._management.waited_for(), *running]
+            if not readable(waited_for, self._seconds_to_restart()).isdisjoint(self._stop_requests):
                 return
-            if cause := self._launcher.end():
-                self._shut_down(cause)
-                raise ClusterError(cause)
+            messages = self._management.attend()
+            if self._management.place.given_up:
+                raise ClusterError(*messages)
+            if self._management.is_over:
+                return
+            _tell(messages)
+            if (cause := self._launcher.end()) and not self._restart_launcher(cause):
+                return
             for place in self._places:
-                given_up = place.given_up
-                for message in place.attend():
-                    print(f"waferbox: {message}", file=sys.stderr, flush=True)
-                    if place.given_up and not given_up:
-                        on_given_up(message)
+                if place.given_up:
+                    continue
+                _tell(messages := place.attend())
+                if place.given_up:
+                    on_given_up(*messages)
+
+    def _restart_launcher(self, cause: str) -> bool:
+        """Have another that can start processes; those that the one before had started have ended. False: not wanted.
+
+        Raises ClusterError.
+        """
+        while True:
+            delay = self._launcher_lives.end()
+            if delay is None:
+                raise ClusterError(f"{cause}, {FUTILE}: it is not started again")
+            if readable(self._stop_requests, delay):
+                return False
+            self._launcher_lives.begin()
+            try:
+                ready = self._launcher.restart()
+                break
+            except SpawnError as error:
+                cause = str(error)
+        _tell([f"{cause}, and all nodes with it; another is started, and starts them again"])
+        for place in self._places:
+            place.excuse()
+        return readable([*self._stop_requests, ready], None).isdisjoint(self._stop_requests)
 
     def _seconds_to_restart(self) -> float | None:
         """Until the next process is to be started again; None if none is."""
-        times = [place.restart_at for place in self._places if place.restart_at is not None]
+        assert self._management is not None
+        places = [self._management.place, *self._places]
+        times = [place.restart_at for place in places if place.restart_at is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
-
-    def _shut_down(self, cause: str) -> None:
-        """Have management end, and its jobs with this cause."""
-        with make_channel(self.management) as channel, contextlib.suppress(grpc.RpcError):
-            stub = management_pb2_grpc.ManagementStub(channel)
-            stub.Shutdown(management_pb2.ShutdownRequest(cause=cause), timeout=SHUTDOWN_SECONDS)
-            readable([self.announcement], SHUTDOWN_SECONDS)
 
     def close(self) -> None:
         """End all processes."""
         if self._management is not None:
-            # First, so that jobs end as cancelled and not for want of nodes.
-            self._management.terminate()
-            readable([self.announcement], STOP_SECONDS)
+            self._management.end(STOP_SECONDS)  # first, so that jobs end as cancelled and not for want of nodes
         self._launcher.close()
         for place in self._places:
             place.close()
         if self._management is not None:
             self._management.close()
-        self.announcement.close()
 
-    def _start_management(self, settings: ClusterSettings) -> tuple[str, str]:
-        """Its address, and that of its page, or nothing."""
-        reader, writer = os.pipe()
-        self.announcement = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by close
-        try:
-            arguments = ["--listen", settings.listen, "--announce-fd", "3"]
-            if settings.cache_root is not None:
-                arguments += ["--cache-root", settings.cache_root]
-            if settings.compile_root is not None:
-                arguments += ["--compile-root", settings.compile_root]
-            if settings.page is not None:
-                arguments += ["--page", settings.page]
-            arguments += _metrics_arguments(settings)
-            self._management = self._launcher.start("appliance", arguments, [writer])
-        finally:
-            os.close(writer)
-        if not readable([self.announcement, self._launcher, *self._stop_requests], START_SECONDS):
+    def _start_management(self, settings: ClusterSettings) -> ManagementProcess:
+        """Once it is there."""
+        management = self._management = ManagementProcess(
+            self._launcher,
+            ManagementSettings(
+                listen=settings.listen,
+                page=settings.page,
+                metrics_port=0 if settings.metrics else None,
+                cache_root=settings.cache_root,
+                compile_root=settings.compile_root,
+            ),
+        )
+        if not readable([*management.waited_for(), self._launcher, *self._stop_requests], START_SECONDS):
             raise ClusterError(f"the management service did not start within {START_SECONDS:g} s")
         self._check_wanted()
-        line = self.announcement.readline()
-        if not line:
+        management.take_in()
+        if not management.address:
             raise ClusterError(f"the management service did not start at {settings.listen}; its messages say why")
-        announced = json.loads(line)
-        return str(announced["management"]), str(announced["page"])
+        return management
 
     def _check_wanted(self) -> None:
         if readable(self._stop_requests, 0.0):
@@ -203,6 +216,11 @@ class Cluster:
                         raise ClusterError(f"{who} ended with status {status} while the cluster started")
                 if time.monotonic() > deadline:
                     raise ClusterError(f"only {len(nodes)} of {count} nodes registered within {START_SECONDS:g} s")
+
+
+def _tell(messages: Sequence[str]) -> None:
+    for message in messages:
+        print(f"waferbox: {message}", file=sys.stderr, flush=True)
 
 
 def _metrics_arguments(settings: ClusterSettings) -> list[str]:

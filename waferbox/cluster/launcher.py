@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from nodes.launch.fork_server_process import ForkServerProcess
-from nodes.launch.spawn import SOCKET_VARIABLE, spawn, spawn_python
+from nodes.launch.spawn import SOCKET_VARIABLE, SpawnError, spawn, spawn_python
 from nodes.telemetry.terminal_log import LEVEL_VARIABLE
 
 
@@ -39,6 +39,12 @@ class Launcher(Protocol):
 
     def end(self) -> str:
         """What has happened then, for the user; empty before."""
+
+    def restart(self) -> int:
+        """Be able to start processes again, after that; what was started before has ended. Raises SpawnError.
+
+        Returns the descriptor that is readable once processes can be started at once.
+        """
 
     def close(self) -> None:
         """The last: what was started and still runs may be ended with it."""
@@ -78,6 +84,13 @@ class ForkingLauncher:
 
     def end(self) -> str:
         return self._fork_server.end()
+
+    def restart(self) -> int:
+        try:
+            self._fork_server.restart()
+        except OSError as error:
+            raise SpawnError(f"the fork server could not be started again: {error}") from error
+        return self._fork_server.ready_fileno()
 
     def close(self) -> None:
         self._fork_server.close()

@@ -14,6 +14,28 @@ MAX_SHORT_LIVES = 5  # in a row
 DELAY_SECONDS = 1.0  # before the start that follows two short lives in a row; twice as long after each further one
 
 
+class Lives:
+    """How long the processes of a place have lived, and so when the next may be started. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._short = 0  # in a row
+        self.begin()
+
+    def begin(self) -> None:
+        """A process is started now."""
+        self._began = time.monotonic()
+
+    def end(self) -> float | None:
+        """The process has ended; returns in how many seconds another may be started. None: it would be futile."""
+        self._short = self._short + 1 if time.monotonic() - self._began < SHORT_LIFE_SECONDS else 0
+        if self._short >= MAX_SHORT_LIVES:
+            return None
+        return DELAY_SECONDS * 2 ** (self._short - 2) if self._short >= 2 else 0.0
+
+
+FUTILE = f"{MAX_SHORT_LIVES} times in a row within {SHORT_LIFE_SECONDS:g} s of its start"
+
+
 class Place:
     """Not thread-safe."""
 
@@ -23,9 +45,8 @@ class Place:
         self.given_up = False
         self.restart_at: float | None = None  # monotonic; None: there is a process, or there will not be one again
         self._start = start
-        self._short_lives = 0
         self._what_ended = ""  # for the message that says how it goes on
-        self._started_at = time.monotonic()
+        self._lives = Lives()
         self.process: Process | None = start()
 
     def attend(self) -> Sequence[str]:
@@ -40,6 +61,10 @@ class Place:
             told += self._restart()
         return told
 
+    def excuse(self) -> None:
+        """That processes have ended here until now was the fault of what starts them."""
+        self._lives = Lives()
+
     def close(self) -> None:
         """End the process, and start no other."""
         self.restart_at = None
@@ -48,20 +73,17 @@ class Place:
 
     def _ended(self, what: str) -> Sequence[str]:
         """Decide how it goes on."""
-        now = time.monotonic()
         self._what_ended = what
-        self._short_lives = self._short_lives + 1 if now - self._started_at < SHORT_LIFE_SECONDS else 0
-        if self._short_lives >= MAX_SHORT_LIVES:
+        delay = self._lives.end()
+        if delay is None:
             self.given_up = True
-            self.restart_at = None
-            times = f"{MAX_SHORT_LIVES} times in a row within {SHORT_LIFE_SECONDS:g} s of its start"
-            return [f"{what}, {times}: it is not started again"]
-        self.restart_at = now + (DELAY_SECONDS * 2 ** (self._short_lives - 2) if self._short_lives >= 2 else 0.0)
+            return [f"{what}, {FUTILE}: it is not started again"]
+        self.restart_at = time.monotonic() + delay
         return []
 
     def _restart(self) -> Sequence[str]:
         self.restart_at = None
-        self._started_at = time.monotonic()
+        self._lives.begin()
         try:
             self.process = self._start()
         except SpawnError as error:

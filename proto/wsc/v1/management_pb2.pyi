@@ -609,21 +609,16 @@ Global___LabelJobResponse: _TypeAlias = LabelJobResponse  # noqa: Y015
 
 @_typing.final
 class ShutdownRequest(_message.Message):
+    """The cluster is not wanted any more: its jobs are cancelled."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    CAUSE_FIELD_NUMBER: _builtins.int
-    cause: _builtins.str
-    """What has happened, for the users of the jobs that fail by it; empty: the cluster is not wanted any more, and its
-    jobs are cancelled.
-    """
     def __init__(
         self,
-        *,
-        cause: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

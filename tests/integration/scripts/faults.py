@@ -93,12 +93,14 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--num-steps", type=int, default=20)
+    parser.add_argument("--losses", action="store_true", help="print them too")
     options = parser.parse_args()
 
     config = cstorch.distributed.ClusterConfig(
         num_csx=options.num_csx, num_workers_per_csx=options.workers, max_wgt_servers=options.shards
     )
     backend = cstorch.backend("CSX", artifact_dir=options.artifacts, cluster_config=config)
+    torch.manual_seed(1)
     with backend.device:
         model = nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES))
     compiled = cstorch.compile(model, backend)
@@ -123,7 +125,7 @@ def main() -> None:
     def report(loss: torch.Tensor) -> None:
         if not torch.isfinite(loss):
             raise ValueError(f"the loss is {loss.item()}")
-        print(f"step {executor.user_iteration}", flush=True)
+        print(f"step {executor.user_iteration}{f': {loss.item()!r}' if options.losses else ''}", flush=True)
         if options.num_steps > LONG:
             time.sleep(0.01)  # the cluster waits for the closures: such a run leaves the machine to the others
 
