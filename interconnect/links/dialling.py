@@ -15,6 +15,8 @@ from interconnect.links.handshake import NAME_KEY, TOKEN_KEY, host_id, is_welcom
 from interconnect.links.link import Link, LinkLost
 from interconnect.links.socket_lane import SocketLink
 from interconnect.rpc.server import make_channel
+from interconnect.security.own_tokens import cluster_secret
+from interconnect.security.tokens import Kind
 from wsc.v1 import node_pb2
 
 
@@ -27,6 +29,7 @@ def dial(
     lane: "node_pb2.Lane.ValueType",
     deadline_seconds: float,
     cancellation: CancellationToken | None = None,
+    credential: str | None = None,
 ) -> Link:
     """Opens the link that the peer called `name` expects.
 
@@ -34,6 +37,7 @@ def dial(
         own_name: what the peer may call this process where it refuses the link.
         lane: a lane, or LANE_UNSPECIFIED for shared memory where it is possible, else gRPC.
         cancellation: of the job that wants the link.
+        credential: what a gRPC stream shows beside the token; None: what a node shows.
 
     Raises:
         LinkLost: the peer cannot be reached, does not expect the link, or the wanted lane is not possible; or the
@@ -55,7 +59,7 @@ def dial(
                 return _introduce(connection, token, name)
     elif lane == node_pb2.LANE_SHARED_MEMORY:
         raise LinkLost(name, "it is on another host, where shared memory cannot be used; choose the gRPC lane")
-    return _dial_grpc(endpoint, token, name, own_name, deadline - time.monotonic(), cancellation)
+    return _dial_grpc(endpoint, token, name, own_name, deadline - time.monotonic(), cancellation, credential)
 
 
 def _shut_down(connection: socket.socket) -> None:
@@ -85,8 +89,9 @@ def _dial_grpc(
     own_name: str,
     deadline_seconds: float,
     cancellation: CancellationToken,
+    credential: str | None,
 ) -> Link:
-    channel = make_channel(endpoint.address)
+    channel = make_channel(endpoint.address, cluster_secret().token(Kind.NODE) if credential is None else credential)
 
     def abandon() -> None:
         channel.close()  # cancels the stream

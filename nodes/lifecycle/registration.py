@@ -1,6 +1,7 @@
 """A node's presence at management: it registers, keeps its lease alive, and comes back when management does."""
 
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -8,6 +9,8 @@ from typing import Protocol
 import grpc
 
 from interconnect.rpc.server import make_channel
+from interconnect.security.own_tokens import cluster_secret
+from interconnect.security.tokens import Kind
 from interconnect.threads import GuardedThread
 from wsc.v1 import management_pb2, management_pb2_grpc
 
@@ -44,6 +47,7 @@ class Registration:
         on_refusal(message) is called, once, when management will not have this node, or it can register no more: it
         should exit.
         """
+        self.instance = ""  # of the node, as of its last registration
         self._management = management
         self._hello = hello
         self._on_refusal = on_refusal
@@ -93,7 +97,7 @@ class Registration:
     def _hold(self) -> None:
         """One Register stream, from its first message to its end."""
         ended = threading.Event()
-        with make_channel(self._management) as channel:
+        with make_channel(self._management, cluster_secret().token(Kind.NODE)) as channel:
             call = management_pb2_grpc.ManagementStub(channel).Register(self._requests(ended))
             with self._lock:
                 self._call = call
@@ -107,6 +111,8 @@ class Registration:
                 ended.set()
 
     def _requests(self, ended: threading.Event) -> Iterator[management_pb2.RegisterRequest]:
-        yield self._hello()
+        hello = self._hello()
+        self.instance = hello.instance = secrets.token_hex(8)
+        yield hello
         while not ended.wait(self._interval):
             yield management_pb2.RegisterRequest()
