@@ -47,7 +47,8 @@ class Registration:
         on_refusal(message) is called, once, when management will not have this node, or it can register no more: it
         should exit.
         """
-        self.instance = ""  # of the node, as of its last registration
+        self.instance = secrets.token_hex(8)  # of the node: of the registration that counts, or the next
+        self._registered = False  # as that instance
         self._management = management
         self._hello = hello
         self._on_refusal = on_refusal
@@ -97,6 +98,8 @@ class Registration:
     def _hold(self) -> None:
         """One Register stream, from its first message to its end."""
         ended = threading.Event()
+        if self._registered:
+            self.instance, self._registered = secrets.token_hex(8), False
         with make_channel(self._management, cluster_secret().token(Kind.NODE)) as channel:
             call = management_pb2_grpc.ManagementStub(channel).Register(self._requests(ended))
             with self._lock:
@@ -105,6 +108,7 @@ class Registration:
                     self._cancel()
             try:
                 for response in call:
+                    self._registered = True
                     self._interval = max(0.05, response.lease_seconds / HEARTBEATS_PER_LEASE)
                     logger.debug("registered as %s", response.node_id)
             finally:
@@ -112,7 +116,7 @@ class Registration:
 
     def _requests(self, ended: threading.Event) -> Iterator[management_pb2.RegisterRequest]:
         hello = self._hello()
-        self.instance = hello.instance = secrets.token_hex(8)
+        hello.instance = self.instance
         yield hello
         while not ended.wait(self._interval):
             yield management_pb2.RegisterRequest()

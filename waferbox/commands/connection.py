@@ -32,6 +32,8 @@ _REFUSALS: Final = {
     grpc.StatusCode.FAILED_PRECONDITION: Status.FAILED,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Status.FAILED,
     grpc.StatusCode.ABORTED: Status.FAILED,
+    grpc.StatusCode.UNAUTHENTICATED: Status.FAILED,
+    grpc.StatusCode.PERMISSION_DENIED: Status.FAILED,
 }
 
 
