@@ -9,9 +9,18 @@ from collections.abc import Iterator
 import grpc
 
 from interconnect.links.cancellation import CancellationToken
-from interconnect.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind
+from interconnect.links.frame import FrameError
 from interconnect.links.grpc_lane import METHOD, GrpcLink
-from interconnect.links.handshake import NAME_KEY, TOKEN_KEY, host_id, is_welcome
+from interconnect.links.handshake import (
+    MAX_HELLO_BYTES,
+    NAME_KEY,
+    PROOF_KEY,
+    dialler_proof,
+    hello,
+    host_id,
+    is_same_user,
+    is_welcome,
+)
 from interconnect.links.link import Link, LinkLost
 from interconnect.links.socket_lane import SocketLink
 from interconnect.rpc.server import make_channel
@@ -69,11 +78,14 @@ def _shut_down(connection: socket.socket) -> None:
 
 def _introduce(connection: socket.socket, token: str, name: str) -> Link:
     try:
-        payload = memoryview(token.encode())
-        connection.sendmsg((Frame(FrameKind.HELLO, length=len(payload)).header(payload), payload))
-        answer = connection.recv(HEADER_BYTES)
-        if not answer or not is_welcome(answer):
+        if not is_same_user(connection):
+            raise LinkLost(name, "a process of another user listens in its place")
+        connection.sendmsg(hello(token))
+        answer = connection.recv(MAX_HELLO_BYTES)
+        if not answer:
             raise LinkLost(name, "it does not expect the link")
+        if not is_welcome(answer, token):
+            raise LinkLost(name, "what listens in its place does not know the link's token")
     except (OSError, FrameError) as error:
         connection.close()
         if isinstance(error, LinkLost):
@@ -98,8 +110,10 @@ def _dial_grpc(
 
     link = GrpcLink(name, abandon)
     stream = channel.stream_stream(METHOD, request_serializer=None, response_deserializer=None)
-    call = stream(link.outgoing(), metadata=((TOKEN_KEY, token), (NAME_KEY, own_name)), wait_for_ready=True)
-    greeting = _Greeting(iter(call))
+    call = stream(
+        link.outgoing(), metadata=((PROOF_KEY, dialler_proof(token)), (NAME_KEY, own_name)), wait_for_ready=True
+    )
+    greeting = _Greeting(iter(call), token)
     link.read_from(greeting.messages())
     with cancellation.on_cancel(greeting.give_up):
         welcome = greeting.wait(deadline_seconds)
@@ -114,8 +128,9 @@ def _dial_grpc(
 class _Greeting:
     """The first message of a stream, which says that the other side has the link."""
 
-    def __init__(self, messages: Iterator[bytes]) -> None:
+    def __init__(self, messages: Iterator[bytes], token: str) -> None:
         self._messages = messages
+        self._token = token
         self._decided = threading.Event()
         self._welcome = False
         self.error: str | None = None
@@ -124,7 +139,7 @@ class _Greeting:
         """All messages behind the first."""
         try:
             for message in self._messages:
-                self._welcome = is_welcome(message)
+                self._welcome = is_welcome(message, self._token)
                 break
         except (grpc.RpcError, FrameError) as error:
             self.error = error.details() if isinstance(error, grpc.Call) else str(error)
