@@ -9,6 +9,7 @@ import grpc
 
 from interconnect.rpc.server import SMALL_MESSAGE_BYTES, channel_options, server_options
 from interconnect.security.guard import AsyncServerGuard, Guard
+from interconnect.security.tls import open_async_channel
 from interconnect.threads import GuardedThread
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -73,7 +74,7 @@ def when_over(context: Context, callback: Callable[[], object]) -> None:
 
 def make_async_channel(address: str) -> grpc.aio.Channel:
     """A channel to host:port, for the event loop in which it is made; the caller closes it."""
-    return grpc.aio.insecure_channel(address, options=channel_options())
+    return open_async_channel(address, channel_options())
 
 
 async def _make_server(options: list[tuple[str, int]], guard: Guard) -> grpc.aio.Server:

@@ -15,6 +15,7 @@ import grpc
 from interconnect.rpc.allocator import keep_large_blocks
 from interconnect.security.guard import Guard, ServerGuard, bearer
 from interconnect.security.own_tokens import command_token
+from interconnect.security.tls import open_channel
 
 # What gRPC logs of a connection that breaks is no use to a user; read when the first channel or server is made.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -97,7 +98,7 @@ def make_channel(address: str, token: str | None = None) -> grpc.Channel:
     dialled = gateway or target
     if token := command_token(dialled) if token is None else token:
         entries.append(bearer(token))
-    channel = grpc.insecure_channel(dialled, options=channel_options())
+    channel = open_channel(dialled, channel_options())
     return grpc.intercept_channel(channel, _WithMetadata(entries)) if entries else channel
 
 

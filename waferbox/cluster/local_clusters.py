@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from interconnect.security.tls import TLS_VARIABLE
 from nodes.launch.descriptors import readable
 from waferbox.cluster.cluster import ClusterError
 
@@ -26,6 +27,7 @@ class LocalCluster:
     management: str
     pid: int  # of the process that owns it
     created: float  # of that process, as psutil has it: a number may be used again
+    tls: str = ""  # the folder of its certificates; empty: it uses no TLS
 
     def runs(self) -> bool:
         """Whether that process is still there."""
@@ -92,7 +94,8 @@ def recorded(management: str, pid: int, log: Path | None = None) -> Iterator[Non
     partial = folder / f"{pid}.partial"
     (folder / FAILURE).unlink(missing_ok=True)
     created = psutil.Process(pid).create_time()
-    partial.write_text(json.dumps({"management": management, "pid": pid, "created": created}))
+    note = {"management": management, "pid": pid, "created": created, "tls": os.environ.get(TLS_VARIABLE, "")}
+    partial.write_text(json.dumps(note))
     partial.rename(path)
     try:
         yield

@@ -16,6 +16,7 @@ from cstorch.session import failures
 from interconnect.rpc.server import is_from_ingress, make_channel, through
 from interconnect.rpc.version import __version__
 from interconnect.security.own_tokens import user_name, user_token
+from interconnect.security.tls import TLS_VARIABLE
 from interconnect.threads import GuardedThread
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
@@ -52,7 +53,8 @@ def connect(address: str, what: str, token: str) -> grpc.Channel:
         if _listens(address):
             raise ClusterUnreachableError(
                 f"what listens at {address} does not answer as a {what} does: check the port, which `waferbox up` "
-                "printed; the page has another"
+                f"printed (the page has another); if the cluster uses TLS, {TLS_VARIABLE} must name a folder with its "
+                "certificates, and else none"
             )
         raise ClusterUnreachableError(
             f"no {what} answers at {address} within {CONNECT_SECONDS:g} s: check the address, and that the cluster "
