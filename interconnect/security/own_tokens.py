@@ -6,7 +6,7 @@ import getpass
 import os
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +32,11 @@ def known_secret() -> ClusterSecret | None:
     """The same for users' processes: None where there is none."""
     keys = (read_secret_key(path) for path in _places())
     return next((ClusterSecret(key) for key in keys if key is not None), None)
+
+
+def without_tokens(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a process of the cluster: what a user shows is not for it, and can be read while it runs."""
+    return {name: value for name, value in environment.items() if name not in (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE)}
 
 
 def user_name() -> str:
