@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     service = ManagementService(settings, lambda: over.put(True), defect)
     with contextlib.ExitStack() as open_parts:
-        server = AsyncServer(on_defect=defect)
+        server = AsyncServer(on_defect=defect, owner_of=service.owner_of)
         # Whoever listens to the announcement sees its end, and ends the nodes; their streams are what this waits for.
         open_parts.callback(server.stop, STOP_SECONDS)
         host = split_address(options.listen, any_port=True)[0]

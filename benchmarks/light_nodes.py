@@ -10,6 +10,9 @@ from typing import Any, Final
 import grpc
 
 from interconnect.rpc.version import __version__
+from interconnect.security.guard import bearer
+from interconnect.security.own_tokens import cluster_secret
+from interconnect.security.tokens import Kind
 from wsc.v1 import (
     ingress_pb2,
     ingress_pb2_grpc,
@@ -52,7 +55,7 @@ class LightNodes:
         async def register_one(number: int) -> None:
             async with limit:
                 channel = self._channels[number % len(self._channels)]
-                call = management_pb2_grpc.ManagementStub(channel).Register()
+                call = management_pb2_grpc.ManagementStub(channel).Register(metadata=_shown(Kind.NODE))
                 await call.write(
                     management_pb2.RegisterRequest(role=role, address=address, host="here", version=__version__)
                 )
@@ -71,6 +74,11 @@ class LightNodes:
         """The last one to register is gone."""
         self._tasks.pop().cancel()
         self._calls.pop().cancel()
+
+
+def _shown(kind: Kind, *names: str) -> tuple[tuple[str, str], ...]:
+    """Metadata that shows a token."""
+    return (bearer(cluster_secret().token(kind, *names)),)
 
 
 async def _beat(call: Any, seconds: float) -> None:
@@ -105,7 +113,9 @@ class LightCoordinators(ingress_pb2_grpc.IngressServicer):
     async def RunCoordinator(
         self, request: ingress_pb2.RunCoordinatorRequest, context: Any
     ) -> ingress_pb2.RunCoordinatorResponse:
-        call = management_pb2_grpc.ManagementStub(self._channel).Coordinate()
+        call = management_pb2_grpc.ManagementStub(self._channel).Coordinate(
+            metadata=_shown(Kind.COORDINATOR, request.job)
+        )
         hello = management_pb2.CoordinatorHello(job=request.job, address="127.0.0.1:1", token=request.token)
         acquire = management_pb2.Acquire(num_wafers=self._num_wafers, num_workers_per_wafer=1)
         for message in (
@@ -151,13 +161,15 @@ class LightClient:
     async def create_jobs(self, count: int, num_wafers: int) -> None:
         """Ask for so many at once; returns when each has its coordinator."""
         request = management_pb2.CreateJobRequest(version=__version__, num_csx=num_wafers, num_workers_per_csx=1)
-        await asyncio.gather(*(self.stub.CreateJob(request, wait_for_ready=True) for _ in range(count)))
+        await asyncio.gather(
+            *(self.stub.CreateJob(request, wait_for_ready=True, metadata=_shown(Kind.ADMIN)) for _ in range(count))
+        )
 
     async def jobs(self) -> Sequence[management_pb2.JobInfo]:
-        return (await self.stub.ListJobs(management_pb2.ListJobsRequest())).jobs
+        return (await self.stub.ListJobs(management_pb2.ListJobsRequest(), metadata=_shown(Kind.ADMIN))).jobs
 
     async def nodes(self) -> Sequence[management_pb2.NodeInfo]:
-        return (await self.stub.ListNodes(management_pb2.ListNodesRequest())).nodes
+        return (await self.stub.ListNodes(management_pb2.ListNodesRequest(), metadata=_shown(Kind.ADMIN))).nodes
 
     async def until_nodes(self, count: int) -> float:
         """Wait until so many are there, no more; returns the seconds that it took."""

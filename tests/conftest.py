@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Iterator
 
@@ -21,6 +22,12 @@ def pytest_collection_finish() -> None:
     for name in logging.root.manager.loggerDict:
         if name.startswith("torch"):
             logging.getLogger(name).propagate = True
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cluster_secret(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The clusters of the tests have a secret of their own, which all processes that tests start have from here."""
+    os.environ["WAFERBOX_SECRET_FILE"] = str(tmp_path_factory.mktemp("secret") / "cluster.key")
 
 
 # Imports are in functions where the process that only hands tests out to others need not wait for them.

@@ -8,6 +8,7 @@ from interconnect.rpc.version import __version__
 from waferbox.commands import cluster_commands, compiler_commands, job_commands
 from waferbox.commands.get_commands import describe, get, status
 from waferbox.commands.logs import logs
+from waferbox.commands.token_command import token
 from waferbox.commands.top import top
 from waferbox.commands.trace import trace
 from waferbox.output.console import say
@@ -30,6 +31,7 @@ app.command(rich_help_panel=CLUSTERS)(cluster_commands.up)
 app.command(rich_help_panel=CLUSTERS, context_settings={"allow_interspersed_args": False})(cluster_commands.run)
 app.command(rich_help_panel=CLUSTERS)(status)
 app.command(rich_help_panel=CLUSTERS)(cluster_commands.down)
+app.command(rich_help_panel=CLUSTERS)(token)
 app.add_typer(get, name="get", rich_help_panel=JOBS)
 app.add_typer(describe, name="describe", rich_help_panel=JOBS)
 app.command(rich_help_panel=JOBS)(logs)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pwd
 import select
 import signal
 import socket
@@ -19,11 +20,13 @@ from nodes.launch.spawn import SpawnError, spawn
 from nodes.lifecycle.node_job import JobFailure
 from workers import run_child
 from workers.child.channel import MESSAGE_BYTES
+from workers.child.confinement import DROPPED_VARIABLES
 from workers.child.loader_state import STATE_BYTES
 from workers.output import OutputReader
 from wsc.v1 import node_pb2, plan_pb2
 
 END_DEADLINE_SECONDS = 3.0
+USER_VARIABLE = "WAFERBOX_INPUT_USER"
 
 
 class _Process(Protocol):
@@ -45,7 +48,7 @@ class InputProcess:
 
         on_defect(error): the thread that takes what the process prints has ended by it.
         """
-        half_type = _half_name(request)
+        half_type, user = _half_name(request), input_user()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # On another host, or in a container, the script's interpreter need not be there.
@@ -57,7 +60,7 @@ class InputProcess:
             )
             self._output = OutputReader(on_defect)
             try:
-                self._process = _start(interpreter, [theirs.fileno(), self._output.writer])
+                self._process = _start(interpreter, [theirs.fileno(), self._output.writer], user)
             except (SpawnError, OSError) as error:
                 self._connection.close()
                 self._output.close()
@@ -218,9 +221,12 @@ def _read_state(descriptors: Sequence[int]) -> bytes:
 class _ForeignPython:
     """The input_fn's process under another interpreter than the worker's."""
 
-    def __init__(self, interpreter: str, descriptors: Sequence[int]) -> None:
-        command = [interpreter, str(Path(run_child.__file__)), *_arguments(descriptors)]
-        self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True)
+    def __init__(self, interpreter: str, descriptors: Sequence[int], user: str) -> None:
+        command = [interpreter, str(Path(run_child.__file__)), *_arguments(descriptors, user)]
+        environment = {name: value for name, value in os.environ.items() if name not in DROPPED_VARIABLES}
+        self._popen = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=environment, start_new_session=True
+        )
         self._pidfd = os.pidfd_open(self._popen.pid)
 
     @property
@@ -247,15 +253,36 @@ class _ForeignPython:
             os.close(self._pidfd)
 
 
-def _start(interpreter: str, descriptors: Sequence[int]) -> _Process:
-    """descriptors: the socket, and what becomes standard output."""
+def _start(interpreter: str, descriptors: Sequence[int], user: str) -> _Process:
+    """descriptors: the socket, and what becomes standard output. user: whose the process is to be; empty: ours."""
     if _is_ours(interpreter):
-        return spawn("workers.child", _arguments([FIRST_FD, FIRST_FD + 1]), fds=descriptors)
-    return _ForeignPython(interpreter, descriptors)
+        return spawn("workers.child", _arguments([FIRST_FD, FIRST_FD + 1], user), fds=descriptors)
+    return _ForeignPython(interpreter, descriptors, user)
 
 
-def _arguments(descriptors: Sequence[int]) -> list[str]:
-    return ["--socket", str(descriptors[0]), "--output", str(descriptors[1])]
+def _arguments(descriptors: Sequence[int], user: str) -> list[str]:
+    whose = ["--user", user] if user else []
+    return ["--socket", str(descriptors[0]), "--output", str(descriptors[1]), *whose]
+
+
+def input_user() -> str:
+    """The user whose the processes of input_fns are to be, as $WAFERBOX_INPUT_USER says; empty: the worker's own.
+
+    Raises JobFailure: there is none of that name, or this process may not start a process of another user.
+    """
+    user = os.environ.get(USER_VARIABLE, "")
+    problem = "only a worker that runs as root can start it so" if user and os.geteuid() else ""
+    if user and not problem:
+        try:
+            pwd.getpwnam(user)
+        except KeyError:
+            problem = "there is no such user where the worker runs"
+    if problem:
+        message = (
+            f"the process for the input_fn is to be of the user {user!r} ({USER_VARIABLE} of the worker): {problem}"
+        )
+        raise JobFailure(node_pb2.Failure.KIND_USER, message)
+    return user
 
 
 def _is_ours(interpreter: str) -> bool:

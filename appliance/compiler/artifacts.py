@@ -11,7 +11,8 @@ from appliance.compiler.cost.machine_model import machine_model
 from appliance.compiler.micro_batches import compile_in_micro_batches
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.page import report_page
-from nodes.folders import KEY_BYTES, cache_root, secret_key, why_not_kept, write_whole
+from interconnect.folders import KEY_BYTES, secret_key
+from nodes.folders import cache_root, why_not_kept, write_whole
 from nodes.telemetry.advice import advise
 from wsc.v1 import plan_pb2
 

@@ -17,6 +17,8 @@ import grpc
 
 from appliance.coordinator.settings import CoordinatorSettings
 from interconnect.rpc.server import make_channel
+from interconnect.security.own_tokens import cluster_secret
+from interconnect.security.tokens import Kind
 from interconnect.threads import GuardedThread, GuardedTimer
 from nodes.lifecycle.registration import REFUSALS
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2
@@ -218,7 +220,7 @@ class ManagementLink:
             if self._closing:
                 requests.put(None)
             self._requests = requests
-        channel = make_channel(settings.management)
+        channel = make_channel(settings.management, cluster_secret().token(Kind.COORDINATOR, settings.job))
         return channel, management_pb2_grpc.ManagementStub(channel).Coordinate(iter(requests.get, None))
 
     def _keep_stream(self, listener: Listener) -> None:

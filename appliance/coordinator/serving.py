@@ -31,7 +31,7 @@ class Event(enum.Enum):
 
 def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "queue.SimpleQueue[Event]") -> int:
     """Serve the job until it is over; returns the exit status. A put on events is safe in a signal handler."""
-    server = make_server(for_scripts=True)
+    server = make_server(for_scripts=True, job=settings.job)
     address = bind(server, settings.listen)
     listener = LinkListener(address, lambda defect: job.verdict.report_defect(defect))
     listener.add_to_server(server)

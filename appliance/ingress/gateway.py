@@ -9,6 +9,7 @@ from appliance.ingress.targets import Targets
 from interconnect.links.grpc_lane import METHOD
 from interconnect.rpc.async_server import Context
 from interconnect.rpc.server import GATEWAY_KEY, INGRESS_KEY
+from interconnect.security.guard import TOKEN_KEY
 
 # What may be called without a target, on the management service, and with one, on coordinators and MemoryX nodes.
 _MANAGEMENT_METHODS: Final = ("/wsc.v1.Management/", "/wsc.v1.Observation/")
@@ -34,7 +35,8 @@ class Gateway(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for 
         method = handler_call_details.method
         metadata = dict(handler_call_details.invocation_metadata)
         target = str(metadata.pop(GATEWAY_KEY, ""))
-        own = tuple((key, value) for key, value in metadata.items() if key.startswith("wsc-"))
+        # The caller's own token, and never this process's: what he may do is not more by coming this way.
+        own = tuple((key, value) for key, value in metadata.items() if key.startswith("wsc-") or key == TOKEN_KEY)
 
         async def to_management(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
             marked = (*own, (INGRESS_KEY, ""))

@@ -14,6 +14,9 @@ from typing import Final
 import grpc
 
 from interconnect.rpc.async_server import make_async_channel
+from interconnect.security.guard import bearer
+from interconnect.security.own_tokens import cluster_secret
+from interconnect.security.tokens import Kind
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 ANSWER_SECONDS: Final = 2.0
@@ -69,10 +72,11 @@ class Targets:
     async def _ask(self) -> None:
         """Learn from management what there is; if it does not answer, what was known counts."""
         self._asked = time.monotonic()
+        shown = (bearer(cluster_secret().token(Kind.NODE)),)
         try:
             answers = await asyncio.gather(
-                self._management.ListJobs(management_pb2.ListJobsRequest(), timeout=ANSWER_SECONDS),
-                self._management.ListNodes(management_pb2.ListNodesRequest(), timeout=ANSWER_SECONDS),
+                self._management.ListJobs(management_pb2.ListJobsRequest(), timeout=ANSWER_SECONDS, metadata=shown),
+                self._management.ListNodes(management_pb2.ListNodesRequest(), timeout=ANSWER_SECONDS, metadata=shown),
             )
         except grpc.RpcError as error:
             logger.debug("management names no targets: %s", error)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from appliance.management.job_queue import Waiting
 from appliance.management.jobs import Job
+from appliance.management.leases import with_lease
 from appliance.management.registry import NodeRegistry
 from appliance.management.requests import problem_of_acquire, problem_of_nodes, problem_of_report
 from interconnect.rpc.mailbox import Mailbox
@@ -74,7 +75,8 @@ class Coordination:
     def admitted(self, nodes: Sequence[management_pb2.NodeInfo]) -> None:
         self._job.nodes = nodes
         self._job.started = self._job.started or time.time()
-        self._outbox.put(management_pb2.CoordinateResponse(acquired=management_pb2.Acquired(nodes=nodes)))
+        leased = [with_lease(node, self._job.name) for node in nodes]
+        self._outbox.put(management_pb2.CoordinateResponse(acquired=management_pb2.Acquired(nodes=leased)))
 
     def refused(self, refusal: str) -> None:
         self._outbox.put(management_pb2.CoordinateResponse(acquired=management_pb2.Acquired(refusal=refusal)))

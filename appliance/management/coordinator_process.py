@@ -7,6 +7,8 @@ from typing import Final, Protocol
 import grpc
 
 from interconnect.rpc.server import make_channel
+from interconnect.security.own_tokens import cluster_secret
+from interconnect.security.tokens import Kind
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc
 
 END_SECONDS: Final = 2.0  # until an ingress must have passed a signal on
@@ -45,7 +47,7 @@ class IngressProcess:
         """ingress: its address. That the process could not be started is what wait raises."""
         self._ingress = ingress
         self._job = request.job
-        self._channel = make_channel(ingress)
+        self._channel = make_channel(ingress, cluster_secret().token(Kind.MANAGEMENT))
         self._stub = ingress_pb2_grpc.IngressStub(self._channel)
         self._call = self._stub.RunCoordinator.future(request)
         self._lock = threading.Lock()  # of the channel, once it may be closed

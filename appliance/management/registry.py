@@ -85,6 +85,7 @@ class NodeRegistry:
                 process_id=hello.process_id,
                 version=hello.version,
                 metrics=hello.metrics,
+                instance=hello.instance,
             )
             now = time.monotonic()
             if hello.job and (hello.job in self._jobs or now < self._returning_until):

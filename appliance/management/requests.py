@@ -58,7 +58,7 @@ def problem_of_node(hello: management_pb2.RegisterRequest) -> str:
         return f"there is no role {hello.role}"
     if not hello.address:
         return "a node must say at which address it listens"
-    for name in ("address", "host", "version", "job", "member", "metrics"):
+    for name in ("address", "host", "version", "job", "member", "metrics", "instance"):
         if len(getattr(hello, name)) > MAX_TEXT:
             return f"{name} must have at most {MAX_TEXT} characters, not {len(getattr(hello, name))}"
     return ""

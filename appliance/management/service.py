@@ -1,6 +1,6 @@
 """The management service: nodes register here, clients ask for jobs, coordinators ask for nodes.
 
-It keeps nothing on disk but the key of its tokens. When it ends, jobs go on; when it is started anew at the same
+It keeps nothing on disk. When it ends, jobs go on; when it is started anew at the same
 address, nodes and coordinators come back and tell it what it must know.
 
 Calls are coroutines of one event loop, so that an open stream costs no thread; what they decide on is plain code under
@@ -38,6 +38,8 @@ from appliance.members import PACKAGES
 from interconnect.rpc.async_server import Context, when_over
 from interconnect.rpc.server import INGRESS_KEY
 from interconnect.rpc.version import __version__
+from interconnect.security.guard import caller_of
+from interconnect.security.tokens import Kind
 from nodes.launch.spawn import SpawnError
 from wsc.v1 import management_pb2, management_pb2_grpc
 
@@ -101,6 +103,11 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         job = self._jobs.find(name)
         return None if job is None else self.describe([job])[0]
 
+    def owner_of(self, name: str) -> str | None:
+        """The user whose job it is, if there is a job of that name."""
+        job = self._jobs.find(name)
+        return None if job is None else job.request.user
+
     def history(self, name: str) -> JobHistory | None:
         """What has been seen of a job of that name, if there is one."""
         job = self._jobs.find(name)
@@ -144,6 +151,9 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         if request.version != __version__:
             await _refuse_version(context, "this client", request.version)
         await self._check_job(request, context)
+        caller = caller_of(context.invocation_metadata())
+        if caller is not None and caller.kind is Kind.USER:
+            request.user = caller.name
         through_ingress = any(key == INGRESS_KEY for key, _ in context.invocation_metadata() or ())
         wait_seconds = INGRESS_RETURN_SECONDS if through_ingress else 0.0
         ingress = await self._registry.changes.wait_for(self._registry.ingress, wait_seconds)
@@ -195,8 +205,9 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
 
     async def _job_of(self, hello: management_pb2.CoordinatorHello, context: Context) -> Job:
         """The job that a coordinator serves; one that an earlier start of this service had made is taken over."""
-        if not self._supervisor.tokens.belongs(hello.token, hello.job):
-            message = f"the token is not that of a job {shown(hello.job)} of this cluster"
+        caller = caller_of(context.invocation_metadata())
+        if caller is None or caller.name != hello.job:
+            message = f"the token is not that of the coordinator of a job {shown(hello.job)}"
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
         job = self._jobs.live(hello.job)
         if job is not None:

@@ -6,6 +6,6 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagementSettings:
-    cache_root: Path  # artifacts of the compiler lie below it; also takes the key of the tokens
+    cache_root: Path  # artifacts of the compiler lie below it
     compile_root: Path | None = None  # below which scripts may name folders of their own; None: the cache root alone
     lease_seconds: float = 5.0  # a node that says nothing for so long is lost

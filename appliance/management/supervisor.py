@@ -8,11 +8,12 @@ from collections.abc import Callable
 from appliance.coordinator.settings import END_SECONDS, CoordinatorHome
 from appliance.management.coordination import Coordination
 from appliance.management.coordinator_process import IngressProcess, ProcessLost
-from appliance.management.job_tokens import JobTokens
 from appliance.management.jobs import ENDED, Job, JobTable
 from appliance.management.registry import NodeRegistry
 from appliance.management.settings import ManagementSettings
 from appliance.members import PACKAGES
+from interconnect.security.own_tokens import cluster_secret
+from interconnect.security.tokens import Kind
 from interconnect.threads import GuardedThread
 from nodes.launch.spawn import SpawnError
 from wsc.v1 import ingress_pb2, management_pb2
@@ -29,7 +30,6 @@ class Supervisor:
         """on_defect(error) is called when the watch has ended by a defect: management cannot go on."""
         self.registry = NodeRegistry(settings.lease_seconds, self._node_lost)
         self.jobs = JobTable()
-        self.tokens = JobTokens(settings.cache_root)
         self._lease_seconds = settings.lease_seconds
         self._coordinations: dict[str, Coordination] = {}
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class Supervisor:
         Blocks while a process is started. Raises TooManyJobs, or SpawnError when the job has ended already.
         """
         assert self._home is not None
-        job = self.jobs.create(request, self.tokens.token)
+        job = self.jobs.create(request, lambda name: cluster_secret().token(Kind.JOB, name))
         self.registry.open(job.name)
         start = ingress_pb2.RunCoordinatorRequest(
             job=job.name, token=job.token, created=job.created, compile_dir=request.compile_dir

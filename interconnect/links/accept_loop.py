@@ -9,13 +9,12 @@ import os
 import secrets
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Callable
 from typing import Final
 
 from interconnect.links.frame import FrameError
-from interconnect.links.handshake import MAX_HELLO_BYTES, token_of
+from interconnect.links.handshake import MAX_HELLO_BYTES, is_same_user, proof_of
 from interconnect.threads import GuardedThread
 
 logger = logging.getLogger(__name__)
@@ -26,14 +25,13 @@ MAX_CALLERS: Final = 256  # that have not introduced themselves yet; further one
 BACKLOG: Final = 1024
 
 SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
 
 class AcceptLoop:
-    """Hands on every caller of the same user that shows a token."""
+    """Hands on every caller of the same user that shows a proof."""
 
     def __init__(self, on_caller: Callable[[str, socket.socket], None], on_defect: Callable[[Exception], None]) -> None:
-        """Both are called in the thread of the loop. on_caller owns the connection that it is given with a token;
+        """Both are called in the thread of the loop. on_caller owns the connection that it is given with a proof;
         on_defect is the last call, when an exception that nobody expected ends the thread."""
         self.name = f"waferbox-{secrets.token_hex(16)}"  # of the abstract socket
         self._on_caller = on_caller
@@ -107,10 +105,7 @@ class AcceptLoop:
             self._paused_until = time.monotonic() + RETRY_SECONDS
             return
         self._is_short = False
-        _, user, _ = _CREDENTIALS.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
-        if user != os.getuid():
+        if not is_same_user(connection):
             connection.close()
             return
         connection.setblocking(False)
@@ -120,11 +115,11 @@ class AcceptLoop:
     def _read_hello(self, connection: socket.socket) -> None:
         self._forget(connection)
         try:
-            token = token_of(connection.recv(MAX_HELLO_BYTES))
+            proof = proof_of(connection.recv(MAX_HELLO_BYTES))
         except (OSError, FrameError):
             connection.close()
             return
-        self._on_caller(token, connection)
+        self._on_caller(proof, connection)
 
     def _forget(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)

@@ -9,12 +9,23 @@ from collections.abc import Iterator
 import grpc
 
 from interconnect.links.cancellation import CancellationToken
-from interconnect.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind
+from interconnect.links.frame import FrameError
 from interconnect.links.grpc_lane import METHOD, GrpcLink
-from interconnect.links.handshake import NAME_KEY, TOKEN_KEY, host_id, is_welcome
+from interconnect.links.handshake import (
+    MAX_HELLO_BYTES,
+    NAME_KEY,
+    PROOF_KEY,
+    dialler_proof,
+    hello,
+    host_id,
+    is_same_user,
+    is_welcome,
+)
 from interconnect.links.link import Link, LinkLost
 from interconnect.links.socket_lane import SocketLink
 from interconnect.rpc.server import make_channel
+from interconnect.security.own_tokens import cluster_secret
+from interconnect.security.tokens import Kind
 from wsc.v1 import node_pb2
 
 
@@ -27,6 +38,7 @@ def dial(
     lane: "node_pb2.Lane.ValueType",
     deadline_seconds: float,
     cancellation: CancellationToken | None = None,
+    credential: str | None = None,
 ) -> Link:
     """Opens the link that the peer called `name` expects.
 
@@ -34,6 +46,7 @@ def dial(
         own_name: what the peer may call this process where it refuses the link.
         lane: a lane, or LANE_UNSPECIFIED for shared memory where it is possible, else gRPC.
         cancellation: of the job that wants the link.
+        credential: what a gRPC stream shows beside the token; None: what a node shows.
 
     Raises:
         LinkLost: the peer cannot be reached, does not expect the link, or the wanted lane is not possible; or the
@@ -55,7 +68,7 @@ def dial(
                 return _introduce(connection, token, name)
     elif lane == node_pb2.LANE_SHARED_MEMORY:
         raise LinkLost(name, "it is on another host, where shared memory cannot be used; choose the gRPC lane")
-    return _dial_grpc(endpoint, token, name, own_name, deadline - time.monotonic(), cancellation)
+    return _dial_grpc(endpoint, token, name, own_name, deadline - time.monotonic(), cancellation, credential)
 
 
 def _shut_down(connection: socket.socket) -> None:
@@ -65,11 +78,14 @@ def _shut_down(connection: socket.socket) -> None:
 
 def _introduce(connection: socket.socket, token: str, name: str) -> Link:
     try:
-        payload = memoryview(token.encode())
-        connection.sendmsg((Frame(FrameKind.HELLO, length=len(payload)).header(payload), payload))
-        answer = connection.recv(HEADER_BYTES)
-        if not answer or not is_welcome(answer):
+        if not is_same_user(connection):
+            raise LinkLost(name, "a process of another user listens in its place")
+        connection.sendmsg(hello(token))
+        answer = connection.recv(MAX_HELLO_BYTES)
+        if not answer:
             raise LinkLost(name, "it does not expect the link")
+        if not is_welcome(answer, token):
+            raise LinkLost(name, "what listens in its place does not know the link's token")
     except (OSError, FrameError) as error:
         connection.close()
         if isinstance(error, LinkLost):
@@ -85,16 +101,19 @@ def _dial_grpc(
     own_name: str,
     deadline_seconds: float,
     cancellation: CancellationToken,
+    credential: str | None,
 ) -> Link:
-    channel = make_channel(endpoint.address)
+    channel = make_channel(endpoint.address, cluster_secret().token(Kind.NODE) if credential is None else credential)
 
     def abandon() -> None:
         channel.close()  # cancels the stream
 
     link = GrpcLink(name, abandon)
     stream = channel.stream_stream(METHOD, request_serializer=None, response_deserializer=None)
-    call = stream(link.outgoing(), metadata=((TOKEN_KEY, token), (NAME_KEY, own_name)), wait_for_ready=True)
-    greeting = _Greeting(iter(call))
+    call = stream(
+        link.outgoing(), metadata=((PROOF_KEY, dialler_proof(token)), (NAME_KEY, own_name)), wait_for_ready=True
+    )
+    greeting = _Greeting(iter(call), token)
     link.read_from(greeting.messages())
     with cancellation.on_cancel(greeting.give_up):
         welcome = greeting.wait(deadline_seconds)
@@ -109,8 +128,9 @@ def _dial_grpc(
 class _Greeting:
     """The first message of a stream, which says that the other side has the link."""
 
-    def __init__(self, messages: Iterator[bytes]) -> None:
+    def __init__(self, messages: Iterator[bytes], token: str) -> None:
         self._messages = messages
+        self._token = token
         self._decided = threading.Event()
         self._welcome = False
         self.error: str | None = None
@@ -119,7 +139,7 @@ class _Greeting:
         """All messages behind the first."""
         try:
             for message in self._messages:
-                self._welcome = is_welcome(message)
+                self._welcome = is_welcome(message, self._token)
                 break
         except (grpc.RpcError, FrameError) as error:
             self.error = error.details() if isinstance(error, grpc.Call) else str(error)

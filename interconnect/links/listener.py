@@ -14,7 +14,7 @@ import grpc
 
 from interconnect.links.accept_loop import AcceptLoop
 from interconnect.links.grpc_lane import METHOD, GrpcLink
-from interconnect.links.handshake import NAME_KEY, TOKEN_KEY, host_id, welcome
+from interconnect.links.handshake import NAME_KEY, PROOF_KEY, dialler_proof, host_id, welcome
 from interconnect.links.link import Link, LinkLost
 from interconnect.links.socket_lane import SocketLink
 from wsc.v1 import node_pb2
@@ -93,7 +93,7 @@ class LinkListener:
         """
         self._address = address
         self._on_defect = on_defect
-        self._pending: dict[str, PendingLink] = {}
+        self._pending: dict[str, PendingLink] = {}  # by the proof of the peer; likewise:
         self._unclaimed: dict[str, tuple[float, socket.socket]] = {}
         self._changed = threading.Condition()
         self._closed = False
@@ -111,14 +111,15 @@ class LinkListener:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
 
     def expect(self, token: str, name: str) -> PendingLink:
-        """From now on the peer called `name` may come and show this token, once."""
+        """From now on the peer called `name` may come and prove that it knows this token, once."""
         pending = PendingLink(self, token, name)
+        proof = dialler_proof(token)
         with self._changed:
-            assert token not in self._pending, "a token is for one link"
+            assert proof not in self._pending, "a token is for one link"
             defect = self._defect
-            _, connection = self._unclaimed.pop(token, (0.0, None))
+            _, connection = self._unclaimed.pop(proof, (0.0, None))
             if connection is None:
-                self._pending[token] = pending
+                self._pending[proof] = pending
             self._changed.notify_all()
         if connection is not None:
             self._hand_over(pending, connection)
@@ -129,7 +130,7 @@ class LinkListener:
     def forget(self, token: str) -> None:
         """The token is worth nothing any more."""
         with self._changed:
-            self._pending.pop(token, None)
+            self._pending.pop(dialler_proof(token), None)
 
     def close(self) -> None:
         """Takes no links any more; those that were handed over stay."""
@@ -144,29 +145,29 @@ class LinkListener:
 
     # -- the lane within one host
 
-    def _take(self, token: str, connection: socket.socket) -> None:
+    def _take(self, proof: str, connection: socket.socket) -> None:
         with self._changed:
-            pending = self._pending.pop(token, None)
+            pending = self._pending.pop(proof, None)
             if pending is None:
-                self._keep_unclaimed(token, connection)
+                self._keep_unclaimed(proof, connection)
         if pending is not None:
             self._hand_over(pending, connection)
 
-    def _keep_unclaimed(self, token: str, connection: socket.socket) -> None:
+    def _keep_unclaimed(self, proof: str, connection: socket.socket) -> None:
         """The peer may be told of the link before this end is."""
         now = time.monotonic()
         for old, (since, waiting) in list(self._unclaimed.items()):
             if now - since > UNCLAIMED_SECONDS:
                 waiting.close()
                 del self._unclaimed[old]
-        if self._closed or token in self._unclaimed or len(self._unclaimed) >= MAX_UNCLAIMED:
+        if self._closed or proof in self._unclaimed or len(self._unclaimed) >= MAX_UNCLAIMED:
             connection.close()
             return
-        self._unclaimed[token] = (now, connection)
+        self._unclaimed[proof] = (now, connection)
 
     def _hand_over(self, pending: PendingLink, connection: socket.socket) -> None:
         try:
-            connection.send(welcome())
+            connection.send(welcome(pending.token))
         except OSError:
             connection.close()
             return
@@ -184,10 +185,10 @@ class LinkListener:
 
     def _serve_stream(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         metadata = dict(context.invocation_metadata())
-        token = str(metadata.get(TOKEN_KEY, ""))
+        proof = str(metadata.get(PROOF_KEY, ""))
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or token in self._pending, UNCLAIMED_SECONDS)
-            pending = self._pending.pop(token, None)
+            self._changed.wait_for(lambda: self._closed or proof in self._pending, UNCLAIMED_SECONDS)
+            pending = self._pending.pop(proof, None)
         if pending is None:
             caller = metadata.get(NAME_KEY, "")
             context.abort(grpc.StatusCode.PERMISSION_DENIED, f"nobody expects a link from {caller!r}")
@@ -195,5 +196,5 @@ class LinkListener:
         context.add_callback(link.end_outgoing)
         link.read_from(messages)
         pending.arrive(link)
-        yield welcome()
+        yield welcome(pending.token)
         yield from link.outgoing()

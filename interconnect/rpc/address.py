@@ -5,6 +5,8 @@ import socket
 
 import grpc
 
+from interconnect.security.tls import add_port
+
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _EVERYWHERE = frozenset({"0.0.0.0", "[::]"})
 
@@ -22,7 +24,7 @@ def bind(server: grpc.Server | grpc.aio.Server, listen: str) -> str:
     """Add the port to a server; returns the address at which others reach it. Raises OSError if it cannot be had."""
     try:
         host, port = split_address(listen, any_port=True)
-        bound = server.add_insecure_port(listen)
+        bound = add_port(server, listen)
     except (ValueError, RuntimeError) as error:
         raise OSError(f"cannot listen at {listen}: {error}") from error
     if not bound or (port and bound != port):

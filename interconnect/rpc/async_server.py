@@ -8,6 +8,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 import grpc
 
 from interconnect.rpc.server import SMALL_MESSAGE_BYTES, channel_options, server_options
+from interconnect.security.guard import AsyncServerGuard, Guard
+from interconnect.security.tls import open_async_channel
 from interconnect.threads import GuardedThread
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -26,14 +28,17 @@ class AsyncServer:
         on_defect: Callable[[Exception], None],
         max_message_bytes: int = SMALL_MESSAGE_BYTES,
         for_scripts: bool = False,
+        owner_of: Callable[[str], str | None] | None = None,
     ) -> None:
         """on_defect: as of GuardedThread. max_message_bytes: larger requests are refused unread.
 
-        for_scripts: as server_options has it.
+        for_scripts: as server_options has it. owner_of: as of Guard.
         """
         self._loop = asyncio.new_event_loop()
         self._running = False
-        self.server = self.run(_make_server(server_options(max_message_bytes, for_scripts=for_scripts)))
+        self.server = self.run(
+            _make_server(server_options(max_message_bytes, for_scripts=for_scripts), Guard(owner_of=owner_of))
+        )
         self._thread = GuardedThread(self._loop.run_forever, name="grpc", on_defect=on_defect)
 
     def start(self) -> None:
@@ -69,11 +74,11 @@ def when_over(context: Context, callback: Callable[[], object]) -> None:
 
 def make_async_channel(address: str) -> grpc.aio.Channel:
     """A channel to host:port, for the event loop in which it is made; the caller closes it."""
-    return grpc.aio.insecure_channel(address, options=channel_options())
+    return open_async_channel(address, channel_options())
 
 
-async def _make_server(options: list[tuple[str, int]]) -> grpc.aio.Server:
-    return grpc.aio.server(options=options)
+async def _make_server(options: list[tuple[str, int]], guard: Guard) -> grpc.aio.Server:
+    return grpc.aio.server(options=options, interceptors=[AsyncServerGuard(guard)])
 
 
 async def _settle() -> None:

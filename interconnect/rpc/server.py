@@ -6,12 +6,16 @@ to which the gateway there (appliance.ingress.gateway) hands it on.
 """
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import grpc
 
 from interconnect.rpc.allocator import keep_large_blocks
+from interconnect.security.guard import Guard, ServerGuard, bearer
+from interconnect.security.own_tokens import command_token
+from interconnect.security.tls import open_channel
 
 # What gRPC logs of a connection that breaks is no use to a user; read when the first channel or server is made.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -62,14 +66,15 @@ def _keepalive_seconds() -> float:
     return float(os.environ.get(KEEPALIVE_VARIABLE, KEEPALIVE_SECONDS))
 
 
-def make_server(*, for_scripts: bool = False) -> grpc.Server:
+def make_server(*, for_scripts: bool = False, job: str | None = None) -> grpc.Server:
     """A server without ports and services; the caller adds them, starts it and stops it.
 
-    for_scripts: as server_options has it.
+    for_scripts: as server_options has it. job: as of Guard.
     """
     keep_large_blocks()
     pool = ThreadPoolExecutor(max_workers=MAX_THREADS, thread_name_prefix="grpc")
-    return grpc.server(pool, options=server_options(LARGE_MESSAGE_BYTES, for_scripts=for_scripts))
+    options = server_options(LARGE_MESSAGE_BYTES, for_scripts=for_scripts)
+    return grpc.server(pool, options=options, interceptors=[ServerGuard(Guard(job=job))])
 
 
 def server_options(max_message_bytes: int, *, for_scripts: bool = False) -> list[tuple[str, int]]:
@@ -83,13 +88,18 @@ def server_options(max_message_bytes: int, *, for_scripts: bool = False) -> list
     return [*_OPTIONS, *keepalive, ("grpc.max_receive_message_length", max_message_bytes), ("grpc.so_reuseport", 0)]
 
 
-def make_channel(address: str) -> grpc.Channel:
-    """A channel to host:port, or `through` a gateway; nothing is sent before it is used, and the caller closes it."""
+def make_channel(address: str, token: str | None = None) -> grpc.Channel:
+    """A channel to host:port, or `through` a gateway; nothing is sent before it is used, and the caller closes it.
+
+    token: what its calls show; None: what a command of this user shows.
+    """
     target, _, gateway = address.partition(_VIA)
-    options = channel_options()
-    if not gateway:
-        return grpc.insecure_channel(target, options=options)
-    return grpc.intercept_channel(grpc.insecure_channel(gateway, options=options), _Addressed(target))
+    entries = [(GATEWAY_KEY, target)] if gateway else []
+    dialled = gateway or target
+    if token := command_token(dialled) if token is None else token:
+        entries.append(bearer(token))
+    channel = open_channel(dialled, channel_options())
+    return grpc.intercept_channel(channel, _WithMetadata(entries)) if entries else channel
 
 
 def channel_options() -> list[tuple[str, int]]:
@@ -110,24 +120,24 @@ def is_from_ingress(error: grpc.Call) -> bool:
     return any(key == INGRESS_KEY for key, _ in error.trailing_metadata() or ())
 
 
-class _Addressed(
+class _WithMetadata(
     grpc.UnaryUnaryClientInterceptor,  # type: ignore[type-arg]  # generic for mypy only
     grpc.UnaryStreamClientInterceptor,  # type: ignore[type-arg]
     grpc.StreamStreamClientInterceptor,  # type: ignore[type-arg]
 ):
-    """Puts on each call for whom it is."""
+    """Puts on each call for whom it is, and who makes it."""
 
-    def __init__(self, target: str) -> None:
-        self._target = target
+    def __init__(self, entries: Sequence[tuple[str, str]]) -> None:
+        self._entries = entries
 
-    def _addressed(self, details: Any) -> Any:
-        return details._replace(metadata=((GATEWAY_KEY, self._target), *(details.metadata or ())))
+    def _marked(self, details: Any) -> Any:
+        return details._replace(metadata=(*self._entries, *(details.metadata or ())))
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._addressed(client_call_details), request)
+        return continuation(self._marked(client_call_details), request)
 
     def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._addressed(client_call_details), request)
+        return continuation(self._marked(client_call_details), request)
 
     def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        return continuation(self._addressed(client_call_details), request_iterator)
+        return continuation(self._marked(client_call_details), request_iterator)

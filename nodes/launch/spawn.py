@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from interconnect.security.own_tokens import without_tokens
 from nodes.launch.child import Child, ForkServerStatus, PopenStatus
 from nodes.launch.process import MODULES
 
@@ -83,8 +84,12 @@ def spawn_python(module: str, argv: Sequence[str], fds: Sequence[int] = (), *, o
     command += [] if outlives else ["--parent", str(os.getpid())]
     command += ["--fds", ",".join(map(str, fds)), module, *argv]
 
+    environment = without_tokens(os.environ)
+
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, start_new_session=True)
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, pass_fds=fds, env=environment, start_new_session=True
+        )
 
     try:
         process = _starter.submit(start).result()

@@ -19,6 +19,7 @@ from interconnect.rpc.address import bind, split_address
 from interconnect.rpc.server import make_server
 from interconnect.rpc.version import __version__
 from nodes.launch.descriptors import raise_descriptor_limit
+from nodes.lifecycle.leases import Leases
 from nodes.lifecycle.node_job import JobContext, NodeJob
 from nodes.lifecycle.node_service import NodeService
 from nodes.lifecycle.registration import Registration
@@ -94,7 +95,9 @@ class Node:
         self.address = bind(self._server, settings.listen)
         self.listener = LinkListener(self.address, self._listener_failed)
         self.listener.add_to_server(self._server)
-        self._service = NodeService(make_job, self.listener, self._refused)
+        self._registration = Registration(settings.management, self._hello, self._refused)
+        leases = Leases(lambda: self._registration.instance)
+        self._service = NodeService(make_job, self.listener, leases, self._refused)
         node_pb2_grpc.add_NodeServiceServicer_to_server(self._service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), self._server)
         if add_services is not None:
@@ -108,7 +111,6 @@ class Node:
                 RoleCollector(role_name(role), self._service.report), host, settings.metrics_port
             )
         self._role = role
-        self._registration = Registration(settings.management, self._hello, self._refused)
 
     def start(self) -> None:
         self._server.start()

@@ -5,6 +5,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import grpc
 
@@ -12,6 +13,7 @@ from interconnect.links.cancellation import CancellationToken
 from interconnect.links.listener import LinkListener
 from interconnect.threads import GuardedThread
 from nodes.lifecycle.execution import ExecutionHangs, report_failure
+from nodes.lifecycle.leases import Leases
 from nodes.lifecycle.node_job import JobContext, NodeJob
 from nodes.telemetry.job_log import JobLogHandler
 from nodes.telemetry.outbox import Outbox
@@ -29,11 +31,16 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     """Serves one job at a time."""
 
     def __init__(
-        self, make_job: Callable[[JobContext], NodeJob], listener: LinkListener, on_hang: Callable[[str], None]
+        self,
+        make_job: Callable[[JobContext], NodeJob],
+        listener: LinkListener,
+        leases: Leases,
+        on_hang: Callable[[str], None],
     ) -> None:
         """on_hang(message): an execution does not end, so that this process can do nothing but end."""
         self._make_job = make_job
         self._listener = listener
+        self._leases = leases
         self._on_hang = on_hang
         self._free = threading.Semaphore(1)
         self._attached_job = node_pb2.AttachJob()
@@ -52,6 +59,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     def Attach(
         self, request_iterator: Iterator[node_pb2.AttachRequest], context: grpc.ServicerContext
     ) -> Iterator[node_pb2.AttachResponse]:
+        job = self._leases.job_of(context)
         if not self._free.acquire(timeout=PREVIOUS_JOB_SECONDS):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this node works for job {self._attached_job.job}")
         outbox = Outbox()
@@ -60,7 +68,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             outbox.fail(error)
             self._leave(outbox)
 
-        GuardedThread(lambda: self._serve(request_iterator, outbox), name="attachment", on_defect=on_defect).start()
+        serve = partial(self._serve, job, request_iterator, outbox)
+        GuardedThread(serve, name="attachment", on_defect=on_defect).start()
         # Where the client is gone gRPC stops asking for responses; the thread ends by itself, with the requests.
         try:
             yield from outbox
@@ -73,12 +82,12 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         if not self._free.acquire(timeout=CLOSE_SECONDS):
             logger.error("job %s was not dropped within %g s", self._attached_job.job, CLOSE_SECONDS)
 
-    def _serve(self, requests: Iterator[node_pb2.AttachRequest], outbox: Outbox) -> None:
+    def _serve(self, job: str, requests: Iterator[node_pb2.AttachRequest], outbox: Outbox) -> None:
         """One job, from its first message until its stream ends."""
         first = None
         with contextlib.suppress(grpc.RpcError):  # the coordinator is gone before it has said what for
             first = next(requests, None)
-        if first is not None and first.WhichOneof("kind") == "attach":
+        if first is not None and first.WhichOneof("kind") == "attach" and first.attach.job == job:
             self._attached_job = first.attach
             job_context = JobContext(
                 job=first.attach.job,

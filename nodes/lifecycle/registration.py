@@ -1,6 +1,7 @@
 """A node's presence at management: it registers, keeps its lease alive, and comes back when management does."""
 
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -8,6 +9,8 @@ from typing import Protocol
 import grpc
 
 from interconnect.rpc.server import make_channel
+from interconnect.security.own_tokens import cluster_secret
+from interconnect.security.tokens import Kind
 from interconnect.threads import GuardedThread
 from wsc.v1 import management_pb2, management_pb2_grpc
 
@@ -44,6 +47,8 @@ class Registration:
         on_refusal(message) is called, once, when management will not have this node, or it can register no more: it
         should exit.
         """
+        self.instance = secrets.token_hex(8)  # of the node: of the registration that counts, or the next
+        self._registered = False  # as that instance
         self._management = management
         self._hello = hello
         self._on_refusal = on_refusal
@@ -93,7 +98,9 @@ class Registration:
     def _hold(self) -> None:
         """One Register stream, from its first message to its end."""
         ended = threading.Event()
-        with make_channel(self._management) as channel:
+        if self._registered:
+            self.instance, self._registered = secrets.token_hex(8), False
+        with make_channel(self._management, cluster_secret().token(Kind.NODE)) as channel:
             call = management_pb2_grpc.ManagementStub(channel).Register(self._requests(ended))
             with self._lock:
                 self._call = call
@@ -101,6 +108,7 @@ class Registration:
                     self._cancel()
             try:
                 for response in call:
+                    self._registered = True
                     self._interval = max(0.05, response.lease_seconds / HEARTBEATS_PER_LEASE)
                     logger.debug("registered as %s", response.node_id)
             finally:
@@ -108,6 +116,8 @@ class Registration:
 
     def _requests(self, ended: threading.Event) -> Iterator[management_pb2.RegisterRequest]:
         while True:
-            yield self._hello()
+            hello = self._hello()
+            hello.instance = self.instance
+            yield hello
             if ended.wait(self._interval):
                 return

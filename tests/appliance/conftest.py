@@ -168,7 +168,7 @@ class ClusterInProcess:
 
     def start_management(self, address: str) -> None:
         self.service = ManagementService(self.settings, self.shutdown.set, self.defects.append)
-        self.server = AsyncServer(on_defect=self.defects.append)
+        self.server = AsyncServer(on_defect=self.defects.append, owner_of=self.service.owner_of)
         self.address = bind(self.server.server, address)
         management_pb2_grpc.add_ManagementServicer_to_server(self.service, self.server.server)
         observation_pb2_grpc.add_ObservationServicer_to_server(self.service.observation, self.server.server)
@@ -241,7 +241,9 @@ class Client:
         self.cluster = cluster
         with make_channel(ingress or cluster.address) as channel:
             self.created = management_pb2_grpc.ManagementStub(channel).CreateJob(request, timeout=20)
-        self.channel = make_channel(through(ingress if self.created.gateway else "", self.created.coordinator))
+        self.channel = make_channel(
+            through(ingress if self.created.gateway else "", self.created.coordinator), self.created.token
+        )
         self.stub = coordinator_pb2_grpc.CoordinatorStub(self.channel)
         self.session = self.stub.Session(coordinator_pb2.SessionRequest(token=self.created.token))
         self.session.initial_metadata()  # it is open

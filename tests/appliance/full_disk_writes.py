@@ -19,11 +19,11 @@ from appliance.compiler.artifacts import REPORT_DATA, Artifacts
 from appliance.compiler.cache import read_plan
 from appliance.compiler.core.target import Target
 from appliance.compiler.cost.machine_model import machine_model
-from appliance.management.job_tokens import KEY_FILE, JobTokens
 from cirh.dialect.types import tensor_type
 from cirh.modules.builder import GraphBuilder
 from cirh.text.printer import print_module
 from cstorch.storage import load, save
+from interconnect.folders import secret_key
 from interconnect.links.shared_memory import SharedMemory
 from memoryx.kernels import make_kernels
 
@@ -114,11 +114,12 @@ def check_small_files(disk: Path) -> None:
     folder = disk / "small"
     logging.disable()  # of the key, which is a line for the administrator
     with room(disk, 0):
-        assert JobTokens(folder).token("job") != JobTokens(folder).token("job")
+        with pytest.raises(OSError, match="No space"):
+            secret_key(folder / "cluster.key")
         machine_model(folder)
         assert not list(folder.iterdir())
-    assert JobTokens(folder).token("job") == JobTokens(folder).token("job")
-    assert [path.name for path in folder.iterdir()] == [KEY_FILE]
+    assert secret_key(folder / "cluster.key") == secret_key(folder / "cluster.key")
+    assert [path.name for path in folder.iterdir()] == ["cluster.key"]
     logging.disable(logging.NOTSET)
 
 

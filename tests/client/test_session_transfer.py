@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from link_pairs import raise_defect
+from tokens_shown import token
 
 from cstorch.errors import ClusterError, ConfigurationError, CstorchError, InternalError, NodeLostError
 from cstorch.session import failures, job, transfer
 from cstorch.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
 from interconnect.links.listener import LinkListener
 from interconnect.rpc.server import make_server
+from interconnect.security.tokens import Kind
 from memoryx import state_service
 from memoryx.files.state_memory import StateSettings
 from memoryx.snapshots import Snapshots
@@ -37,6 +39,7 @@ class Job:
     def __init__(self, failure: CstorchError | None = None) -> None:
         self.failure = failure
         self.where: coordinator_pb2.StateShard | None = None  # the shard
+        self.token = token(Kind.JOB, "job")
 
     def locate(self, shard: int, step: int) -> coordinator_pb2.StateShard:
         if self.failure is not None:

@@ -21,6 +21,7 @@ import psutil
 from benchmarks import by_hand
 from benchmarks.network import HERE, Host
 from interconnect.rpc.server import make_channel
+from interconnect.security.own_tokens import SECRET_VARIABLE
 from nodes.launch.descriptors import readable
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
@@ -43,7 +44,12 @@ class Surroundings:
 
     def variables(self, **more: str) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("WAFERBOX_")}
-        own = {MARK: self.mark, "TMPDIR": str(self.temporary), "WAFERBOX_CACHE": str(self._cache)}
+        own = {
+            MARK: self.mark,
+            SECRET_VARIABLE: os.environ[SECRET_VARIABLE],
+            "TMPDIR": str(self.temporary),
+            "WAFERBOX_CACHE": str(self._cache),
+        }
         # torch makes a folder of its own among the temporary ones, which stays.
         own["TORCHINDUCTOR_CACHE_DIR"] = str(self._cache / "torch")
         return {**inherited, "OMP_NUM_THREADS": "1", **own, **more}

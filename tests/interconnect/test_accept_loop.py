@@ -11,7 +11,7 @@ import pytest
 from link_pairs import connect, listening
 
 from interconnect.links import accept_loop
-from interconnect.links.frame import Frame, FrameKind
+from interconnect.links.handshake import hello
 from interconnect.links.link import LinkLost
 from interconnect.links.listener import LinkListener
 
@@ -29,10 +29,6 @@ def call(listener: LinkListener) -> socket.socket:
     caller.settimeout(DEADLINE_SECONDS)
     caller.connect(f"\0{listener.endpoint().socket}")
     return caller
-
-
-def hello(token: bytes) -> bytes:
-    return Frame(FrameKind.HELLO, length=len(token)).header(token) + token
 
 
 def open_and_close(listener: LinkListener) -> None:
@@ -84,7 +80,7 @@ def test_callers_above_the_limit_wait_until_another_has_gone(
 ) -> None:
     monkeypatch.setattr(accept_loop, "MAX_CALLERS", 2)
     first, second, late = (call(listener) for _ in range(3))
-    late.send(hello(b"token"))
+    late.sendmsg(hello("token"))
     with pytest.raises(LinkLost):
         listener.expect("token", "late").wait(0.1)
     pending = listener.expect("token", "late")
@@ -104,11 +100,11 @@ def test_a_defect_reaches_those_who_wait_and_the_owner(monkeypatch: pytest.Monke
         heard.append(error)
         told.set()
 
-    monkeypatch.setattr(accept_loop, "token_of", fail)
+    monkeypatch.setattr(accept_loop, "proof_of", fail)
     listener = LinkListener("127.0.0.1:1", on_defect)
     pending = listener.expect("token", "peer")
     with call(listener) as caller:
-        caller.send(hello(b"token"))
+        caller.sendmsg(hello("token"))
         with pytest.raises(RuntimeError, match="no link from peer can be taken") as raised:
             pending.wait(DEADLINE_SECONDS)
         assert raised.value.__cause__ is defect

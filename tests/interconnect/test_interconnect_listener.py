@@ -1,16 +1,22 @@
 import contextlib
+import os
+import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import grpc
 import pytest
 from link_pairs import LANES, listening
 
 from interconnect.links.dialling import dial
 from interconnect.links.frame import Frame, FrameKind
-from interconnect.links.handshake import host_id
+from interconnect.links.grpc_lane import METHOD
+from interconnect.links.handshake import host_id, welcome
 from interconnect.links.link import LinkLost
 from interconnect.links.listener import LinkListener
+from interconnect.rpc.address import bind
+from interconnect.rpc.server import make_server
 from wsc.v1 import node_pb2
 
 
@@ -165,3 +171,82 @@ def test_a_closed_listener_lets_waiting_callers_go() -> None:
     with contextlib.suppress(ConnectionResetError):  # where what it sent had not been read
         assert caller.recv(100) == b""
     caller.close()
+
+
+@contextlib.contextmanager
+def squatted(answer: Callable[[bytes], bytes], user: int | None = None) -> Iterator[node_pb2.LinkEndpoint]:
+    """An endpoint whose name another process has taken, which answers a hello so; as another user of the host."""
+    name = f"waferbox-{secrets.token_hex(8)}"
+    ready, heard = socket.socketpair()
+    process = os.fork()
+    if process == 0:
+        with contextlib.suppress(BaseException):
+            if user is not None:
+                os.setuid(user)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as squatter:
+                squatter.bind(f"\0{name}")
+                squatter.listen()
+                ready.send(b"!")
+                connection, _ = squatter.accept()
+                hello = connection.recv(4096)
+                ready.send(hello or b"nothing")
+                connection.send(answer(hello))
+        os._exit(0)
+    ready.close()
+    heard.settimeout(5)
+    assert heard.recv(1) == b"!"
+    with heard:
+        yield node_pb2.LinkEndpoint(address="127.0.0.1:1", host=host_id(), socket=name)
+        assert b"secret" not in heard.recv(4096)
+    os.waitpid(process, 0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda hello: Frame(FrameKind.HELLO).header(),
+        lambda hello: hello,
+        lambda hello: welcome("another secret"),
+    ],
+    ids=["says that it takes the link", "says what it heard", "knows another token"],
+)
+def test_who_has_taken_a_name_does_not_pass_for_the_peer(answer: Callable[[bytes], bytes]) -> None:
+    with (
+        squatted(answer) as endpoint,
+        pytest.raises(LinkLost, match="does not know the link's token"),
+    ):
+        call(endpoint, "secret", node_pb2.LANE_SHARED_MEMORY)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="root alone can be another user")
+def test_another_user_who_has_taken_a_name_is_told_nothing() -> None:
+    with (
+        squatted(lambda hello: Frame(FrameKind.HELLO).header(), user=65534) as endpoint,
+        pytest.raises(LinkLost, match="a process of another user listens in its place"),
+    ):
+        call(endpoint, "secret", node_pb2.LANE_SHARED_MEMORY)
+
+
+def test_who_listens_in_place_of_a_grpc_peer_does_not_pass_for_it() -> None:
+    server = make_server()
+
+    def take(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield Frame(FrameKind.HELLO).header()
+
+    service, method = METHOD.strip("/").split("/")
+    handler = grpc.stream_stream_rpc_method_handler(take)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    address = bind(server, "127.0.0.1:0")
+    server.start()
+    with pytest.raises(LinkLost):
+        call(node_pb2.LinkEndpoint(address=address, host="another"), "secret", node_pb2.LANE_GRPC)
+    server.stop(0).wait()
+
+
+def test_a_caller_who_only_knows_what_a_listener_says_is_not_taken(listener: LinkListener) -> None:
+    pending = listener.expect("secret", "here")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+        caller.connect(f"\0{listener.endpoint().socket}")
+        caller.send(welcome("secret"))
+        with pytest.raises(LinkLost):
+            pending.wait(0.2)

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 from link_pairs import listening
+from tokens_shown import shown
 
 from interconnect.links.frame import Frame, FrameKind, parse
 from interconnect.links.grpc_lane import METHOD
-from interconnect.links.handshake import TOKEN_KEY, is_welcome
+from interconnect.links.handshake import PROOF_KEY, dialler_proof, is_welcome
 from interconnect.links.hub import Hub
 from interconnect.links.shared_memory import SharedMemory, Slice
+from interconnect.security.tokens import Kind
 from nodes.launch.descriptors import raise_descriptor_limit
 
 pytestmark = pytest.mark.cluster  # two thousand threads
@@ -33,9 +35,9 @@ async def be_child(channel: grpc.aio.Channel, number: int, closed: asyncio.Event
         await ended.wait()
 
     call = channel.stream_stream(METHOD, request_serializer=None, response_deserializer=None)(
-        frames(), metadata=((TOKEN_KEY, f"token-{number}"),)
+        frames(), metadata=((PROOF_KEY, dialler_proof(f"token-{number}")), *shown(Kind.NODE))
     )
-    assert is_welcome(await call.read())
+    assert is_welcome(await call.read(), f"token-{number}")
     frame, payload = parse(await call.read())
     assert (frame.group, int.from_bytes(payload, "little")) == (DOWN, number)
     await closed.wait()

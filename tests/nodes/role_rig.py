@@ -21,10 +21,22 @@ from interconnect.links.listener import LinkListener
 from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.rpc.address import bind
 from interconnect.rpc.server import make_channel, make_server
+from interconnect.security.own_tokens import cluster_secret
+from interconnect.security.tokens import Kind
 from nodes.steps.schedule import StepSchedule, worker_of_step
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2, node_pb2_grpc, observation_pb2, plan_pb2
 
 DEADLINE = 30.0
+
+_instances: dict[str, str] = {}  # of nodes that registered, by address
+_registered = threading.Condition()
+
+
+def lease_of(address: str) -> str:
+    """What management gives a coordinator for the node at an address, once it has registered."""
+    with _registered:
+        assert _registered.wait_for(lambda: address in _instances, DEADLINE)
+        return cluster_secret().token(Kind.LEASE, "job-1", _instances[address], str(time.time_ns()))
 
 
 class FakeManagement(management_pb2_grpc.ManagementServicer):
@@ -32,6 +44,7 @@ class FakeManagement(management_pb2_grpc.ManagementServicer):
 
     def __init__(self, listen: str = "127.0.0.1:0") -> None:
         self.registered: queue.Queue[management_pb2.RegisterRequest] = queue.Queue()
+        _instances.clear()
         self.heartbeats = 0
         self.left = 0
         self.refusal = ""
@@ -46,6 +59,9 @@ class FakeManagement(management_pb2_grpc.ManagementServicer):
         hello = next(request_iterator)
         if self.refusal:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
+        with _registered:
+            _instances[hello.address] = hello.instance
+            _registered.notify_all()
         self.registered.put(hello)
         yield management_pb2.RegisterResponse(node_id="node", lease_seconds=0.4)
         try:
@@ -71,7 +87,7 @@ class AttachedNode:
     def __init__(self, address: str, name: str, index: int, lane: int) -> None:
         self.name = name
         self.address = address
-        self._channel = make_channel(address)
+        self._channel = make_channel(address, lease_of(address))
         self._requests: queue.SimpleQueue[node_pb2.AttachRequest | None] = queue.SimpleQueue()
         self._events: queue.Queue[node_pb2.AttachResponse | None] = queue.Queue()
         self.seen: list[observation_pb2.JobEvent] = []
@@ -338,7 +354,7 @@ class StateClient:
     """The client's side of StateService, of one shard."""
 
     def __init__(self, node: AttachedNode, lane: int) -> None:
-        self._channel = make_channel(node.address)
+        self._channel = make_channel(node.address, cluster_secret().token(Kind.JOB, "job-1"))
         self._stub = node_pb2_grpc.StateServiceStub(self._channel)
         opened = self._stub.OpenState(node_pb2.OpenStateRequest(job="job-1"), timeout=DEADLINE)
         self._token = opened.token

@@ -15,7 +15,7 @@ def test_a_node_whose_listener_has_a_defect_ends(monkeypatch: pytest.MonkeyPatch
     def fail(hello: bytes) -> str:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr(accept_loop, "token_of", fail)
+    monkeypatch.setattr(accept_loop, "proof_of", fail)
     management = FakeManagement()
     node = Node(node_pb2.ROLE_SWARMX, NodeSettings(management=management.address), SwarmXJob)
     node.start()

@@ -105,7 +105,7 @@ def test_a_defect_in_the_registration_ends_the_node(caplog: pytest.LogCaptureFix
         reasons.append(reason)
         ended.set()
 
-    def broken_channel(address: str) -> object:
+    def broken_channel(address: str, token: str) -> object:
         raise RuntimeError("a defect")
 
     with pytest.MonkeyPatch.context() as patch:

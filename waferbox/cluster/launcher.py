@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
+from interconnect.security.own_tokens import without_tokens
 from nodes.launch.fork_server_process import ForkServerProcess
 from nodes.launch.spawn import SOCKET_VARIABLE, SpawnError, spawn, spawn_python
 from nodes.telemetry.terminal_log import LEVEL_VARIABLE
@@ -72,7 +73,7 @@ class ForkingLauncher:
         # The terminal is the script's: it hears of what is wrong, and the job's log has the rest. libgomp spins when it
         # waits, unless told before torch is imported: ruinous where roles outnumber cores.
         os.environ.setdefault(LEVEL_VARIABLE, "warning")
-        self._fork_server = ForkServerProcess(PRELOAD, {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
+        self._fork_server = ForkServerProcess(PRELOAD, {**without_tokens(os.environ), "OMP_WAIT_POLICY": "PASSIVE"})
         os.environ[SOCKET_VARIABLE] = self._fork_server.name
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:

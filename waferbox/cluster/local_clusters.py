@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from interconnect.security.tls import TLS_VARIABLE
 from nodes.launch.descriptors import readable
 from waferbox.cluster.cluster import ClusterError
 
@@ -27,6 +28,7 @@ class LocalCluster:
     pid: int  # of the process that owns it
     created: float  # of that process, as psutil has it: a number may be used again
     given_up: Sequence[str] = ()  # why processes that ended are not started again, for the user
+    tls: str = ""  # the folder of its certificates; empty: it uses no TLS
 
     def runs(self) -> bool:
         """Whether that process is still there."""
@@ -97,7 +99,8 @@ def recorded(management: str, pid: int, log: Path | None = None) -> Iterator[Cal
     given_up: list[str] = []
 
     def write() -> None:
-        note = {"management": management, "pid": pid, "created": created, "given_up": given_up}
+        tls = os.environ.get(TLS_VARIABLE, "")
+        note = {"management": management, "pid": pid, "created": created, "given_up": given_up, "tls": tls}
         partial.write_text(json.dumps(note))
         partial.rename(path)
 

@@ -10,6 +10,8 @@ from typing import Annotated, Final
 import typer
 
 from interconnect.rpc.address import split_address
+from interconnect.security.tls import TLS_VARIABLE, tls_folder
+from nodes.folders import cache_root
 from nodes.lifecycle.sizes import parse_size
 from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
 from waferbox.cluster.embedded import StopSignals
@@ -71,6 +73,10 @@ def up(
     metrics: Annotated[
         bool, typer.Option("--metrics", metavar="", help="Serve figures for Prometheus, which finds them by the page.")
     ] = False,
+    tls: Annotated[bool, typer.Option("--tls", metavar="", help="Encrypt, with certificates made for it.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", metavar="", help="Listen beyond this machine without --tls.")
+    ] = False,
     background: Annotated[
         bool, typer.Option("--background", metavar="", help="Return when the cluster is there.")
     ] = False,
@@ -85,8 +91,13 @@ def up(
     )
     if compile_root is not None:
         settings = dataclasses.replace(settings, compile_root=str(compile_root.absolute()))
-    if split_address(listen, any_port=True)[0] not in ("127.0.0.1", "localhost", "[::1]"):
-        warn("everybody who reaches this address can use the cluster")
+    if tls:
+        _use_tls()
+    beyond = split_address(listen, any_port=True)[0] not in ("127.0.0.1", "localhost", "[::1]")
+    if beyond and tls_folder() is None:
+        if not insecure:
+            fail(f"{listen} can be reached from elsewhere: add --tls, or --insecure where nobody reads the network")
+        warn("everybody who reads the network can take tokens, and use the cluster")
     try:
         if background:
             _up_in_background(settings)
@@ -94,6 +105,18 @@ def up(
             _up_in_foreground(settings)
     except (ClusterError, OSError) as error:
         fail(str(error))
+
+
+def _use_tls() -> None:
+    """Has this process, and those that it starts, use certificates that are made now."""
+    from interconnect.security.authority import issue
+
+    folder = tls_folder() or cache_root() / "tls"
+    try:
+        issue(folder)
+    except OSError as error:
+        fail(f"no certificates can be kept in {folder}: {error.strerror}")
+    os.environ[TLS_VARIABLE] = str(folder)
 
 
 def _up_in_foreground(settings: ClusterSettings) -> None:
@@ -126,7 +149,9 @@ def _show(management: str, page: str, what: str) -> None:
     print_heading(f"Cluster at {management}")
     output.print(cluster_table(nodes))
     say(what)
-    say(f"To use it:  export {MANAGEMENT_VARIABLE}={management}")
+    folder = tls_folder()
+    tls = "" if folder is None else f" {TLS_VARIABLE}={folder}"
+    say(f"To use it:  export {MANAGEMENT_VARIABLE}={management}{tls}")
     if page:
         say(f"To look at it:  {page}")
 

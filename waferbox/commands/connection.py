@@ -1,6 +1,7 @@
 """The cluster that a command speaks with: which it is, what it is asked, and what its answers mean for the command."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Annotated, Final, Never
 
@@ -9,6 +10,7 @@ import typer
 
 from interconnect.rpc.address import split_address
 from interconnect.rpc.server import is_from_ingress, make_channel
+from interconnect.security.tls import TLS_VARIABLE
 from waferbox.cluster.local_clusters import LocalCluster, last_failure, local_clusters
 from waferbox.output.console import Status, fail
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2_grpc
@@ -32,6 +34,8 @@ _REFUSALS: Final = {
     grpc.StatusCode.FAILED_PRECONDITION: Status.FAILED,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Status.FAILED,
     grpc.StatusCode.ABORTED: Status.FAILED,
+    grpc.StatusCode.UNAUTHENTICATED: Status.FAILED,
+    grpc.StatusCode.PERMISSION_DENIED: Status.FAILED,
 }
 
 
@@ -94,6 +98,8 @@ def find_cluster(management: str | None) -> tuple[str, LocalCluster | None]:
     if len(known) > 1:
         addresses = ", ".join(cluster.management for cluster in known)
         fail(f"several clusters are up ({addresses}): say which with --management HOST:PORT")
+    if known[0].tls:
+        os.environ.setdefault(TLS_VARIABLE, known[0].tls)
     return known[0].management, known[0]
 
 
@@ -124,5 +130,5 @@ def _end(address: str, error: grpc.RpcError) -> Never:
         fail(f"what answers at {address} is not a management service of this version")
     if is_from_ingress(error):
         fail(error.details() or error.code().name)
-    question = "is the cluster up, and is this its address?"
+    question = f"is the cluster up, is this its address, and does {TLS_VARIABLE} name its certificates if it has some?"
     fail(f"no management service answers at {address}; {question}{_failure_text(address)}")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from .batches import Ring, Selection, endless
 from .channel import Channel
+from .confinement import confine
 from .failures import InputFailure, names_killed_process, summary, user_traceback
 from .loader import build
 from .loader_state import Position, resume
@@ -67,8 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.child")
     parser.add_argument("--socket", type=int, required=True, metavar="FD", help="the socket to the worker")
     parser.add_argument("--output", type=int, required=True, metavar="FD", help="for what the user's code prints")
+    parser.add_argument("--user", default="", metavar="NAME", help="become this user; default: stay who it is")
     arguments = parser.parse_args(argv)
     redirect(arguments.output)
+    confine([arguments.socket], arguments.user)
     with socket.socket(fileno=arguments.socket) as connection:
         channel = Channel(connection)
         try:

@@ -33,7 +33,7 @@ class Attachment:
         self._ending = False
         self._commands: queue.SimpleQueue[node_pb2.AttachRequest | None] = queue.SimpleQueue()
         self._commands.put(node_pb2.AttachRequest(attach=attach))
-        self._channel = make_channel(member.node.address)
+        self._channel = make_channel(member.node.address, member.node.lease)
         self._call = node_pb2_grpc.NodeServiceStub(self._channel).Attach(iter(self._commands.get, None))
         self._thread = GuardedThread(self._read, name=f"attachment-{member.name}", on_defect=on_defect)
         self._thread.start()

@@ -92,6 +92,8 @@ def from_create_job_error(error: grpc.RpcError, management: str, version: str) -
         )
     if is_management_away(error):
         return ClusterUnreachableError(details)
+    if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return ConfigurationError(f"{management} lets this script have no job: {details}")
     if error.code() == grpc.StatusCode.FAILED_PRECONDITION and "version" in details:
         return VersionMismatchError(details if version in details else f"{details} (this client is version {version})")
     return from_rpc_error(error, "asking for a job")

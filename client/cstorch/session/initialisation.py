@@ -75,7 +75,7 @@ def stage(job: Job, programs: Mapping[str, initialisation_pb2.InitialProgram]) -
     channels: list[grpc.Channel] = []
     try:
         for shard, names in zip(shards, names_by_shard, strict=True):
-            channel = connect(through(job.gateway, shard.address), f"MemoryX shard {shard.shard}")
+            channel = connect(through(job.gateway, shard.address), f"MemoryX shard {shard.shard}", job.token)
             channels.append(channel)
             states = [node_pb2.InitialState(name=name, program=programs[name]) for name in names]
             request = node_pb2.StageStatesRequest(job=shard.job, states=states)

@@ -1,9 +1,7 @@
 """A job: made by the management service, served by its coordinator, alive as long as the script holds its session."""
 
 import copy
-import getpass
 import logging
-import os
 import socket
 import threading
 import time
@@ -18,6 +16,8 @@ from cstorch.errors import ClusterUnreachableError, CompileError, ConfigurationE
 from cstorch.session import failures
 from interconnect.rpc.server import is_from_ingress, make_channel, through
 from interconnect.rpc.version import __version__
+from interconnect.security.own_tokens import user_name, user_token
+from interconnect.security.tls import TLS_VARIABLE
 from interconnect.threads import GuardedThread
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
@@ -34,13 +34,16 @@ ANSWER_SECONDS = 1.0
 VERDICT_SECONDS = 4.0  # the coordinator takes a second to find the cause among several reports
 
 
-def connect(address: str, what: str) -> grpc.Channel:
+def connect(address: str, what: str, token: str) -> grpc.Channel:
     """A channel to a server that answers.
+
+    Args:
+        token: what calls show.
 
     Raises:
         ClusterUnreachableError: nobody answers within CONNECT_SECONDS, or somebody who does not speak gRPC.
     """
-    channel = make_channel(address)
+    channel = make_channel(address, token)
     try:
         answered = _answers(channel)
     except BaseException:
@@ -51,7 +54,8 @@ def connect(address: str, what: str) -> grpc.Channel:
         if _listens(address):
             raise ClusterUnreachableError(
                 f"what listens at {address} does not answer as a {what} does: check the port, which `waferbox up` "
-                "printed; the page has another"
+                f"printed (the page has another); if the cluster uses TLS, {TLS_VARIABLE} must name a folder with its "
+                "certificates, and else none"
             )
         raise ClusterUnreachableError(
             f"no {what} answers at {address} within {CONNECT_SECONDS:g} s: check the address, and that the cluster "
@@ -110,7 +114,7 @@ class Job:
         self._closed = False
         self._failure: CstorchError | None = None
         self._ready = threading.Event()  # it has its nodes, or has ended
-        self._management_channel = connect(management, "management service")
+        self._management_channel = connect(management, "management service", user_token(management))
         try:
             self._management = management_pb2_grpc.ManagementStub(self._management_channel)
             created = self._create(management, compile_dir)
@@ -118,7 +122,7 @@ class Job:
             self.gateway = management if created.gateway else ""
             self._address = through(self.gateway, created.coordinator)
             self._token = created.token
-            self._channel = connect(self._address, f"coordinator of job {created.job}")
+            self._channel = connect(self._address, f"coordinator of job {created.job}", created.token)
         except BaseException:
             self._management_channel.close()
             raise
@@ -137,7 +141,7 @@ class Job:
             lane=LANES[self.config.lane],
             compile_dir=compile_dir,
             run_ahead_steps=self.config.run_ahead_steps,
-            user=_user(),
+            user=user_name(),
             host=socket.gethostname(),
             priority=int(self.config.job_priority.removeprefix("p")),
             execution_strategy=self.strategy,
@@ -298,7 +302,7 @@ class Job:
 
     @property
     def token(self) -> str:
-        """What the coordinator knows the script by."""
+        """What the script shows the coordinator and MemoryX."""
         return self._token
 
     def cancel(self) -> None:
@@ -325,11 +329,3 @@ def _is_refusal(error: Exception) -> bool:
     """Whether it is the answer to a request that made no sense, which says nothing about the job."""
     refused = isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.INVALID_ARGUMENT
     return refused or isinstance(error, CompileError | ConfigurationError)
-
-
-def _user() -> str:
-    """Who runs the script, by name; in a container there may be none."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())

@@ -48,6 +48,8 @@ class ShardReplacedError(ClusterError):
 class ShardedJob(Protocol):
     """What is known of a job and its shards; see Job."""
 
+    @property
+    def token(self) -> str: ...
     def locate(self, shard: int, step: int) -> coordinator_pb2.StateShard: ...
     def reason(self, error: Exception, doing: str) -> CstorchError: ...
 
@@ -56,7 +58,7 @@ class ShardConnection:
     """A connection to a shard, opened at its first use and again after a failure. Used by one thread.
 
     Args:
-        job: says why a transfer failed, if it has ended.
+        job: says why a transfer failed, if it has ended; its token opens the shard.
         gateway: the address through which the shard is reached; empty if directly.
     """
 
@@ -123,7 +125,7 @@ class ShardConnection:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 if self._open is None:
-                    self._open = _OpenConnection(self._shard, self._lane, self._gateway)
+                    self._open = _OpenConnection(self._shard, self._lane, self._gateway, self._job.token)
                 return use(self._open)
             except (grpc.RpcError, LinkLost, Stopped, ClusterError) as error:
                 self.close()
@@ -171,17 +173,25 @@ def batches(states: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
 
 
 class _OpenConnection:
-    def __init__(self, shard: coordinator_pb2.StateShard, lane: "node_pb2.Lane.ValueType", gateway: str) -> None:
+    def __init__(
+        self, shard: coordinator_pb2.StateShard, lane: "node_pb2.Lane.ValueType", gateway: str, token: str
+    ) -> None:
         name = f"memoryx-{shard.shard}"
         self._job = shard.job
-        self._channel = connect(through(gateway, shard.address), f"MemoryX shard {shard.shard}")
+        self._channel = connect(through(gateway, shard.address), f"MemoryX shard {shard.shard}", token)
         try:
             self._stub = node_pb2_grpc.StateServiceStub(self._channel)
             opened = self._stub.OpenState(node_pb2.OpenStateRequest(job=shard.job), timeout=CALL_SECONDS)
             self._token = opened.token
             opened.endpoint.address = through(gateway, opened.endpoint.address)
             self._link: Link = dial(
-                opened.endpoint, opened.token, name=name, own_name="client", lane=lane, deadline_seconds=CALL_SECONDS
+                opened.endpoint,
+                opened.token,
+                name=name,
+                own_name="client",
+                lane=lane,
+                deadline_seconds=CALL_SECONDS,
+                credential=token,
             )
         except BaseException:
             self._channel.close()

@@ -67,6 +67,7 @@ class RegisterRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     MEMBER_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     role: _node_pb2.Role.ValueType
     address: _builtins.str
     host: _builtins.str
@@ -78,6 +79,8 @@ class RegisterRequest(_message.Message):
     """its name in that job, such as "wafer-0" """
     metrics: _builtins.str
     """where it serves figures for Prometheus, as host:port; empty: nowhere"""
+    instance: _builtins.str
+    """made up anew for each registration: leases are of it, so those before are worth nothing"""
     def __init__(
         self,
         *,
@@ -89,10 +92,11 @@ class RegisterRequest(_message.Message):
         job: _builtins.str = ...,
         member: _builtins.str = ...,
         metrics: _builtins.str = ...,
+        instance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "job", b"job", "member", b"member", "metrics", b"metrics", "process_id", b"process_id", "role", b"role", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "instance", b"instance", "job", b"job", "member", b"member", "metrics", b"metrics", "process_id", b"process_id", "role", b"role", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -135,6 +139,8 @@ class NodeInfo(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     MEMBER_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     role: _node_pb2.Role.ValueType
     address: _builtins.str
@@ -148,6 +154,10 @@ class NodeInfo(_message.Message):
     """its name in that job, such as "wafer-0" """
     metrics: _builtins.str
     """where it serves figures for Prometheus, as host:port; empty: nowhere"""
+    instance: _builtins.str
+    """as in its RegisterRequest"""
+    lease: _builtins.str
+    """the token that opens it to its job's coordinator, who alone is told"""
     def __init__(
         self,
         *,
@@ -161,10 +171,12 @@ class NodeInfo(_message.Message):
         version: _builtins.str = ...,
         member: _builtins.str = ...,
         metrics: _builtins.str = ...,
+        instance: _builtins.str = ...,
+        lease: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "job", b"job", "lease_left_seconds", b"lease_left_seconds", "member", b"member", "metrics", b"metrics", "node_id", b"node_id", "process_id", b"process_id", "role", b"role", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "instance", b"instance", "job", b"job", "lease", b"lease", "lease_left_seconds", b"lease_left_seconds", "member", b"member", "metrics", b"metrics", "node_id", b"node_id", "process_id", b"process_id", "role", b"role", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import grpc
 import pytest
+from tokens_shown import shown
 
 from appliance.coordinator import management_link, settings
 from appliance.ingress.process import Ingress, IngressSettings
 from appliance.management import supervisor
 from interconnect.rpc.server import LARGE_MESSAGE_BYTES, SMALL_MESSAGE_BYTES
 from interconnect.rpc.version import __version__
+from interconnect.security.tokens import Kind
 from nodes.lifecycle import registration
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2, node_pb2
 
@@ -159,7 +161,9 @@ def test_a_job_has_one_coordinator(cluster: Any, client: Callable[..., Any], ing
 
 def cluster_ingress(address: str, request: ingress_pb2.RunCoordinatorRequest) -> ingress_pb2.RunCoordinatorResponse:
     with grpc.insecure_channel(address) as channel:
-        return ingress_pb2_grpc.IngressStub(channel).RunCoordinator(request, timeout=10)
+        return ingress_pb2_grpc.IngressStub(channel).RunCoordinator(
+            request, timeout=10, metadata=shown(Kind.MANAGEMENT)
+        )
 
 
 def test_messages_that_are_too_large_are_refused_with_the_cap(

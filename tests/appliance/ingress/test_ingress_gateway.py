@@ -9,12 +9,14 @@ from pathlib import Path
 
 import grpc
 import pytest
+from tokens_shown import token
 
 from appliance.ingress import targets
 from appliance.ingress.process import Ingress, IngressSettings
 from interconnect.rpc.address import bind
 from interconnect.rpc.async_server import AsyncServer, Context
 from interconnect.rpc.server import INGRESS_KEY, is_from_ingress, make_channel, make_server, through
+from interconnect.security.tokens import Kind
 from wsc.v1 import (
     coordinator_pb2,
     coordinator_pb2_grpc,
@@ -113,7 +115,7 @@ def address(coordinator: Coordinator, management: Management, ingress: str) -> I
 
 
 def test_a_call_and_its_answer(address: str) -> None:
-    with make_channel(address) as channel:
+    with make_channel(address, token(Kind.JOB, "job-1")) as channel:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         assert stub.Compile(coordinator_pb2.CompileRequest(cirh="text"), timeout=SECONDS).artifact == "text"
         future = stub.Compile.future(coordinator_pb2.CompileRequest(cirh="later"), timeout=SECONDS)
@@ -122,7 +124,7 @@ def test_a_call_and_its_answer(address: str) -> None:
 
 def test_streams_go_message_by_message(address: str) -> None:
     requests: queue.SimpleQueue[coordinator_pb2.ExecuteRequest | None] = queue.SimpleQueue()
-    with make_channel(address) as channel:
+    with make_channel(address, token(Kind.JOB, "job-1")) as channel:
         answers = coordinator_pb2_grpc.CoordinatorStub(channel).Execute(iter(requests.get, None), timeout=SECONDS)
         for step in (1, 2, 3):  # each is answered before the next is sent
             requests.put(coordinator_pb2.ExecuteRequest(consumed=coordinator_pb2.Consumed(step=step)))
@@ -132,14 +134,14 @@ def test_streams_go_message_by_message(address: str) -> None:
 
 
 def test_errors_come_through_with_code_and_reason(address: str) -> None:
-    with make_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
+    with make_channel(address, token(Kind.JOB, "job-1")) as channel, pytest.raises(grpc.RpcError) as refused:
         coordinator_pb2_grpc.CoordinatorStub(channel).Compile(coordinator_pb2.CompileRequest(), timeout=SECONDS)
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert refused.value.details() == "there is no text"
 
 
 def test_a_client_that_leaves_is_seen_to_leave(address: str, coordinator: Coordinator) -> None:
-    with make_channel(address) as channel:
+    with make_channel(address, token(Kind.JOB, "job-1")) as channel:
         session = coordinator_pb2_grpc.CoordinatorStub(channel).Session(coordinator_pb2.SessionRequest(token="t"))
         assert next(iter(session)).failure.message == "t"
         session.cancel()
@@ -161,7 +163,7 @@ def test_calls_that_are_open_keep_no_threads(management: Management, ingress: st
     behind.start()
     management.jobs.append(management_pb2.JobInfo(job="job-1", coordinator=own))
     threads = threading.active_count()
-    with make_channel(through(ingress, own)) as channel:
+    with make_channel(through(ingress, own), token(Kind.JOB, "job-1")) as channel:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         sessions = [stub.Session(coordinator_pb2.SessionRequest(token=str(number))) for number in range(NUM_OPEN)]
         assert [next(session).failure.message for session in sessions] == [str(number) for number in range(NUM_OPEN)]
@@ -172,12 +174,15 @@ def test_calls_that_are_open_keep_no_threads(management: Management, ingress: st
 
 
 def test_other_addresses_and_other_services_are_closed(address: str, ingress: str) -> None:
-    with make_channel(through(ingress, "127.0.0.1:1")) as channel, pytest.raises(grpc.RpcError) as refused:
+    with (
+        make_channel(through(ingress, "127.0.0.1:1"), token(Kind.JOB, "job-1")) as channel,
+        pytest.raises(grpc.RpcError) as refused,
+    ):
         coordinator_pb2_grpc.CoordinatorStub(channel).Compile(
             coordinator_pb2.CompileRequest(cirh="text"), timeout=SECONDS
         )
     assert "no coordinator and no MemoryX node of this cluster is at 127.0.0.1:1" in str(refused.value.details())
-    with make_channel(address) as channel, pytest.raises(grpc.RpcError) as unknown:
+    with make_channel(address, token(Kind.JOB, "job-1")) as channel, pytest.raises(grpc.RpcError) as unknown:
         list(node_pb2_grpc.NodeServiceStub(channel).Attach(iter([node_pb2.AttachRequest()]), timeout=SECONDS))
     assert unknown.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
@@ -193,7 +198,7 @@ def test_a_stream_outlives_management_and_new_calls_find_their_way(
 ) -> None:
     monkeypatch.setattr(targets, "FRESH_SECONDS", 0.0)
     requests: queue.SimpleQueue[coordinator_pb2.ExecuteRequest | None] = queue.SimpleQueue()
-    with make_channel(address) as channel, make_channel(ingress) as own:
+    with make_channel(address, token(Kind.JOB, "job-1")) as channel, make_channel(ingress) as own:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         answers = stub.Execute(iter(requests.get, None), timeout=3 * SECONDS)
 
@@ -240,7 +245,7 @@ def test_a_target_that_management_names_no_more_is_closed_after_a_while(
 ) -> None:
     monkeypatch.setattr(targets, "FRESH_SECONDS", 0.0)
     monkeypatch.setattr(targets, "RETURN_SECONDS", 0.2)
-    with make_channel(address) as channel:
+    with make_channel(address, token(Kind.JOB, "job-1")) as channel:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         session = stub.Session(coordinator_pb2.SessionRequest(token="t"))
         assert next(iter(session)).failure.message == "t"

@@ -9,10 +9,12 @@ from typing import Any
 
 import grpc
 import pytest
+from tokens_shown import shown
 
 from appliance.coordinator.settings import FolderRefused, cache_directory
 from appliance.management import jobs, registry
 from interconnect.rpc.version import __version__
+from interconnect.security.tokens import Kind
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
 
@@ -26,7 +28,7 @@ class Registering:
     def __init__(self, cluster: Any, first: management_pb2.RegisterRequest) -> None:
         self.requests: queue.SimpleQueue[management_pb2.RegisterRequest | None] = queue.SimpleQueue()
         self.requests.put(first)
-        self.call = cluster.stub.Register(iter(self.requests.get, None))
+        self.call = cluster.stub.Register(iter(self.requests.get, None), metadata=shown(Kind.NODE))
 
     def beat(self) -> None:
         self.requests.put(management_pb2.RegisterRequest())
@@ -174,7 +176,7 @@ def test_a_coordinator_must_know_its_token(cluster: Any, client: Callable[..., A
         hello=management_pb2.CoordinatorHello(job=one.created.job, address="127.0.0.1:1", token="guessed")
     )
     with pytest.raises(grpc.RpcError) as caught:
-        next(cluster.stub.Coordinate(iter([request])))
+        next(cluster.stub.Coordinate(iter([request]), metadata=shown(Kind.COORDINATOR, "job-other")))
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -271,8 +273,9 @@ def test_what_a_coordinator_counts_has_limits(
     first = management_pb2.CoordinateRequest(
         hello=management_pb2.CoordinatorHello(job=one.created.job, address="127.0.0.1:1", token=one.created.token)
     )
+    shows = shown(Kind.COORDINATOR, one.created.job)
     with pytest.raises(grpc.RpcError) as caught:
-        list(cluster.stub.Coordinate(iter([first, request_]), timeout=10))
+        list(cluster.stub.Coordinate(iter([first, request_]), timeout=10, metadata=shows))
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 

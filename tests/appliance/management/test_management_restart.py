@@ -3,16 +3,16 @@
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from tokens_shown import shown
 
 from appliance.coordinator import management_link
 from appliance.management import registry, supervisor
-from appliance.management.job_tokens import KEY_FILE, JobTokens
 from interconnect.rpc.version import __version__
+from interconnect.security.tokens import Kind
 from nodes.lifecycle import registration
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
@@ -121,42 +121,35 @@ def test_a_coordinator_that_does_not_come_back_fails_its_job(
 ) -> None:
     monkeypatch.setattr(supervisor, "COORDINATOR_RETURN_SECONDS", 0.1)
     request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
-    hello = management_pb2.CoordinatorHello(
-        job="job-1", address="127.0.0.1:1", token=cluster.service._supervisor.tokens.token("job-1"), request=request
+    hello = management_pb2.CoordinatorHello(job="job-1", address="127.0.0.1:1", request=request)
+    call = cluster.stub.Coordinate(
+        iter([management_pb2.CoordinateRequest(hello=hello)]), metadata=shown(Kind.COORDINATOR, hello.job)
     )
-    call = cluster.stub.Coordinate(iter([management_pb2.CoordinateRequest(hello=hello)]))
     assert next(call).job.priority == 2
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
     assert cluster.jobs()[0].message == "its coordinator is gone"
     with pytest.raises(grpc.RpcError) as caught:  # it is too late
-        next(cluster.stub.Coordinate(iter([management_pb2.CoordinateRequest(hello=hello)])))
+        next(
+            cluster.stub.Coordinate(
+                iter([management_pb2.CoordinateRequest(hello=hello)]), metadata=shown(Kind.COORDINATOR, hello.job)
+            )
+        )
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
 def test_a_job_is_not_taken_over_from_who_has_no_token_for_it(cluster: Any) -> None:
     request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
-    for token, version, code in (
-        (cluster.service._supervisor.tokens.token("job-2"), __version__, grpc.StatusCode.UNAUTHENTICATED),
-        (cluster.service._supervisor.tokens.token("job-1"), "0.0.7", grpc.StatusCode.FAILED_PRECONDITION),
+    for job, version, code in (
+        ("job-2", __version__, grpc.StatusCode.UNAUTHENTICATED),
+        ("job-1", "0.0.7", grpc.StatusCode.FAILED_PRECONDITION),
     ):
         request.version = version
-        hello = management_pb2.CoordinatorHello(job="job-1", address="127.0.0.1:1", token=token, request=request)
+        hello = management_pb2.CoordinatorHello(job="job-1", address="127.0.0.1:1", request=request)
         with pytest.raises(grpc.RpcError) as caught:
-            next(cluster.stub.Coordinate(iter([management_pb2.CoordinateRequest(hello=hello)])))
+            next(
+                cluster.stub.Coordinate(
+                    iter([management_pb2.CoordinateRequest(hello=hello)]), metadata=shown(Kind.COORDINATOR, job)
+                )
+            )
         assert caught.value.code() == code
     assert not cluster.jobs()
-
-
-def test_the_key_stays_and_is_its_owners_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "cache"
-    first, second = JobTokens(folder), JobTokens(folder)
-    assert first.token("job-1") == second.token("job-1") != first.token("job-2")
-    assert second.belongs(first.token("job-1"), "job-1")
-    assert [path.name for path in folder.iterdir()] == [KEY_FILE]
-    assert (folder / KEY_FILE).stat().st_mode & 0o777 == 0o600
-
-
-def test_a_folder_that_takes_no_key_is_no_end(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    tokens = JobTokens(tmp_path / "file")
-    assert tokens.belongs(tokens.token("job-1"), "job-1")

@@ -8,11 +8,13 @@ import sys
 
 import grpc
 import pytest
+from tokens_shown import shown
 
 from benchmarks.light_nodes import LightClient, LightCoordinators, LightNodes
 from benchmarks.nodes import NUM_JOBS, NUM_NODES, NUM_WAFERS, SHARES, management, usage
 from interconnect.rpc.server import SMALL_MESSAGE_BYTES, make_channel
 from interconnect.rpc.version import __version__
+from interconnect.security.tokens import Kind
 from wsc.v1 import (
     management_pb2,
     management_pb2_grpc,
@@ -33,11 +35,14 @@ HUGE_BYTES = 200 * 1024 * 1024
 
 # A node in a process of its own, which can be killed.
 ONE_NODE = """
-import sys, grpc
+import sys
+from interconnect.rpc.server import make_channel
 from interconnect.rpc.version import __version__
+from interconnect.security.own_tokens import cluster_secret
+from interconnect.security.tokens import Kind
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 import queue
-channel = grpc.insecure_channel(sys.argv[1])
+channel = make_channel(sys.argv[1], cluster_secret().token(Kind.NODE))
 hello = management_pb2.RegisterRequest(role=node_pb2.ROLE_WAFER, address="127.0.0.1:1", version=__version__)
 requests = queue.SimpleQueue()
 requests.put(hello)
@@ -58,10 +63,12 @@ async def keep_cluster_busy(address: str) -> None:
             (job,) = await client.jobs()
             watching = observation_pb2_grpc.ObservationStub(channel)
             request = observation_pb2.WatchJobRequest(job=job.job, follow=True)
-            watchers = [watching.WatchJob(request) for _ in range(NUM_WATCHERS)]
+            watchers = [watching.WatchJob(request, metadata=shown(Kind.ADMIN)) for _ in range(NUM_WATCHERS)]
             waiting = [
                 asyncio.ensure_future(
-                    client.stub.ListNodes(management_pb2.ListNodesRequest(at_least=10**9, wait_seconds=1))
+                    client.stub.ListNodes(
+                        management_pb2.ListNodesRequest(at_least=10**9, wait_seconds=1), metadata=shown(Kind.ADMIN)
+                    )
                 )
                 for _ in range(NUM_WATCHERS)
             ]

@@ -1,0 +1,56 @@
+"""Where processes of a user find what they share: the cache folder, and keys that its owner alone may read."""
+
+import contextlib
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Final
+
+CACHE_VARIABLE: Final = "WAFERBOX_CACHE"
+KEY_BYTES: Final = 32
+
+
+def cache_root() -> Path:
+    """$WAFERBOX_CACHE, or the user's cache folder."""
+    named = os.environ.get(CACHE_VARIABLE)
+    if named:
+        return Path(named).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "waferbox"
+
+
+def secret_key(path: Path) -> bytes:
+    """The key in a file that its owner alone may read; a fresh one, if there is none or it could be known to others.
+
+    Of processes that come at the same time all get the same key. Raises OSError.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        if read_secret_key(path) is None:
+            path.unlink(missing_ok=True)
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(KEY_BYTES))
+            with contextlib.suppress(FileExistsError):
+                os.link(fresh, path)  # whole, and the first to come
+    finally:
+        fresh.unlink(missing_ok=True)
+    key = read_secret_key(path)
+    if key is None:
+        raise OSError(f"{path} belongs to somebody else, or its folder does")
+    return key
+
+
+def read_secret_key(path: Path) -> bytes | None:
+    """The key in a file, if it is there and nobody else can read or change it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        return file.read(KEY_BYTES) if _is_private(os.fstat(descriptor)) else None
+
+
+def _is_private(found: os.stat_result) -> bool:
+    private = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    return private and found.st_size == KEY_BYTES

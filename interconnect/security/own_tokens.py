@@ -1,0 +1,100 @@
+"""Which secret and which token this process has: from its environment, or from a file that its user alone may read."""
+
+import contextlib
+import functools
+import getpass
+import os
+import socket
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from interconnect.folders import cache_root, read_secret_key, secret_key
+from interconnect.security.tokens import ClusterSecret, Kind
+
+SECRET_VARIABLE: Final = "WAFERBOX_SECRET_FILE"
+TOKEN_VARIABLE: Final = "WAFERBOX_TOKEN"
+TOKEN_FILE_VARIABLE: Final = "WAFERBOX_TOKEN_FILE"
+SECRET_FILE: Final = "cluster.key"
+
+
+def cluster_secret() -> ClusterSecret:
+    """The secret of the clusters of this user, for their processes; it is made where there is none. Raises OSError.
+
+    It lies in the file that $WAFERBOX_SECRET_FILE names, or in the cache folder; where that takes nothing, in the
+    folder for temporary files.
+    """
+    return _kept_secret(_places())
+
+
+def known_secret() -> ClusterSecret | None:
+    """The same for users' processes: None where there is none."""
+    keys = (read_secret_key(path) for path in _places())
+    return next((ClusterSecret(key) for key in keys if key is not None), None)
+
+
+def without_tokens(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a process of the cluster: what a user shows is not for it, and can be read while it runs."""
+    return {name: value for name, value in environment.items() if name not in (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE)}
+
+
+def user_name() -> str:
+    """Who runs this process, by name; in a container there may be none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def user_token(address: str) -> str:
+    """What a script shows the cluster at host:port; empty if it has nothing to show."""
+    return _own_token(address, Kind.USER, user_name())
+
+
+def command_token(address: str) -> str:
+    """What a command shows the cluster at host:port, as its owner where it can; empty if it has nothing to show."""
+    return _own_token(address, Kind.ADMIN)
+
+
+def _own_token(address: str, kind: Kind, *names: str) -> str:
+    """The token that was given to this process, or else one for a cluster of this machine."""
+    if token := os.environ.get(TOKEN_VARIABLE):
+        return token.strip()
+    if file := os.environ.get(TOKEN_FILE_VARIABLE):
+        return Path(file).read_text(encoding="ascii").strip()
+    # Nobody elsewhere is shown a token of the clusters here, whatever address a script was given.
+    secret = known_secret() if _is_here(address.rpartition(":")[0].strip("[]")) else None
+    return "" if secret is None else secret.token(kind, *names)
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine: its address can be listened at."""
+    if host in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
+        return True
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except (OSError, UnicodeError):
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_secret(places: Sequence[Path]) -> ClusterSecret:
+    for path in places:
+        if (key := read_secret_key(path)) is not None:
+            return ClusterSecret(key)
+    for path in places[:-1]:
+        with contextlib.suppress(OSError):
+            return ClusterSecret(secret_key(path))
+    return ClusterSecret(secret_key(places[-1]))
+
+
+def _places() -> tuple[Path, ...]:
+    """Where the secret may lie: the first that has it, or else that takes it."""
+    if named := os.environ.get(SECRET_VARIABLE):
+        return (Path(named),)
+    temporary = Path(tempfile.gettempdir()) / f"waferbox-{os.getuid()}"
+    return cache_root() / SECRET_FILE, temporary / SECRET_FILE

@@ -1,0 +1,85 @@
+"""TLS between all processes of a cluster, and for its clients: mutual, by an authority of the cluster's own.
+
+The folder that WAFERBOX_TLS_DIR names has authority.pem, and a key with its certificate: node.pem for processes of the
+cluster, client.pem for scripts and commands. Every server asks for a certificate of the authority. A client knows a
+process of the cluster by the name in its certificate, which client.pem has not got, whatever its address.
+"""
+
+import functools
+import os
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+TLS_VARIABLE: Final = "WAFERBOX_TLS_DIR"
+AUTHORITY: Final = "authority.pem"
+NODE: Final = "node.pem"
+CLIENT: Final = "client.pem"
+NODE_NAME: Final = "node.waferbox.internal"  # that certificates of processes are for
+_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
+
+
+class TlsError(OSError):
+    """There is no TLS without these files; the message names them, and the way out."""
+
+
+def add_port(server: grpc.Server | grpc.aio.Server, listen: str) -> int:
+    """Has a server listen; returns the port, or 0. Raises RuntimeError if it cannot, TlsError."""
+    folder = tls_folder()
+    if folder is None:
+        return server.add_insecure_port(listen)
+    return server.add_secure_port(listen, _server_credentials(folder))
+
+
+def open_channel(address: str, options: list[tuple[str, int]]) -> grpc.Channel:
+    """A channel to host:port. Raises TlsError."""
+    folder = tls_folder()
+    if folder is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, _channel_credentials(folder), options=[*options, *_NAMED])
+
+
+def open_async_channel(address: str, options: list[tuple[str, int]]) -> grpc.aio.Channel:
+    """The same for the event loop in which it is made."""
+    folder = tls_folder()
+    if folder is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, _channel_credentials(folder), options=[*options, *_NAMED])
+
+
+def tls_folder() -> Path | None:
+    """Where the certificates are that this process uses; None: it uses no TLS."""
+    named = os.environ.get(TLS_VARIABLE)
+    return Path(named) if named else None
+
+
+_NAMED: Final = [("grpc.ssl_target_name_override", NODE_NAME)]
+
+
+@functools.lru_cache(maxsize=8)
+def _server_credentials(folder: Path) -> grpc.ServerCredentials:
+    return grpc.ssl_server_credentials([_pair(folder, NODE)], _read(folder, AUTHORITY), require_client_auth=True)
+
+
+@functools.lru_cache(maxsize=8)
+def _channel_credentials(folder: Path) -> grpc.ChannelCredentials:
+    key, certificate = _pair(folder, NODE if (folder / NODE).exists() else CLIENT)
+    return grpc.ssl_channel_credentials(_read(folder, AUTHORITY), key, certificate)
+
+
+def _pair(folder: Path, name: str) -> tuple[bytes, bytes]:
+    key, marker, certificate = _read(folder, name).partition(_CERTIFICATE)
+    if not marker:
+        raise TlsError(f"{folder / name} has no certificate behind its key")
+    return key, marker + certificate
+
+
+def _read(folder: Path, name: str) -> bytes:
+    try:
+        return (folder / name).read_bytes()
+    except OSError as error:
+        raise TlsError(
+            f"{TLS_VARIABLE} names {folder}, where {name} cannot be read ({error.strerror}): `waferbox up --tls` makes "
+            f"one; a client on another machine needs copies of {AUTHORITY} and {CLIENT}"
+        ) from error
