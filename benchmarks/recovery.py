@@ -52,7 +52,11 @@ class Shard:
             plan_pb2.StateSlot(value=value, name=name, type=plan_pb2.TensorType(element_type=FLOAT, shape=shape))
             for value, (name, shape) in enumerate(zip(names, shapes, strict=True), 1)
         ]
-        missing = self.points.load(plan_pb2.MemoryXPlan(states=slots), number)
+        updates = [
+            plan_pb2.Instruction(run=plan_pb2.Run(commits=[slot.value for slot in slots[first : first + len(MOMENTS)]]))
+            for first in reversed(range(0, len(slots), len(MOMENTS)))
+        ]
+        missing = self.points.load(plan_pb2.MemoryXPlan(states=slots, instructions=updates), number)
         for name in missing:
             self.store.tensor(name).normal_()
         self.store.mark_written(missing)
