@@ -72,6 +72,16 @@ def weights_groups(plan: plan_pb2.MemoryXPlan) -> Iterable[plan_pb2.Group]:
                 yield group
 
 
+def states_in_order(plan: plan_pb2.MemoryXPlan) -> list[str]:
+    """The plan's states in the order in which a step writes them first; behind them those that it does not write."""
+    names = {slot.value: slot.name for slot in plan.states}
+    written: dict[str, None] = {}
+    for instruction in plan.instructions:
+        states = [instruction.commit.state, *instruction.run.commits]
+        written |= dict.fromkeys(names[state] for state in states if state)
+    return list(written | dict.fromkeys(names.values()))
+
+
 def _base_in(group: plan_pb2.Group, names: Mapping[int, plan_pb2.StateSlot], places: Mapping[str, Place]) -> int | None:
     """Where the group's buffer begins, if all of its members are states that lie as the group has them."""
     bases = set()

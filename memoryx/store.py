@@ -1,6 +1,6 @@
 """The states that one shard keeps for one job: they survive executions, and go with the job."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -10,7 +10,7 @@ from memoryx.files.accesses import Extent
 from memoryx.files.pager import Pager
 from memoryx.files.place import Place
 from memoryx.files.state_memory import StateMemory, StateSettings
-from memoryx.layout import Layout, fit, lay_out
+from memoryx.layout import Layout, fit, lay_out, states_in_order
 from memoryx.recovery.recovery_point import RecoveryPoint
 from memoryx.snapshot import Snapshot
 from wsc.v1 import plan_pb2
@@ -28,6 +28,7 @@ class StateStore:
         self._spare: StateMemory | None = None  # of a snapshot that was released
         self._snapshot: Snapshot | None = None
         self._recovery_point: RecoveryPoint | None = None
+        self._order: Sequence[str] = ()  # of the plan's states: those that a step writes first come first
 
     def load(self, plan: plan_pb2.MemoryXPlan, put_back: Mapping[str, Place] | None = None) -> list[str]:
         """Lay the states out for a plan. Returns the names of those that nobody has written yet.
@@ -36,6 +37,7 @@ class StateStore:
         nothing worth then.
         """
         wanted = {slot.name: slot.type for slot in plan.states}
+        self._order = states_in_order(plan)
         if put_back is not None:
             self._written.clear()
         self._written -= {
@@ -117,7 +119,8 @@ class StateStore:
 
     def begin_recovery_point(self, *, required: bool) -> RecoveryPoint:
         """Everything as it is now, which somebody is to write to a file. The one before has ended."""
-        places = {name: place for name, place in self._layout.places.items() if name in self._written}
+        names = dict.fromkeys((*self._order, *self._layout.places))
+        places = {name: self._layout.places[name] for name in names if name in self._written}
         self._recovery_point = RecoveryPoint(places, self.states, self.was_read, required=required)
         return self._recovery_point
 

@@ -34,7 +34,10 @@ class RecoveryPoint:
     def __init__(
         self, places: Mapping[str, Place], live: StateMemory, on_read: Callable[[Extent], None], *, required: bool
     ) -> None:
-        """on_read(extent): the live states have been read there. required: whether it must not be given up."""
+        """
+        places: in the order in which a step writes the states, as far as that is known: they are saved in this order.
+        on_read(extent): the live states have been read there. required: whether it must not be given up.
+        """
         self.places = places
         self.nbytes = sum(place.nbytes for place in places.values())
         self.required = required
@@ -100,7 +103,10 @@ class RecoveryPoint:
                     return
                 if self._aside is None:
                     self._aside = StateMemory(self._live.nbytes, StateSettings(), "a recovery point")
-                self._aside.copy_from(self._live, place.offset + done, place.offset + done, length)
+                # Not by way of the mapping: to map new pages, which are used but once, costs more than the copying.
+                begin = place.offset + done
+                count = os.pwrite(self._aside.memory.fileno(), self._live.memory.view(begin, length), begin)
+                assert count == length, "memory takes all"
                 self._taken[name] = done + length
                 self._pieces.append(_Piece(name, done, length, aside=True))
                 self._aside_bytes += length
@@ -111,7 +117,7 @@ class RecoveryPoint:
         buffer = memoryview(bytearray(PIECE_BYTES))
         while (piece := self._next(buffer)) is not None:
             if piece.aside:
-                self._write_aside(file, piece)
+                self._write_aside(file, piece, buffer)
             else:
                 file.write(piece.name, piece.offset, buffer[: piece.nbytes])
 
@@ -129,26 +135,30 @@ class RecoveryPoint:
                 if not length:
                     self._untouched.popleft()
                     continue
-                # Not by way of the mapping: of a file, pages come and go as with any other reader.
-                begin = place.offset + done
-                count = os.preadv(self._live.memory.fileno(), [buffer[:length]], begin)
-                assert count == length, "the states are there"
+                _read(self._live, place.offset + done, buffer[:length])
                 if self._live.pages is not None:
-                    self._on_read((begin, length))
+                    self._on_read((place.offset + done, length))
                 self._taken[name] = done + length
                 return _Piece(name, done, length, aside=False)
         return None
 
-    def _write_aside(self, file: PointWriter, piece: _Piece) -> None:
+    def _write_aside(self, file: PointWriter, piece: _Piece, buffer: memoryview) -> None:
         aside = self._aside
         assert aside is not None
         begin = self.places[piece.name].offset + piece.offset
         for done in range(0, piece.nbytes, PIECE_BYTES):
             if self._ended:
                 return
-            length = min(PIECE_BYTES, piece.nbytes - done)
-            file.write(piece.name, piece.offset + done, aside.memory.view(begin + done, length))
+            part = buffer[: piece.nbytes - done]
+            _read(aside, begin + done, part)
+            file.write(piece.name, piece.offset + done, part)
         aside.discard((begin, piece.nbytes))
         with self._changed:
             self._aside_bytes -= piece.nbytes
             self._changed.notify_all()
+
+
+def _read(memory: StateMemory, offset: int, target: memoryview) -> None:
+    """Not by way of the mapping: of a file, pages come and go as with any other reader."""
+    count = os.preadv(memory.memory.fileno(), [target], offset)
+    assert count == len(target), "the states are there"

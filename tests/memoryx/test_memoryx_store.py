@@ -9,7 +9,7 @@ import torch
 
 from interconnect.links.hub import Stopped
 from memoryx.files.state_memory import StateMemory, StateSettings
-from memoryx.layout import fit, lay_out
+from memoryx.layout import fit, lay_out, states_in_order
 from memoryx.snapshot import Snapshot
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore
@@ -166,4 +166,18 @@ def test_a_release_does_not_wait_for_those_who_read() -> None:
     with snapshots.reading(2) as other:
         assert other.aside is snapshot.aside
     snapshots.reset()
+    store.close()
+
+
+def test_states_are_known_in_the_order_in_which_a_step_writes_them() -> None:
+    """A recovery point is written in this order, so that little is copied aside."""
+    plan = make_plan(STATES, [["a", "b"]])
+    plan.instructions.add(run=plan_pb2.Run(kernel=1, outputs=[7, 8, 9], commits=[3, 0, 2]))
+    plan.instructions.add(commit=plan_pb2.Commit(value=7, state=1))
+    plan.instructions.add(run=plan_pb2.Run(kernel=1, outputs=[7], commits=[2]))
+    assert states_in_order(plan) == ["c", "b", "a", "d"]
+    store = StateStore()
+    store.load(plan)
+    store.mark_written(["a", "c", "d"])
+    assert list(store.begin_recovery_point(required=True).places) == ["c", "a", "d"]
     store.close()

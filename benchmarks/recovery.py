@@ -1,0 +1,155 @@
+"""What recovery points cost a process that keeps states: of a model as large as GPT-2 small, with AdamW.
+
+First the rates at which a point is written, and put back. Then steps with points against steps without, in turns: a
+step computes for a while and updates the states from the last layer to the first, with one thread, as a shard has.
+Points are kept far more often than in earnest; what they would cost every 30 s is computed from that.
+"""
+
+import queue
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import xxhash
+
+from benchmarks.checkpoints import SHAPES
+from benchmarks.show import show, show_pairs
+from memoryx.files.state_memory import StateSettings
+from memoryx.recovery_points import RecoveryPoints
+from memoryx.store import StateStore
+from nodes.telemetry.progress import Progress
+from wsc.v1 import node_pb2, plan_pb2
+
+COMPUTE_SECONDS = 1.0  # of a step
+ROUND_SECONDS = 15.0
+POINT_SECONDS = 5.0  # between points
+IN_EARNEST_SECONDS = 30.0
+MOMENTS = ("weight", "exp_avg", "exp_avg_sq")
+FLOAT = plan_pb2.ELEMENT_TYPE_FLOAT32
+
+
+class Shard:
+    """The states, their points, and steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.kept: queue.Queue[node_pb2.RecoveryPointKept] = queue.Queue()
+        self.store = StateStore(StateSettings())
+        member = folder / "job" / "memoryx-0"
+        self.points = RecoveryPoints(self.store, lambda: member, "benchmark", self.kept.put, print)
+        self._progress = Progress("update")
+        self._number = 0
+        self._matrix = torch.randn(1024, 1024)
+        self._gradients = {shape: torch.randn(shape) for shape in set(SHAPES)}
+
+    def load(self, number: int = 0) -> None:
+        names = [f"{number}.{moment}" for number in range(len(SHAPES)) for moment in MOMENTS]
+        shapes = [shape for shape in SHAPES for _ in MOMENTS]
+        slots = [
+            plan_pb2.StateSlot(value=value, name=name, type=plan_pb2.TensorType(element_type=FLOAT, shape=shape))
+            for value, (name, shape) in enumerate(zip(names, shapes, strict=True), 1)
+        ]
+        updates = [
+            plan_pb2.Instruction(run=plan_pb2.Run(commits=[slot.value for slot in slots[first : first + len(MOMENTS)]]))
+            for first in reversed(range(0, len(slots), len(MOMENTS)))
+        ]
+        missing = self.points.load(plan_pb2.MemoryXPlan(states=slots, instructions=updates), number)
+        for name in missing:
+            self.store.tensor(name).normal_()
+        self.store.mark_written(missing)
+
+    def keep(self) -> int:
+        self._number += 1
+        self.points.expect(node_pb2.Start(last_recovery_point=self._number))
+        self.points.keep_last(self._progress)
+        self.points.drop(self._number - 1)
+        return self._number
+
+    def step(self) -> None:
+        end = time.perf_counter() + COMPUTE_SECONDS
+        while time.perf_counter() < end:
+            self._matrix @ self._matrix
+        for number, shape in reversed(list(enumerate(SHAPES))):
+            names = [f"{number}.{moment}" for moment in MOMENTS]
+            if self.store.copies_on_write:
+                self.store.before_write(names)
+            states = [[self.store.tensor(name)] for name in names]
+            torch._fused_adamw_(
+                states[0], [self._gradients[shape]], states[1], states[2], [], [torch.tensor(3.0)],
+                lr=1e-4, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8, amsgrad=False, maximize=False,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        self.points.drop(2**64 - 1)
+        self.points.close()
+        self.store.close()
+
+
+@contextmanager
+def new_shard(folder: Path) -> Iterator[Shard]:
+    shard = Shard(folder)
+    try:
+        yield shard
+    finally:
+        shard.close()
+
+
+def steps_per_second(shard: Shard, *, with_points: bool) -> float:
+    done, begin = 0, time.perf_counter()
+    due = begin
+    while (now := time.perf_counter()) < begin + ROUND_SECONDS:
+        if with_points and now >= due:
+            shard.keep()
+            due += POINT_SECONDS
+        shard.step()
+        done += 1
+    return done / (time.perf_counter() - begin)
+
+
+def rates(shard: Shard, repeats: int) -> None:
+    nbytes = sum(place.nbytes for place in shard.store.places().values())
+    state = memoryview(bytearray(1 << 20))
+    written, read, checked = [], [], []
+    for _ in range(repeats):
+        shard.step()  # what is unchanged is not written
+        number = shard.keep()
+        kept = shard.kept.get()
+        written.append(kept.nbytes / kept.seconds / 1e9)
+        begin = time.perf_counter()
+        shard.load(number)
+        read.append(nbytes / (time.perf_counter() - begin) / 1e9)
+        begin = time.perf_counter()
+        checksum = xxhash.xxh3_64()
+        for _ in range(1000):
+            checksum.update(state)
+        checked.append(1000 * len(state) / (time.perf_counter() - begin) / 1e9)
+    print(f"a recovery point of {nbytes / 1e9:.2f} GB")
+    show("is kept, while nobody computes", written, "GB/s")
+    show("is put back, from the system's cache", read, "GB/s")
+    show("  checksums alone", checked, "GB/s")
+
+
+def bench(repeats: int) -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, new_shard(Path(folder)) as shard:
+        shard.load()
+        rates(shard, repeats)
+        with_points: list[float] = []
+        without: list[float] = []
+        for _ in range(repeats):
+            without.append(steps_per_second(shard, with_points=False))
+            with_points.append(steps_per_second(shard, with_points=True))
+        kept = [shard.kept.get() for _ in range(shard.kept.qsize())]
+        print(f"steps with a point every {POINT_SECONDS:g} s")
+        show_pairs("with points", with_points, "without", without, "steps/s")
+        show("until a point is kept", [each.seconds for each in kept], "s")
+        _show_cost(with_points, without)
+
+
+def _show_cost(with_points: Sequence[float], without: Sequence[float]) -> None:
+    ratio = statistics.median(a / b for a, b in zip(with_points, without, strict=True))
+    cost = (1 - ratio) * POINT_SECONDS / IN_EARNEST_SECONDS
+    print(f"  every {IN_EARNEST_SECONDS:g} s that would be {cost:.2%} of the step rate")
