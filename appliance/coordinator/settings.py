@@ -26,6 +26,7 @@ class CoordinatorSettings:
     cache: Path  # folder of the compiled artifacts
     cache_root: Path  # takes the key that these are authenticated with
     terminated: str  # what has happened if the process is told to end, for the user: "its cluster went down"
+    restarted: bool = False  # in place of one that has ended by no wish of anybody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class CoordinatorHome:
             cache=cache_directory(self.cache_root, self.compile_root, request.compile_dir),
             cache_root=self.cache_root,
             terminated=self.terminated,
+            restarted=request.restarted,
         )
         return _start(settings, outlives=self.outlives)
 

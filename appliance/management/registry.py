@@ -156,13 +156,14 @@ class NodeRegistry:
             self._admit()
 
     def enqueue(self, waiting: Waiting, waiter: Waiter) -> None:
-        """Have a job wait for nodes. One that has them already, and asks again, gets those."""
+        """Have a job wait for nodes. One that has them already, and asks again, gets those, dead ones too."""
         with self._lock:
             if waiting.job not in self._jobs:
                 return
-            held = self._held(waiting.job)
-            if held:
-                waiter.admitted(held)
+            held = {node.member: node for node in self._held(waiting.job)}
+            known = self._jobs[waiting.job] or held
+            if known:
+                waiter.admitted([held.get(member, node) for member, node in known.items()])
             elif not self._replacements.lost_members(waiting.job):
                 self._queue.put(waiting)
                 self._waiters[waiting.job] = waiter

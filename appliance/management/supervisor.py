@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from appliance.coordinator.settings import END_SECONDS, CoordinatorHome
 from appliance.management.coordination import Coordination
-from appliance.management.coordinator_process import IngressProcess, ProcessLost
+from appliance.management.coordinator_process import CoordinatorProcess, IngressProcess, ProcessLost
 from appliance.management.jobs import ENDED, Job, JobTable
 from appliance.management.registry import NodeRegistry
 from appliance.management.settings import ManagementSettings
@@ -20,6 +20,7 @@ from wsc.v1 import ingress_pb2, management_pb2
 
 logger = logging.getLogger(__name__)
 
+MAX_LOSSES, LOSSES_SECONDS = 3, 60.0  # a job ends when so many of its coordinators have ended within this time
 COORDINATOR_RETURN_SECONDS = 10.0  # until a coordinator must be back whose process we do not know
 
 
@@ -30,6 +31,7 @@ class Supervisor:
         """on_defect(error) is called when the watch has ended by a defect: management cannot go on."""
         self.registry = NodeRegistry(settings.lease_seconds, self._node_lost)
         self.jobs = JobTable()
+        self._restart_coordinators = settings.restart_coordinators
         self._lease_seconds = settings.lease_seconds
         self._coordinations: dict[str, Coordination] = {}
         self._lock = threading.Lock()
@@ -72,23 +74,31 @@ class Supervisor:
 
         Blocks while a process is started. Raises TooManyJobs, or SpawnError when the job has ended already.
         """
-        assert self._home is not None
         job = self.jobs.create(request, lambda name: cluster_secret().token(Kind.JOB, name))
         self.registry.open(job.name)
-        start = ingress_pb2.RunCoordinatorRequest(
-            job=job.name, token=job.token, created=job.created, compile_dir=request.compile_dir
-        )
         try:
-            job.process = IngressProcess(ingress, start) if ingress else self._home.start(start)
+            job.process = self._start_coordinator(job, ingress)
         except SpawnError as error:
             self._end(job, management_pb2.JOB_PHASE_FAILED, str(error))
             raise
         GuardedThread(
-            lambda: self._watch_coordinator(job),
+            lambda: self._watch_coordinators(job, ingress),
             name=f"coordinator-{job.name}",
             on_defect=lambda error: self._watch_failed(job, error),
         ).start()
         return job
+
+    def _start_coordinator(self, job: Job, ingress: str, *, restarted: bool = False) -> CoordinatorProcess:
+        """Raises SpawnError."""
+        assert self._home is not None
+        start = ingress_pb2.RunCoordinatorRequest(
+            job=job.name,
+            token=job.token,
+            created=job.created,
+            compile_dir=job.request.compile_dir,
+            restarted=restarted,
+        )
+        return IngressProcess(ingress, start) if ingress else self._home.start(start)
 
     def _watch_failed(self, job: Job, error: Exception) -> None:
         """A coordinator that nobody watches must not keep nodes."""
@@ -96,28 +106,50 @@ class Supervisor:
             process.kill()
         self._end(job, management_pb2.JOB_PHASE_FAILED, f"a defect in the management service: {error!r}")
 
-    def _watch_coordinator(self, job: Job) -> None:
-        """The end of the process is the end of the job, whatever it said before."""
-        process = job.process
-        assert process is not None
-        try:
-            status = process.wait()
-            self._process_ended(job, process.cause or f"its coordinator ended with status {status}")
-        except ProcessLost as error:
-            self._process_lost(job, str(error))
-        if not self._closing.is_set():
-            process.close()
+    def _watch_coordinators(self, job: Job, ingress: str) -> None:
+        """The job's coordinator, and those in its place: the end of the last is that of the job, whatever was said."""
+        while (process := job.process) is not None:
+            try:
+                status = process.wait()
+            except ProcessLost as error:
+                self._process_lost(job, str(error))
+                break
+            finally:
+                if not self._closing.is_set():
+                    process.close()
+            coordination = self.coordination_of(job.name)
+            if coordination is not None:
+                coordination.end()
+            how = process.cause or f"its coordinator ended with status {status}"
+            if status == 0 or not self._replace_coordinator(job, ingress, how):
+                self._process_ended(job, how)
+                break
+
+    def _replace_coordinator(self, job: Job, ingress: str, how: str) -> bool:
+        """Start another; the nodes stay the job's. False: the job is not to go on."""
+        wanted = self._restart_coordinators and job.coordinator and not job.cancelled and job.report.phase not in ENDED
+        while wanted and not self._closing.is_set():
+            now = time.monotonic()
+            job.losses = [*(loss for loss in job.losses if now - loss < LOSSES_SECONDS), now]
+            if len(job.losses) >= MAX_LOSSES:
+                break
+            try:
+                job.process = self._start_coordinator(job, ingress, restarted=True)
+            except SpawnError as error:
+                logger.warning("the coordinator of %s could not be started again: %s", job.name, error)
+                continue
+            logger.warning("%s: %s; another is started", job.name, how)
+            return True
+        return False
 
     def _process_ended(self, job: Job, how: str) -> None:
-        coordination = self.coordination_of(job.name)
-        if coordination is not None:
-            coordination.end()
         if job.report.phase in ENDED:
             self._end(job, job.report.phase, job.report.message)
         elif job.cancelled:
             self._end(job, management_pb2.JOB_PHASE_CANCELLED, "cancelled")
         else:
-            self._end(job, management_pb2.JOB_PHASE_FAILED, how)
+            losses = f", the last of {len(job.losses)} in {LOSSES_SECONDS:g} s" if len(job.losses) > 1 else ""
+            self._end(job, management_pb2.JOB_PHASE_FAILED, how + losses)
 
     def _process_lost(self, job: Job, reason: str) -> None:
         """A coordinator that has said hello may still be there."""

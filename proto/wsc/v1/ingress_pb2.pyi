@@ -26,6 +26,7 @@ class RunCoordinatorRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     COMPILE_DIR_FIELD_NUMBER: _builtins.int
+    RESTARTED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     token: _builtins.str
     """what the coordinator shows the management service"""
@@ -33,6 +34,8 @@ class RunCoordinatorRequest(_message.Message):
     """seconds since 1970"""
     compile_dir: _builtins.str
     """as in CreateJobRequest, of the ingress' own roots"""
+    restarted: _builtins.bool
+    """in place of one that has ended by no wish of anybody"""
     def __init__(
         self,
         *,
@@ -40,10 +43,11 @@ class RunCoordinatorRequest(_message.Message):
         token: _builtins.str = ...,
         created: _builtins.float = ...,
         compile_dir: _builtins.str = ...,
+        restarted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "created", b"created", "job", b"job", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "created", b"created", "job", b"job", "restarted", b"restarted", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

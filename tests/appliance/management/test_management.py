@@ -187,6 +187,7 @@ def test_a_coordinator_that_does_not_start_is_reported(
 
     class Stillborn:
         pid = 1
+        cause = ""
 
         def wait(self, timeout_seconds: float | None = None) -> int:
             return 3

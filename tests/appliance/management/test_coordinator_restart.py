@@ -1,0 +1,180 @@
+"""A coordinator that ends by itself has a successor, which has the job and its nodes; but not for ever."""
+
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from appliance.coordinator import settings as coordinator_settings
+from appliance.coordinator.settings import CoordinatorSettings, read_settings
+from appliance.management import supervisor
+from appliance.management.settings import ManagementSettings
+from interconnect.rpc.version import __version__
+from nodes.launch.spawn import SpawnError
+from wsc.v1 import management_pb2
+
+WAIT_SECONDS = 30.0
+ACQUIRE = management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=1)
+
+
+class FakeCoordinator:
+    """Says hello and asks for nodes, and ends as it is told to."""
+
+    cause = ""
+
+    def __init__(self, settings: CoordinatorSettings, number: int, cluster: Any) -> None:
+        self.settings = settings
+        self._over: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[management_pb2.CoordinateRequest | None] = queue.SimpleQueue()
+        hello = management_pb2.CoordinatorHello(job=settings.job, token=settings.token, address=f"h:{number}")
+        self.say(hello=hello)
+        self.say(acquire=ACQUIRE)
+        self._call = cluster.stub.Coordinate(iter(self._requests.get, None))
+
+    def nodes(self) -> list[management_pb2.NodeInfo]:
+        """Waits until it has them."""
+        for response in self._call:
+            if response.WhichOneof("kind") == "acquired":
+                return list(response.acquired.nodes)
+        raise AssertionError("the stream has ended")
+
+    def say(self, **kind: Any) -> None:
+        self._requests.put(management_pb2.CoordinateRequest(**kind))
+
+    def end(self, status: int) -> None:
+        self._call.cancel()
+        self._requests.put(None)
+        self._over.put(status)
+
+    def wait(self) -> int:
+        return self._over.get(timeout=WAIT_SECONDS)
+
+    def terminate(self) -> None:
+        self.end(0)
+
+    def kill(self) -> None:
+        self.end(-9)
+
+    def close(self, deadline_seconds: float = 0.0) -> int:
+        return 0
+
+
+class Coordinators:
+    """Those that management has started."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+        self._changed = threading.Condition()
+        self.started: list[FakeCoordinator] = []
+        self.error: SpawnError | None = None
+
+    def spawn(self, module: str, argv: object, fds: list[int], *, outlives: bool) -> FakeCoordinator:
+        settings = read_settings(os.dup(fds[0]))
+        if self.error is not None:
+            raise self.error
+        with self._changed:
+            self.started.append(FakeCoordinator(settings, len(self.started), self._cluster))
+            self._changed.notify_all()
+            return self.started[-1]
+
+    def wait_for(self, number: int) -> FakeCoordinator:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.started) >= number, WAIT_SECONDS)
+            return self.started[number - 1]
+
+
+@pytest.fixture
+def coordinators(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinators]:
+    coordinators = Coordinators(cluster)
+    monkeypatch.setattr(coordinator_settings, "spawn", coordinators.spawn)
+    monkeypatch.setattr(cluster.service._supervisor, "_restart_coordinators", True)
+    cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
+    yield coordinators
+    for one in coordinators.started:
+        one.end(0)
+
+
+def create(cluster: Any) -> str:
+    request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
+    return str(cluster.stub.CreateJob(request, timeout=WAIT_SECONDS).job)
+
+
+def job(cluster: Any, name: str) -> management_pb2.JobInfo:
+    return cluster.stub.GetJob(management_pb2.GetJobRequest(job=name), timeout=WAIT_SECONDS).job
+
+
+def test_another_takes_up_the_job_and_has_its_nodes(cluster: Any, coordinators: Coordinators) -> None:
+    name = create(cluster)
+    first = coordinators.wait_for(1)
+    nodes = first.nodes()
+    assert not first.settings.restarted
+    first.end(-9)
+    second = coordinators.wait_for(2)
+    assert second.settings.restarted
+    assert (second.settings.job, second.settings.token, second.settings.created) == (
+        first.settings.job,
+        first.settings.token,
+        first.settings.created,
+    )
+    assert [(node.member, node.address) for node in second.nodes()] == [(node.member, node.address) for node in nodes]
+    assert job(cluster, name).coordinator == "h:1"  # where clients find it
+    second.say(report=management_pb2.JobReport(phase=management_pb2.JOB_PHASE_SUCCEEDED))
+    cluster.until(lambda: job(cluster, name).phase == management_pb2.JOB_PHASE_SUCCEEDED)
+    second.end(0)
+    cluster.until(lambda: cluster.free_nodes() == 4)
+    assert len(coordinators.started) == 2
+
+
+def test_a_job_whose_coordinators_end_again_and_again_fails(cluster: Any, coordinators: Coordinators) -> None:
+    name = create(cluster)
+    for number in range(1, supervisor.MAX_LOSSES + 1):
+        one = coordinators.wait_for(number)
+        one.nodes()
+        one.end(-9)
+    cluster.until(lambda: job(cluster, name).ended)
+    ended = job(cluster, name)
+    assert ended.phase == management_pb2.JOB_PHASE_FAILED
+    assert ended.message == "its coordinator ended with status -9, the last of 3 in 60 s"
+    cluster.until(lambda: cluster.free_nodes() == 4)
+    assert len(coordinators.started) == supervisor.MAX_LOSSES
+
+
+def test_one_that_cannot_be_started_again_counts(cluster: Any, coordinators: Coordinators) -> None:
+    name = create(cluster)
+    one = coordinators.wait_for(1)
+    one.nodes()
+    coordinators.error = SpawnError("no memory")
+    one.end(-9)
+    cluster.until(lambda: job(cluster, name).ended)
+    assert job(cluster, name).message.startswith("its coordinator ended with status -9")
+
+
+@pytest.mark.parametrize("way", ["it ends in good order", "the job is cancelled", "it has never come", "by default"])
+def test_none_takes_up_a_job_that_is_over(
+    cluster: Any, coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    if way == "by default":
+        default = ManagementSettings(cache_root=Path("/nowhere")).restart_coordinators
+        monkeypatch.setattr(cluster.service._supervisor, "_restart_coordinators", default)
+    if way == "it has never come":
+        monkeypatch.setattr(FakeCoordinator, "say", lambda self, **kind: self.end(3) if kind.get("acquire") else None)
+        monkeypatch.setattr(FakeCoordinator, "end", lambda self, status: self._over.put(status))
+        with pytest.raises(grpc.RpcError):
+            create(cluster)
+    else:
+        name = create(cluster)
+        one = coordinators.wait_for(1)
+        one.nodes()
+        if way == "the job is cancelled":
+            cluster.stub.CancelJob(management_pb2.CancelJobRequest(job=name))
+        one.end(0 if way == "it ends in good order" else -9)
+        cluster.until(lambda: job(cluster, name).ended)
+        expected = management_pb2.JOB_PHASE_CANCELLED if "cancelled" in way else management_pb2.JOB_PHASE_FAILED
+        assert job(cluster, name).phase == expected
+    cluster.until(lambda: cluster.free_nodes() == 4)
+    assert len(coordinators.started) == 1
