@@ -26,7 +26,9 @@ class MetricsServer:
         ProcessCollector(registry=registry)
         self._server, self._thread = start_http_server(port, host.strip("[]"), registry)
         if host not in LOOPBACK:
-            self._server.set_app(_for_viewers(self._server.get_app()))  # type: ignore[attr-defined]  # not in the stubs
+            app = self._server.get_app()
+            assert app is not None
+            self._server.set_app(_for_viewers(app))
         self.address = reached_at(host, int(self._server.server_port))
 
     def close(self) -> None:
