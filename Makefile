@@ -39,6 +39,7 @@ docs: venv
 	$(BIN)/python docs/compatibility.py
 	$(BIN)/python docs/folders.py
 	$(BIN)/python docs/picture.py
+	$(BIN)/python docs/rights.py
 	$(BIN)/python docs/roles.py
 
 venv: .venv/.complete

@@ -28,6 +28,7 @@ FOLDERS: Final = {
         "nodes/launch",
         "interconnect/links",
         "interconnect/rpc",
+        "interconnect/security",
     ),
     "swarmx": ("swarmx",),
     "wafer": ("wafer",),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from appliance import drawing
 from appliance.page import compile_report, rendering, streams
 from appliance.page.source import PageSource
+from interconnect.security.http_token import CHALLENGE, may_look
 from wsc.v1 import management_pb2
 
 MAX_ADDRESS_BYTES: Final = 4096
@@ -36,12 +37,15 @@ _POLICY: Final = (
 _REPORT_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
-def make_app(source: PageSource, closing: asyncio.Event, hosts: Sequence[str] = ("*",)) -> Starlette:
+def make_app(
+    source: PageSource, closing: asyncio.Event, hosts: Sequence[str] = ("*",), *, for_viewers: bool = False
+) -> Starlette:
     """The application.
 
     Args:
         closing: ends the streams of events when it is set.
         hosts: under which names it may be asked for; then no page from elsewhere can have its own name point here.
+        for_viewers: whether it is shown to those alone who have a viewer's token.
     """
 
     async def cluster(request: Request) -> Response:
@@ -89,7 +93,10 @@ def make_app(source: PageSource, closing: asyncio.Event, hosts: Sequence[str] = 
             Route("/static/report.css", report_style),
             Mount("/static", StaticFiles(directory=_STATIC)),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(_Guard)],
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)),
+            Middleware(_Guard, for_viewers=for_viewers),
+        ],
         exception_handlers={HTTPException: _refused},
     )
 
@@ -105,10 +112,11 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 class _Guard:
-    """Refuses addresses that no page has, and puts on every answer what it may do in the browser."""
+    """Refuses addresses that no page has, and who may not look; puts on every answer what it may do in the browser."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, for_viewers: bool) -> None:
         self._app = app
+        self._for_viewers = for_viewers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def guarded(message: Message) -> None:
@@ -122,5 +130,8 @@ class _Guard:
 
         if scope["type"] == "http" and len(scope["raw_path"]) + len(scope["query_string"]) > MAX_ADDRESS_BYTES:
             await PlainTextResponse("URI Too Long", 414)(scope, receive, guarded)
+            return
+        if self._for_viewers and not may_look(Headers(scope=scope).get("authorization", "")):
+            await PlainTextResponse("Unauthorized", 401, dict([CHALLENGE]))(scope, receive, guarded)
             return
         await self._app(scope, receive, guarded)

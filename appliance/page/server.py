@@ -8,11 +8,11 @@ from typing import Final
 
 from appliance.page.source import PageSource
 from interconnect.rpc.address import split_address
+from interconnect.security.http_token import LOOPBACK
 from interconnect.threads import GuardedThread
 
 MAX_CONNECTIONS: Final = 128
 END_SECONDS: Final = 3.0
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +78,9 @@ class PageServer:
             if self._closed:
                 return
             self._loop = asyncio.get_running_loop()
-        hosts = _LOOPBACK if self._host in _LOOPBACK else ("*",)
+        is_local = self._host in LOOPBACK
         config = uvicorn.Config(
-            make_app(self._source, self._closing, hosts),
+            make_app(self._source, self._closing, LOOPBACK if is_local else ("*",), for_viewers=not is_local),
             http=PageProtocol,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ws="none",

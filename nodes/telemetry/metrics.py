@@ -1,6 +1,7 @@
 """A Prometheus endpoint of a role process. Imported only where one is wanted."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -8,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from interconnect.rpc.address import reached_at
+from interconnect.security.http_token import CHALLENGE, LOOPBACK, may_look
 from wsc.v1 import observation_pb2
 
 
@@ -15,17 +17,36 @@ class MetricsServer:
     """Owns the server and its thread."""
 
     def __init__(self, collector: Collector, host: str, port: int) -> None:
-        """host: as split_address has it; port 0: any. Raises OSError where the port is taken."""
+        """host: as split_address has it; beyond loopback a token is asked for. port 0: any.
+
+        Raises OSError where the port is taken.
+        """
         registry = CollectorRegistry()
         registry.register(collector)
         ProcessCollector(registry=registry)
         self._server, self._thread = start_http_server(port, host.strip("[]"), registry)
+        if host not in LOOPBACK:
+            app = self._server.get_app()
+            assert app is not None
+            self._server.set_app(_for_viewers(app))
         self.address = reached_at(host, int(self._server.server_port))
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _for_viewers(app: WSGIApplication) -> WSGIApplication:
+    """The same for those who may look."""
+
+    def guarded(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if may_look(environ.get("HTTP_AUTHORIZATION", "")):
+            return app(environ, start_response)
+        start_response("401 Unauthorized", [CHALLENGE, ("Content-Type", "text/plain")])
+        return [b"Unauthorized"]
+
+    return guarded
 
 
 class RoleCollector(Collector):

@@ -1,9 +1,11 @@
 """State on its way between the client and a real shard's StateService, over both lanes."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 from link_pairs import raise_defect
@@ -13,7 +15,7 @@ from cstorch.errors import ClusterError, ConfigurationError, CstorchError, Inter
 from cstorch.session import failures, job, transfer
 from cstorch.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
 from interconnect.links.listener import LinkListener
-from interconnect.rpc.server import make_server
+from interconnect.rpc.server import make_channel, make_server
 from interconnect.security.tokens import Kind
 from memoryx import state_service
 from memoryx.files.state_memory import StateSettings
@@ -244,3 +246,19 @@ def test_a_defect_in_the_state_service_ends_the_job(shard: Shard, monkeypatch: p
         connection.write([outgoing("small")])
     assert [str(error) for error in told] == ["oh"]
     connection.close()
+
+
+@pytest.mark.parametrize("names", [(), (Kind.JOB, "job-of-eve"), (Kind.USER, "eve"), (Kind.NODE,)])
+def test_a_stranger_reads_and_writes_no_weights(shard: Shard, names: tuple[Any, ...]) -> None:
+    """The name of a job was once enough."""
+    with make_channel(shard.address, token(*names) if names else "") as channel:
+        stub = node_pb2_grpc.StateServiceStub(channel)
+        calls = [partial(stub.OpenState, node_pb2.OpenStateRequest(job="job"))]
+        transfer_request = node_pb2.TransferStateRequest(job="job", names=["small"])
+        calls += [partial(method, transfer_request) for method in (stub.ReadState, stub.WriteState)]
+        calls.append(partial(stub.InitialiseStates, node_pb2.InitialiseStatesRequest(job="job")))
+        calls.append(partial(stub.StageStates, node_pb2.StageStatesRequest(job="job")))
+        for call in calls:
+            with pytest.raises(grpc.RpcError) as caught:
+                call(timeout=10)
+            assert caught.value.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)

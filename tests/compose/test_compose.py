@@ -47,9 +47,14 @@ def compose(*arguments: str, seconds: float = 60.0) -> str:
     return done.stdout
 
 
+def token() -> str:
+    """The owner's, as the cluster's own command prints it."""
+    return compose("exec", "-T", "management", "python", "-m", "waferbox", "token").strip()
+
+
 def environment(management: str | None, cache: Path) -> dict[str, str]:
     own = {"WAFERBOX_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    address = {} if management is None else {"WAFERBOX_MANAGEMENT": management}
+    address = {} if management is None else {"WAFERBOX_MANAGEMENT": management, "WAFERBOX_TOKEN": token()}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("WAFERBOX_")}
     return {**inherited, **own, **address}
 
@@ -86,7 +91,8 @@ def nodes(address: str) -> int:
 def waferbox(command: str, address: str) -> str:
     """What a command printed; nothing where the cluster does not answer."""
     words = [sys.executable, "-m", "waferbox", *command.split(), "--management", address]
-    return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
+    shown = {**os.environ, "WAFERBOX_TOKEN": token()}
+    return subprocess.run(words, env=shown, capture_output=True, text=True, timeout=30).stdout
 
 
 def losses(management: str | None, folder: Path) -> list[str]:

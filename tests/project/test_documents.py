@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
 import folders  # noqa: E402  from docs
+import rights  # noqa: E402
 import roles  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -136,6 +137,10 @@ def test_the_readme_is_short() -> None:
 
 def test_the_tree_of_folders_is_current() -> None:
     assert folders.PAGE.read_text() == folders.page(), "stale: run `python docs/folders.py`"
+
+
+def test_the_table_of_rights_is_the_one_that_servers_check() -> None:
+    assert rights.PAGE.read_text() == rights.page(), "stale: run `python docs/rights.py`"
 
 
 @pytest.mark.parametrize("role", roles.FOLDERS)

@@ -7,16 +7,16 @@ from typing import Any
 
 import grpc
 import pytest
-from tokens_shown import shown
+from tokens_shown import shown, token
 
 from appliance.coordinator import management_link, settings
 from appliance.ingress.process import Ingress, IngressSettings
 from appliance.management import supervisor
-from interconnect.rpc.server import LARGE_MESSAGE_BYTES, SMALL_MESSAGE_BYTES
+from interconnect.rpc.server import LARGE_MESSAGE_BYTES, SMALL_MESSAGE_BYTES, make_channel
 from interconnect.rpc.version import __version__
 from interconnect.security.tokens import Kind
 from nodes.lifecycle import registration
-from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2, node_pb2
+from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2
 
 ONE = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
 
@@ -185,3 +185,30 @@ def test_an_ingress_has_artifacts_below_its_own_roots_only(ingress: Ingress) -> 
     with pytest.raises(grpc.RpcError) as caught:
         cluster_ingress(ingress.address, request)
     assert "--compile-root" in caught.value.details()
+
+
+@pytest.mark.parametrize("names", [(), (Kind.USER, "eve"), (Kind.JOB, "job-of-eve"), (Kind.ADMIN,), (Kind.NODE,)])
+def test_coordinators_are_managements_to_start_and_to_end(
+    client: Callable[..., Any], ingress: Ingress, names: tuple[Any, ...]
+) -> None:
+    """The port of an ingress is the one that a cluster of containers shows to the world."""
+    one = client(ingress=ingress.address)
+    with make_channel(ingress.address, token(*names) if names else "") as channel:
+        stub = ingress_pb2_grpc.IngressStub(channel)
+        for call in (
+            lambda: stub.EndCoordinator(ingress_pb2.EndCoordinatorRequest(job=one.created.job, kill=True), timeout=10),
+            lambda: stub.RunCoordinator(ingress_pb2.RunCoordinatorRequest(job="job-of-eve"), timeout=10),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                call()
+            assert caught.value.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+    assert ingress._coordinators.count() == 1
+    one.compile()
+
+
+def test_an_ingress_lends_nobody_its_own_token(ingress: Ingress, cluster: Any) -> None:
+    request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
+    with make_channel(ingress.address, "") as channel, pytest.raises(grpc.RpcError) as caught:
+        management_pb2_grpc.ManagementStub(channel).CreateJob(request, timeout=10)
+    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert not cluster.jobs()

@@ -1,0 +1,53 @@
+"""Writes the table of rights into docs/security.md, from the one that servers check. `python docs/rights.py`.
+
+The table is all that follows `## The table of rights`, at the end of the page.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from interconnect.security.rights import RIGHTS, Right, Whose
+from interconnect.security.tokens import Kind
+
+ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = ROOT / "docs" / "security.md"
+HEADING: Final = "## The table of rights\n"
+ORDER: Final = (
+    Kind.ADMIN,
+    Kind.USER,
+    Kind.VIEWER,
+    Kind.JOB,
+    Kind.LEASE,
+    Kind.COORDINATOR,
+    Kind.MANAGEMENT,
+    Kind.NODE,
+)
+OWN: Final = {Kind.USER: "its user", Kind.JOB: "the script of that job"}
+
+
+def _who(right: Right) -> str:
+    """Whom a method opens to, in words."""
+    if not right.kinds:
+        return "everybody"
+    names = [
+        OWN[kind] if right.whose is not Whose.ANY and kind in OWN else kind.value
+        for kind in ORDER
+        if kind in right.kinds
+    ]
+    return ", ".join(names)
+
+
+def page() -> str:
+    """The page, with the table as it is now."""
+    text, found, _ = PAGE.read_text().partition(HEADING)
+    assert found, f"{PAGE} has no {HEADING}"
+    rows = []
+    for path, right in RIGHTS.items():
+        service, method = path.removeprefix("/").split("/")
+        rows.append(f"| {service.rpartition('.')[2]} | {method} | {_who(right)} | {right.note} |")
+    head = "| service | method | opens to a token of | and besides |\n|---|---|---|---|\n"
+    return f"{text}{HEADING}\n{head}" + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
