@@ -216,9 +216,10 @@ class Job:
         if self._last is not None:
             self._last.restore()
 
-    def recovered(self, message: str) -> None:
+    def recovered(self, restart: management_pb2.Restart, message: str) -> None:
         logger.warning("%s", message)
         self._advise(message)
+        self._reporter.add_restart(restart)
 
     def _keep_point(self, step: int) -> bool:
         execution = self.current_execution()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from wsc.v1 import management_pb2, node_pb2
 
 MAX_ARTIFACTS = 4  # of the job's executions, that are told of
+MAX_RESTARTS = 20  # that are told of
 
 
 class JobReporter:
@@ -31,6 +32,15 @@ class JobReporter:
             others = [other for other in self._report.artifacts if other != artifact]
             del self._report.artifacts[:]
             self._report.artifacts.extend([*others[1 - MAX_ARTIFACTS :], artifact])
+
+    def add_restart(self, restart: management_pb2.Restart) -> None:
+        """It has gone on after a death."""
+        with self._lock:
+            kept = [*self._report.restarts, restart][-MAX_RESTARTS:]
+            del self._report.restarts[:]
+            self._report.restarts.extend(kept)
+            self._report.num_restarts += 1
+            self._tell(self._report.phase)
 
     def end(self, phase: "management_pb2.JobPhase.ValueType", message: str) -> None:
         """How the job ended: the last report."""

@@ -67,6 +67,8 @@ class Job:
             created=self.created,
             started=self.started,
             ended=self.ended,
+            restarts=self.report.restarts,
+            num_restarts=self.report.num_restarts,
         )
 
     def label(self, add: Sequence[str], remove: Sequence[str]) -> None:

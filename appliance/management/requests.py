@@ -16,6 +16,7 @@ MAX_LABELS = 64
 MAX_TEXT = 256  # characters of a label, a name or an address
 MAX_FOLDER = 4096  # characters of a path
 MAX_MESSAGE = 10_000  # characters of what a job reports
+MAX_RESTARTS = 20  # that a job tells of
 MAX_ARTIFACTS = 64  # that a job names
 MAX_KEYS = 1024  # labels that one call takes away
 
@@ -96,6 +97,10 @@ def problem_of_report(report: management_pb2.JobReport) -> str:
     report.message = report.message[:MAX_MESSAGE]
     if len(report.artifacts) > MAX_ARTIFACTS or max(map(len, report.artifacts), default=0) > MAX_TEXT:
         return f"a job names at most {MAX_ARTIFACTS} artifacts, each with at most {MAX_TEXT} characters"
+    if len(report.restarts) > MAX_RESTARTS:
+        return f"a job tells of its last {MAX_RESTARTS} restarts, not of {len(report.restarts)}"
+    for restart in report.restarts:
+        restart.cause, restart.replaced = restart.cause[:MAX_MESSAGE], restart.replaced[:MAX_MESSAGE]
     return ""
 
 

@@ -225,7 +225,13 @@ class Supervisor:
     def _end(self, job: Job, phase: "management_pb2.JobPhase.ValueType", message: str) -> None:
         last = job.report
         report = management_pb2.JobReport(
-            phase=phase, message=message, step=last.step, num_steps=last.num_steps, artifacts=last.artifacts
+            phase=phase,
+            message=message,
+            step=last.step,
+            num_steps=last.num_steps,
+            artifacts=last.artifacts,
+            restarts=last.restarts,
+            num_restarts=last.num_restarts,
         )
         job.nodes = job.nodes or self.registry.held(job.name)
         if self.jobs.end(job, report):

@@ -151,6 +151,9 @@ def describe_job(name: JobArgument, management: ManagementOption = None) -> None
     if job.nodes:
         output.print()
         output.print(_job_nodes(job.nodes))
+    if job.restarts:
+        output.print()
+        output.print(_restarts(job.restarts))
 
 
 def _facts(job: management_pb2.JobInfo) -> Sequence[tuple[str, str]]:
@@ -169,8 +172,17 @@ def _facts(job: management_pb2.JobInfo) -> Sequence[tuple[str, str]]:
         ("Created", f"{time_text(job.created)}"),
         ("Got nodes", f"{time_text(job.started)}{waited}" if job.started else ""),
         ("Ended", f"{time_text(job.ended)}{took}" if job.ended else ""),
+        ("Restarts", str(job.num_restarts or "")),
         ("Coordinator", safe(job.coordinator)),
     )
+
+
+def _restarts(restarts: Sequence[management_pb2.Restart]) -> Table:
+    table = empty_table("restarted", "from step", "reached", "after", "cause", right=["from step", "reached", "after"])
+    for restart in restarts:
+        steps = (str(restart.from_step), str(restart.reached_step))
+        table.add_row(time_text(restart.time), *steps, f"{restart.seconds:.1f} s", safe(restart.cause))
+    return table
 
 
 def _job_nodes(nodes: Sequence[management_pb2.NodeInfo]) -> Table:

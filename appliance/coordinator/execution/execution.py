@@ -87,6 +87,11 @@ class Execution:
         return self._is_started
 
     @property
+    def shown_step(self) -> int:
+        """The last whose outputs the client was given."""
+        return self._shown_step
+
+    @property
     def is_epoch_over(self) -> bool:
         """Whether links end now, and nobody is to blame."""
         epoch = self._epoch

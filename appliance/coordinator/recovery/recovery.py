@@ -37,8 +37,8 @@ class RecoveringJob(Protocol):
     def restore(self) -> None:
         """Between executions: put the states back on the nodes. Raises JobFailed, Abandoned, EpochOver."""
 
-    def recovered(self, message: str) -> None:
-        """For the user."""
+    def recovered(self, restart: management_pb2.Restart, message: str) -> None:
+        """The job goes on. message: for the user."""
 
 
 class Recovery:
@@ -67,6 +67,7 @@ class Recovery:
         self._dead: dict[str, tuple[Member, str]] = {}  # and why
         self._lost: list[node_pb2.Failure] = []  # links, and what else a new epoch mends without a replacement
         self._is_live = True
+        self._disturbed_at = 0.0  # when somebody was missed first
         self._closing = False
         self._thread = GuardedThread(self._run, name="recovery", on_defect=verdict.report_defect)
 
@@ -120,6 +121,7 @@ class Recovery:
     def _disturb(self) -> None:
         """The epoch is over, if there is one."""
         with self._changed:
+            self._disturbed_at = time.monotonic() if self._is_live else self._disturbed_at
             self._is_live = False
             self._changed.notify_all()
         execution = self._job.current_execution()
@@ -138,9 +140,9 @@ class Recovery:
             try:
                 self._recover()
             except (EpochOver, NodesDied):
-                continue  # somebody else has died meanwhile
+                self._try_again()
             except Abandoned:
-                continue  # the client has left the execution, which is being stopped
+                self._set_live()  # the client has left the execution, which is being stopped
             except JobFailed:
                 return
             except NodesRefused as error:
@@ -148,8 +150,21 @@ class Recovery:
                 self._verdict.report(failure)
                 return
 
+    def _try_again(self) -> None:
+        """Somebody else has died meanwhile; or, where nobody is known to have, links were not opened."""
+        with self._changed:
+            if not self.is_disturbed:
+                message = "links between nodes could not be opened"
+                self._lost.append(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=message))
+
+    def _set_live(self) -> bool:
+        """All nodes are there; False if somebody is missing again."""
+        with self._changed:
+            self._is_live = not self.is_disturbed
+            self._changed.notify_all()
+            return self._is_live
+
     def _recover(self) -> None:
-        begin = time.monotonic()
         with self.lock:  # who waits for nodes with it has been told that the epoch is over
             with self._changed:
                 causes = [message for _, message in self._dead.values()] or [f.message for f in self._lost]
@@ -166,27 +181,33 @@ class Recovery:
                 for member in execution.end_epoch(live):
                     self.died(member, f"{self._nodes.describe(member.name)} does not answer")
             replaced = self._replace_dead()
-            where = self._go_on(execution, "; ".join(causes))
-            with self._changed:
-                if self.is_disturbed:
-                    return
-                self._is_live = True
-                self._changed.notify_all()
-        seconds = time.monotonic() - begin
-        self._job.recovered(f"{'; '.join(causes)}. {replaced}The job goes on{where}, after {seconds:.1f} s")
+            from_step = self._go_on(execution, "; ".join(causes))
+            if not self._set_live():
+                return
+        restart = management_pb2.Restart(
+            time=time.time(),
+            cause="; ".join(causes),
+            replaced=replaced,
+            from_step=from_step or 0,
+            reached_step=0 if execution is None else execution.shown_step,
+            seconds=time.monotonic() - self._disturbed_at,
+        )
+        placed = f"In its place: {replaced}. " if replaced else ""
+        where = "" if from_step is None else f" from step {from_step}"
+        self._job.recovered(restart, f"{restart.cause}. {placed}The job goes on{where}, after {restart.seconds:.1f} s")
 
-    def _go_on(self, execution: Execution | None, causes: str) -> str:
-        """Put the states back, and run what is left of the execution; returns from where, for the user."""
+    def _go_on(self, execution: Execution | None, causes: str) -> int | None:
+        """Put the states back, and run what is left of the execution; returns its step, if it has any yet."""
         if execution is None:
             self._job.restore()
         elif execution.is_started:
             try:
-                return f" from step {execution.resume()}"
+                return execution.resume()
             except NoRecoveryPoint as error:
                 failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=f"{causes}; {error}")
                 self._verdict.report(failure)
                 raise JobFailed(failure) from error
-        return ""  # the client writes the states anew
+        return None  # else the client writes the states anew
 
     def _replace_dead(self) -> str:
         """Others in the places of the dead; returns who they are, for the user."""
@@ -214,5 +235,4 @@ class Recovery:
                     del self._dead[name]
         workers = [m for m in self._nodes.live_members() if m.role == node_pb2.ROLE_WORKER and m.name in dead]
         self._inputs.prepare_again(workers)
-        names = ", ".join(self._nodes.describe(name) for name in dead)
-        return f"In {'its place' if len(dead) == 1 else 'their places'}: {names}. "
+        return ", ".join(self._nodes.describe(name) for name in dead)

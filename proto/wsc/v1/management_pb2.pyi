@@ -183,6 +183,48 @@ class NodeInfo(_message.Message):
 Global___NodeInfo: _TypeAlias = NodeInfo  # noqa: Y015
 
 @_typing.final
+class Restart(_message.Message):
+    """Something of the job has died, and it has gone on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    REPLACED_FIELD_NUMBER: _builtins.int
+    FROM_STEP_FIELD_NUMBER: _builtins.int
+    REACHED_STEP_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    time: _builtins.float
+    """when it went on, in seconds since 1970"""
+    cause: _builtins.str
+    """what has happened"""
+    replaced: _builtins.str
+    """which nodes are others now, such as "wafer-0 (pid 4711 at 127.0.0.1:4000)" """
+    from_step: _builtins.int
+    """of the execution; the steps after it were run again"""
+    reached_step: _builtins.int
+    """that the client had the outputs of by then"""
+    seconds: _builtins.float
+    """from what has happened until the steps went on"""
+    def __init__(
+        self,
+        *,
+        time: _builtins.float = ...,
+        cause: _builtins.str = ...,
+        replaced: _builtins.str = ...,
+        from_step: _builtins.int = ...,
+        reached_step: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "from_step", b"from_step", "reached_step", b"reached_step", "replaced", b"replaced", "seconds", b"seconds", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Restart: _TypeAlias = Restart  # noqa: Y015
+
+@_typing.final
 class JobInfo(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -204,6 +246,8 @@ class JobInfo(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    RESTARTS_FIELD_NUMBER: _builtins.int
+    NUM_RESTARTS_FIELD_NUMBER: _builtins.int
     ARTIFACTS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: Global___JobPhase.ValueType
@@ -229,11 +273,17 @@ class JobInfo(_message.Message):
     started: _builtins.float
     """when it got its nodes"""
     ended: _builtins.float
+    num_restarts: _builtins.int
+    """in all"""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeInfo]:
         """that it holds, or held until its end"""
+
+    @_builtins.property
+    def restarts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Restart]:
+        """the last ones; the newest last"""
 
     @_builtins.property
     def artifacts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -260,11 +310,13 @@ class JobInfo(_message.Message):
         created: _builtins.float = ...,
         started: _builtins.float = ...,
         ended: _builtins.float = ...,
+        restarts: _abc.Iterable[Global___Restart] | None = ...,
+        num_restarts: _builtins.int = ...,
         artifacts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "artifacts", b"artifacts", "coordinator", b"coordinator", "created", b"created", "ended", b"ended", "host", b"host", "job", b"job", "labels", b"labels", "message", b"message", "nodes", b"nodes", "num_csx", b"num_csx", "num_steps", b"num_steps", "phase", b"phase", "priority", b"priority", "queue_position", b"queue_position", "started", b"started", "step", b"step", "user", b"user", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "artifacts", b"artifacts", "coordinator", b"coordinator", "created", b"created", "ended", b"ended", "host", b"host", "job", b"job", "labels", b"labels", "message", b"message", "nodes", b"nodes", "num_csx", b"num_csx", "num_restarts", b"num_restarts", "num_steps", b"num_steps", "phase", b"phase", "priority", b"priority", "queue_position", b"queue_position", "restarts", b"restarts", "started", b"started", "step", b"step", "user", b"user", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -769,13 +821,21 @@ class JobReport(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     ARTIFACTS_FIELD_NUMBER: _builtins.int
+    RESTARTS_FIELD_NUMBER: _builtins.int
+    NUM_RESTARTS_FIELD_NUMBER: _builtins.int
     phase: Global___JobPhase.ValueType
     message: _builtins.str
     step: _builtins.int
     num_steps: _builtins.int
+    num_restarts: _builtins.int
+    """in all"""
     @_builtins.property
     def artifacts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """the keys of its executions' plans, each once, and not too many; the last one's last"""
+
+    @_builtins.property
+    def restarts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Restart]:
+        """the last ones; the newest last"""
 
     def __init__(
         self,
@@ -785,10 +845,12 @@ class JobReport(_message.Message):
         step: _builtins.int = ...,
         num_steps: _builtins.int = ...,
         artifacts: _abc.Iterable[_builtins.str] | None = ...,
+        restarts: _abc.Iterable[Global___Restart] | None = ...,
+        num_restarts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "message", b"message", "num_steps", b"num_steps", "phase", b"phase", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "message", b"message", "num_restarts", b"num_restarts", "num_steps", b"num_steps", "phase", b"phase", "restarts", b"restarts", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
