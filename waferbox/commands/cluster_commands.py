@@ -32,6 +32,8 @@ from waferbox.output.tables import cluster_table
 from wsc.v1 import management_pb2
 
 DOWN_SECONDS: Final = 15.0
+RESTART_VARIABLE: Final = "WAFERBOX_RESTART"
+STOPPED: Final = frozenset(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))  # by somebody
 
 Wafers = Annotated[int, typer.Option(min=1, help="Wafers.")]
 MemoryX = Annotated[int, typer.Option(min=1, help="MemoryX shards.")]
@@ -167,15 +169,28 @@ def run(
     state_dir: StateDir = None,
     memory_limit: MemoryLimit = None,
     cache_root: CacheRoot = None,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="How often the script is started again when it dies or fails.")
+    ] = 0,
 ) -> None:
-    """Run a script on a cluster that is there for it alone. Exits as the script does."""
+    """Run a script on a cluster that is there for it alone. Exits as the script does.
+
+    With --restarts it is started again if it was killed, or ended with an error. It finds the number of the restart in
+    WAFERBOX_RESTART (0 at first), and goes on from its last checkpoint if it loads that.
+    """
     settings = _settings(wafers, memoryx, workers, swarmx, threads, state_dir, memory_limit, cache_root)
     try:
         process, management, _ = start_embedded(settings)
     except ClusterError as error:
         fail(str(error))
     try:
-        status = run_script(str(script), arguments or [], {MANAGEMENT_VARIABLE: management})
+        for restart in range(restarts + 1):
+            variables = {MANAGEMENT_VARIABLE: management, RESTART_VARIABLE: str(restart)}
+            status = run_script(str(script), arguments or [], variables)
+            if status == 0 or status in STOPPED:
+                break
+            if restart < restarts:
+                say(f"{script} ended with status {status}: starting it again ({restart + 1} of {restarts})")
     finally:
         stop_embedded(process)
     raise typer.Exit(status)

@@ -263,6 +263,8 @@ class Execution:
             return False
         assert self._points is not None
         number = self._points.make_next(epoch.number, step)
+        if number is None:
+            return False
         keep = node_pb2.KeepRecoveryPoint(execution=epoch.number, step=step, recovery_point=number)
         self._nodes.send(
             [*topology.state_keepers, *topology.workers], lambda _: node_pb2.AttachRequest(keep_recovery_point=keep)

@@ -1,5 +1,7 @@
 """The recovery points of one execution: how they are numbered, who makes them, and when they are complete."""
 
+import os
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -10,6 +12,13 @@ from appliance.coordinator.nodes.job_nodes import JobNodes
 POINT_BITS: Final = 32
 FIRST_POINT: Final = 1
 LAST_POINT: Final = (1 << POINT_BITS) - 1
+GIVE_UP_INTERVALS: Final = 10  # after which one that is not complete was asked for too late, or is too much for a disk
+INTERVAL_VARIABLE: Final = "WAFERBOX_RECOVERY_SECONDS"
+
+
+def recovery_seconds() -> float:
+    """How long a job runs from one recovery point to the next."""
+    return float(os.environ.get(INTERVAL_VARIABLE, "30"))
 
 
 class NoRecoveryPoint(RuntimeError):
@@ -35,6 +44,8 @@ class ExecutionPoints:
         self._num_steps = num_steps
         self._is_received = is_received
         self._order = FIRST_POINT
+        self._next = 0  # the number of the last that was asked for while steps ran
+        self._asked_at = 0.0
 
     @property
     def complete(self) -> RecoveryPoint:
@@ -62,10 +73,14 @@ class ExecutionPoints:
         """The number of the one to be made after the last step."""
         return self._make(epoch, LAST_POINT, self._num_steps)
 
-    def make_next(self, epoch: int, step: int) -> int:
-        """The number of the one to be made after a step."""
+    def make_next(self, epoch: int, step: int) -> int | None:
+        """The number of the one to be made after a step; None while the last is being made: it would be given up."""
+        now = time.monotonic()
+        if not self._points.is_over(self._next) and now - self._asked_at < GIVE_UP_INTERVALS * recovery_seconds():
+            return None
         self._order += 1
-        return self._make(epoch, self._order, step)
+        self._next, self._asked_at = self._make(epoch, self._order, step), now
+        return self._next
 
     def has(self, number: int) -> bool:
         """Whether this point, or a later one, is complete; or cannot be."""

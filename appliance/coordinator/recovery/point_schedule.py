@@ -1,18 +1,12 @@
 """When recovery points are made while steps run: every so many seconds, after a step that nobody has reached yet."""
 
-import os
 import time
 from collections.abc import Callable
 
+from appliance.coordinator.execution.execution_points import recovery_seconds
 from appliance.coordinator.observation.pace import Pace
 
-INTERVAL_VARIABLE = "WAFERBOX_RECOVERY_SECONDS"
 LEAD_SECONDS = 0.5  # for the command to reach all nodes
-
-
-def recovery_seconds() -> float:
-    """How long a job runs from one recovery point to the next."""
-    return float(os.environ.get(INTERVAL_VARIABLE, "30"))
 
 
 class PointSchedule:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
+from appliance.coordinator.execution import execution_points
 from appliance.coordinator.recovery import point_schedule, recovery
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
@@ -73,7 +74,7 @@ def test_outputs_are_those_of_a_run_in_which_nobody_dies(cluster: Any, client: C
 def test_a_job_goes_on_from_the_last_point_that_is_complete(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(point_schedule.INTERVAL_VARIABLE, "0")
+    monkeypatch.setenv(execution_points.INTERVAL_VARIABLE, "0")
     monkeypatch.setattr(point_schedule, "LEAD_SECONDS", 0.0)
     cluster.add(**FULL)
     one = client(max_num_restarts=3, run_ahead_steps=4)
