@@ -202,6 +202,23 @@ def test_run_gives_the_script_a_cluster_and_exits_as_it_does(environment: dict[s
     assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
 
 
+def test_run_starts_a_script_again_that_died(environment: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "number = int(os.environ['WAFERBOX_RESTART'])\n"
+        "print(number, flush=True)\n"
+        "if number == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sys.exit({1: 3, 2: 0}[number])\n"
+    )
+    done = waferbox(environment, "run", "--restarts", "2", str(script))
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["0", "1", "2"]
+    assert "ended with status 137: starting it again (1 of 2)" in done.stdout
+    done = waferbox(environment, "run", "--restarts", "1", str(script))
+    assert done.returncode == 3
+
+
 def test_a_folder_for_states_reaches_memoryx(environment: dict[str, str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
