@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -27,7 +28,7 @@ from interconnect.links.link import Link
 from interconnect.links.listener import LinkListener
 from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.rpc.allocator import keep_large_blocks
-from interconnect.rpc.server import make_channel, make_server
+from interconnect.rpc.server import LARGE_MESSAGE_BYTES, make_channel, server_options
 from nodes.steps.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW
 from wsc.v1 import node_pb2
 
@@ -90,7 +91,8 @@ class _Sender:
 
     def __enter__(self) -> "_Sender":
         torch.set_num_threads(1)
-        self._server = make_server()
+        # As make_server's, but for the guard, which knows no bare stream.
+        self._server = grpc.server(ThreadPoolExecutor(8), options=server_options(LARGE_MESSAGE_BYTES))
         address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._listener = LinkListener(address, _raise_defect)
         self._listener.add_to_server(self._server)

@@ -15,12 +15,12 @@ from html import escape
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import grpc
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import cerebras.pytorch as cstorch
+from interconnect.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2, observation_pb2_grpc
 
 FILE: Final = Path(__file__).parent / "images" / "execution_modes.svg"
@@ -119,7 +119,7 @@ def train(traced: Path) -> None:
 
 def trace(management: str, file: Path) -> None:
     """Writes the spans of one step of the only job."""
-    with grpc.insecure_channel(management) as channel:
+    with make_channel(management) as channel:
         (job,) = management_pb2_grpc.ManagementStub(channel).ListJobs(management_pb2.ListJobsRequest()).jobs
         request = observation_pb2.TraceJobRequest(job=job.job, num_steps=1)
         responses = observation_pb2_grpc.ObservationStub(channel).TraceJob(request, timeout=60)

@@ -50,7 +50,7 @@ class Job:
         request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
         created = management_pb2_grpc.ManagementStub(self._management).CreateJob(request, timeout=20)
         self._token = created.token
-        self._channel = make_channel(created.coordinator)
+        self._channel = make_channel(created.coordinator, created.token)
         self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self._session = self._stub.Session(coordinator_pb2.SessionRequest(token=created.token))
         self.process = cluster.process_at(created.coordinator)
