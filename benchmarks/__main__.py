@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks import (
     checkpoints,
     compile_stages,
+    deaths,
     hosts,
     initialisation,
     larger_than_memory,
@@ -93,6 +94,7 @@ PARTS: Mapping[str, Callable[[int], None]] = {
     "larger-than-memory": larger_than_memory.bench,
     "memory": lambda repeats: memory.bench(),
     "recovery": recovery.bench,
+    "deaths": deaths.bench,
     "updates": lambda repeats: updates.bench(repeats * 3),
     "streams": lambda repeats: streams.main(),
     "random": bench_random_numbers,

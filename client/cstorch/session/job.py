@@ -182,7 +182,10 @@ class Job:
 
     def _log_queue(self, status: management_pb2.QueueStatus) -> None:
         if not status.position:
-            logger.info("Job %s has its nodes now", self.name)
+            if status.waiting_for:
+                logger.warning("Job %s waits for a node in the place of a lost one: %s", self.name, status.waiting_for)
+            else:
+                logger.info("Job %s has its nodes now", self.name)
             return
         place = f"{status.position} of {status.length}"
         logger.info("Job %s waits in the queue (%s) for %s", self.name, place, status.waiting_for)
