@@ -1,7 +1,7 @@
 """How long a job stands still when a node dies: until its steps go on, and until the script gets a step that is new.
 
-The first is what the coordinator tells (`waferbox describe job`). The second has in it what is run again: the steps since
-the last recovery point, or since the first step.
+The first is what the coordinator tells (`waferbox describe job`). The second has in it what is run again: all steps
+since the last recovery point, or since the first step.
 """
 
 import os
