@@ -13,6 +13,8 @@ from typing import IO, Self
 import grpc
 
 from interconnect.rpc.server import make_channel
+from interconnect.security.own_tokens import own_clusters_token
+from interconnect.security.tokens import Kind
 from interconnect.swarmx_tree import tree_size
 from nodes.launch.descriptors import readable
 from nodes.launch.spawn import SpawnError
@@ -112,7 +114,10 @@ class Cluster:
 
     def _shut_down(self, cause: str) -> None:
         """Have management end, and its jobs with this cause."""
-        with make_channel(self.management) as channel, contextlib.suppress(grpc.RpcError):
+        with (
+            make_channel(self.management, own_clusters_token(Kind.ADMIN)) as channel,
+            contextlib.suppress(grpc.RpcError),
+        ):
             stub = management_pb2_grpc.ManagementStub(channel)
             stub.Shutdown(management_pb2.ShutdownRequest(cause=cause), timeout=SHUTDOWN_SECONDS)
             readable([self.announcement], SHUTDOWN_SECONDS)
@@ -188,7 +193,7 @@ class Cluster:
     def _wait_until_registered(self, count: int) -> None:
         deadline = time.monotonic() + START_SECONDS
         request = management_pb2.ListNodesRequest(at_least=count, wait_seconds=LISTEN_SECONDS)
-        with make_channel(self.management) as channel:
+        with make_channel(self.management, own_clusters_token(Kind.ADMIN)) as channel:
             stub = management_pb2_grpc.ManagementStub(channel)
             while True:
                 self._check_wanted()

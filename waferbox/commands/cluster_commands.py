@@ -10,7 +10,9 @@ from typing import Annotated, Final
 import typer
 
 from interconnect.rpc.address import split_address
+from interconnect.security.own_tokens import TOKEN_VARIABLE, own_clusters_token
 from interconnect.security.tls import TLS_VARIABLE, tls_folder
+from interconnect.security.tokens import Kind
 from nodes.folders import cache_root
 from nodes.lifecycle.sizes import parse_size
 from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
@@ -175,7 +177,8 @@ def run(
     except ClusterError as error:
         fail(str(error))
     try:
-        status = run_script(str(script), arguments or [], {MANAGEMENT_VARIABLE: management})
+        variables = {MANAGEMENT_VARIABLE: management, TOKEN_VARIABLE: own_clusters_token(Kind.USER)}
+        status = run_script(str(script), arguments or [], variables)
     finally:
         stop_embedded(process)
     raise typer.Exit(status)
