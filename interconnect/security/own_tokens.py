@@ -57,6 +57,11 @@ def command_token(address: str) -> str:
     return _own_token(address, Kind.ADMIN)
 
 
+def own_clusters_token(kind: Kind) -> str:
+    """What is shown to a cluster that this user started here, whatever token he was given for another."""
+    return cluster_secret().token(kind, *((user_name(),) if kind is Kind.USER else ()))
+
+
 def _own_token(address: str, kind: Kind, *names: str) -> str:
     """The token that was given to this process, or else one for a cluster of this machine."""
     if token := os.environ.get(TOKEN_VARIABLE):

@@ -11,6 +11,8 @@ from typing import Self
 import grpc
 
 from interconnect.rpc.server import make_channel
+from interconnect.security.own_tokens import own_clusters_token
+from interconnect.security.tokens import Kind
 from interconnect.swarmx_tree import tree_size
 from nodes.launch.descriptors import readable
 from nodes.launch.spawn import SpawnError
@@ -200,7 +202,7 @@ class Cluster:
     def _wait_until_registered(self, count: int) -> None:
         deadline = time.monotonic() + START_SECONDS
         request = management_pb2.ListNodesRequest(at_least=count, wait_seconds=LISTEN_SECONDS)
-        with make_channel(self.management) as channel:
+        with make_channel(self.management, own_clusters_token(Kind.ADMIN)) as channel:
             stub = management_pb2_grpc.ManagementStub(channel)
             while True:
                 self._check_wanted()

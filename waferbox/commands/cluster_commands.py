@@ -10,7 +10,9 @@ from typing import Annotated, Final
 import typer
 
 from interconnect.rpc.address import split_address
+from interconnect.security.own_tokens import TOKEN_VARIABLE, own_clusters_token
 from interconnect.security.tls import TLS_VARIABLE, tls_folder
+from interconnect.security.tokens import Kind
 from nodes.folders import cache_root
 from nodes.lifecycle.sizes import parse_size
 from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
@@ -184,8 +186,9 @@ def run(
     except ClusterError as error:
         fail(str(error))
     try:
+        token = own_clusters_token(Kind.USER)
         for restart in range(restarts + 1):
-            variables = {MANAGEMENT_VARIABLE: management, RESTART_VARIABLE: str(restart)}
+            variables = {MANAGEMENT_VARIABLE: management, TOKEN_VARIABLE: token, RESTART_VARIABLE: str(restart)}
             status = run_script(str(script), arguments or [], variables)
             if status == 0 or status in STOPPED:
                 break

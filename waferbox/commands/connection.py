@@ -10,7 +10,9 @@ import typer
 
 from interconnect.rpc.address import split_address
 from interconnect.rpc.server import is_from_ingress, make_channel
+from interconnect.security.own_tokens import own_clusters_token
 from interconnect.security.tls import TLS_VARIABLE
+from interconnect.security.tokens import Kind
 from waferbox.cluster.local_clusters import LocalCluster, last_failure, local_clusters
 from waferbox.output.console import Status, fail
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2_grpc
@@ -74,8 +76,8 @@ class Connection:
 @contextlib.contextmanager
 def connect(management: str | None) -> Iterator[Connection]:
     """A connection to the cluster that is meant. A call that fails in the context, or WatchLost, ends the command."""
-    address, _ = find_cluster(management)
-    with make_channel(address) as channel:
+    address, own = find_cluster(management)
+    with make_channel(address, None if own is None else own_clusters_token(Kind.ADMIN)) as channel:
         try:
             yield Connection(address, channel)
         except grpc.RpcError as error:

@@ -18,6 +18,8 @@ from cstorch.session.embedded import EmbeddedCluster
 from cstorch.session.initialisation import stage
 from cstorch.session.job import Job
 from cstorch.tracing.tensors.random_counter import random_counter
+from interconnect.security.own_tokens import own_clusters_token
+from interconnect.security.tokens import Kind
 from wsc.v1 import initialisation_pb2, node_pb2
 
 logger = logging.getLogger("cstorch.session")
@@ -152,7 +154,8 @@ class ClusterSession:
     def _open(self) -> Job:
         management = self._config.management if self._embedded is None else self._embedded.management()
         assert management is not None
-        job = Job(management, self._config, self._compile_dir, self._strategy)
+        token = None if self._embedded is None else own_clusters_token(Kind.USER)
+        job = Job(management, self._config, self._compile_dir, self._strategy, token)
         logger.debug("opened job %s at %s", job.name, management)
         return job
 

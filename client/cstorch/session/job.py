@@ -96,6 +96,7 @@ class Job:
         config: what of the cluster the job asks for.
         compile_dir: where the cluster keeps artifacts.
         strategy: how all steps of the job are run.
+        token: what management is shown; None: what this user shows at its address.
 
     Raises:
         ClusterUnreachableError: management or the coordinator does not answer.
@@ -108,13 +109,16 @@ class Job:
         config: ClusterConfig,
         compile_dir: str,
         strategy: "plan_pb2.ExecutionStrategy.ValueType" = plan_pb2.EXECUTION_STRATEGY_WEIGHT_STREAMING,
+        token: str | None = None,
     ) -> None:
         self.config = config
         self.strategy = strategy
         self._closed = False
         self._failure: CstorchError | None = None
         self._ready = threading.Event()  # it has its nodes, or has ended
-        self._management_channel = connect(management, "management service", user_token(management))
+        self._management_channel = connect(
+            management, "management service", user_token(management) if token is None else token
+        )
         try:
             self._management = management_pb2_grpc.ManagementStub(self._management_channel)
             created = self._create(management, compile_dir)
