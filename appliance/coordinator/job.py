@@ -96,6 +96,8 @@ class Job:
     def tick(self) -> None:
         """To be called once a second."""
         self.observation.tick()
+        if (status := self.recovery.long_wait()) is not None:
+            self.session.tell(coordinator_pb2.SessionResponse(queue=status))
         with self._changed:
             execution = self._execution
         silent = self._silence.tick(execution.reporting() if execution is not None else ())
@@ -382,8 +384,11 @@ class Job:
         return self.observation.history()
 
     def queued(self, status: management_pb2.QueueStatus) -> None:
-        """The job has another place in the queue."""
-        self.session.tell(coordinator_pb2.SessionResponse(queue=status))
+        """The job has another place in the queue, or waits for a node in the place of another."""
+        if self._ready and not status.position:
+            self.recovery.waits_for(status)
+        else:
+            self.session.tell(coordinator_pb2.SessionResponse(queue=status))
 
     def lease_lost(self, node: management_pb2.NodeInfo) -> None:
         """Management has lost a node."""

@@ -21,6 +21,7 @@ from wsc.v1 import management_pb2, node_pb2
 
 logger = logging.getLogger(__name__)
 
+LAUNCHER_SECONDS = 3.0
 REPLACEMENT_VARIABLE = "WAFERBOX_REPLACEMENT_SECONDS"
 
 
@@ -67,6 +68,7 @@ class Recovery:
         self._dead: dict[str, tuple[Member, str]] = {}  # and why
         self._lost: list[node_pb2.Failure] = []  # links, and what else a new epoch mends without a replacement
         self._is_live = True
+        self._waits_for: management_pb2.QueueStatus | None = None
         self._disturbed_at = 0.0  # when somebody was missed first
         self._closing = False
         self._thread = GuardedThread(self._run, name="recovery", on_defect=verdict.report_defect)
@@ -99,6 +101,20 @@ class Recovery:
         with self._changed:
             self._lost.append(failure)
         self._disturb()
+
+    def waits_for(self, status: management_pb2.QueueStatus) -> None:
+        """What management lacks for the job."""
+        with self._changed:
+            self._waits_for = status
+
+    def long_wait(self) -> management_pb2.QueueStatus | None:
+        """What the job has been waiting for longer than a launcher takes to start it; told once."""
+        with self._changed:
+            status = self._waits_for
+            if self._is_live or status is None or time.monotonic() - self._disturbed_at < LAUNCHER_SECONDS:
+                return None
+            self._waits_for = None
+            return status if status.waiting_for else None
 
     def wait_until_live(self) -> None:
         """Until all nodes are there. Raises JobFailed."""
