@@ -134,8 +134,7 @@ def test_weights_are_streamed_as_seldom_as_memory_allows(deep: Traced) -> None:
 
 def test_statistics_of_the_batch_are_not_those_of_a_micro_batch() -> None:
     normalised = traced_deep(normalised=True)
-    batches = [torch.randn(ROWS, WIDTH, dtype=torch.float64) for _ in range(2)]
-    normalised.check(batches, [(1, 1), (2, 1)], micro_batches=4)
+    normalised.check([torch.randn(ROWS, WIDTH, dtype=torch.float64)], [(2, 1)], micro_batches=4)
     memory = needed(normalised.text) // 8
     with pytest.raises(WaferMemoryError, match="micro-batches do not help, as the statistics of the whole batch"):
         compiled(normalised.text, MicroBatching(), memory)
