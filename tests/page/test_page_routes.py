@@ -99,6 +99,19 @@ def test_a_job_shows_its_state_and_its_compile_report(source: FakeSource, client
     assert "Compile report" in client.get(f"/jobs/{JOB}/reports/0").text
 
 
+def test_the_restarts_of_a_job_are_shown(source: FakeSource, client: TestClient) -> None:
+    restart = management_pb2.Restart(
+        time=1e9, cause="<b>wafer-0</b> died", from_step=300, reached_step=317, seconds=1.25
+    )
+    running = management_pb2.JOB_PHASE_RUNNING
+    source.job_list = [make_job(JOB, running, num_steps=400, step=320, restarts=[restart], num_restarts=1)]
+    words = Words(client.get(f"/jobs/{JOB}").text).text
+    assert "1 restart" in words
+    assert "<b>wafer-0</b> died" in words
+    assert "300" in words
+    assert "317" in words
+
+
 def test_training_and_evaluation_are_both_shown_by_name(source: FakeSource, client: TestClient, tmp_path: Path) -> None:
     training = write_report(tmp_path / "training", ["embed", "head"])
     evaluation = write_report(tmp_path / "evaluation", ["h.eval"], backward_seconds=0)

@@ -171,6 +171,19 @@ def test_a_job_described(fake: FakeManagement) -> None:
     assert "more of it" in failed
 
 
+def test_the_restarts_of_a_job_are_described(fake: FakeManagement) -> None:
+    assert "Restarts" not in shown("describe", "job", "1a2b")
+    restart = management_pb2.Restart(
+        time=1e9, cause="wafer-0 (pid 7) died\x1b[2J", from_step=300, reached_step=317, seconds=1.25
+    )
+    fake.jobs[0].num_restarts = 24
+    fake.jobs[0].restarts.append(restart)
+    facts = shown("describe", "job", "1a2b")
+    assert re.search(r"Restarts: +24", facts)
+    assert re.search(r"300 +317 +1\.2 s +wafer-0 \(pid 7\) died", facts)
+    assert "\x1b[2J" not in facts
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
