@@ -173,7 +173,8 @@ class Execution:
         with self._waiting.changed:
             self._consumed_step = max(self._consumed_step, step)
             epoch = self._epoch
-            self._waiting.changed.notify_all()
+            if step >= self._schedule.num_steps:  # the one that is waited for
+                self._waiting.changed.notify_all()
         if epoch is not None and epoch.results is not None:
             epoch.results.consumed(step)
 
