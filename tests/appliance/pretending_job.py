@@ -29,6 +29,7 @@ class Behaviour:
     loads: dict[str, list[node_pb2.Load]] = field(default_factory=dict)
     links: dict[str, set[LinkKey]] = field(default_factory=dict)
     on_step: dict[str, Callable[[JobContext, int], None]] = field(default_factory=dict)
+    on_attach: dict[str, Callable[[], None]] = field(default_factory=dict)
     on_load: dict[str, Callable[[JobContext], None]] = field(default_factory=dict)
     sent: list[int] = field(default_factory=list)  # steps whose loss SwarmX has sent
     released: dict[str, list[int]] = field(default_factory=dict)
@@ -113,6 +114,7 @@ class PretendingJob(RoleJob):
     def __init__(self, context: JobContext, behaviour: Behaviour) -> None:
         super().__init__(context)
         self.behaviour = behaviour
+        behaviour.on_attach.get(context.node, lambda: None)()
 
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> StepProgram:
         hook = self.behaviour.on_load.get(self.context.node)

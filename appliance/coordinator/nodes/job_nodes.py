@@ -57,15 +57,21 @@ class JobNodes:
         self._interrupted = False
 
     @property
+    def is_leased(self) -> bool:
+        """Whether the job has nodes: those that die can be replaced."""
+        return self._topology is not None
+
+    @property
     def topology(self) -> Topology:
-        """Who is there; acquire has returned."""
+        """Who is there; the nodes are leased."""
         assert self._topology is not None
         return self._topology
 
     def acquire(self) -> None:
         """Lease the nodes and attach to all; blocks, until close is called at the latest.
 
-        Raises NodesRefused; what acquire raises; TimeoutError naming the nodes that do not answer.
+        Raises NodesRefused; what acquire raises; TimeoutError naming the nodes that do not answer; NodesDied, when
+        others are to be attached to by replace.
         """
         request = self._request
         wanted = management_pb2.Acquire(
@@ -77,9 +83,8 @@ class JobNodes:
         acquired = self._acquire(wanted)
         if not acquired.nodes:
             raise NodesRefused(acquired.refusal or "management has no nodes for this job")
-        topology = Topology.build(acquired.nodes, request.num_workers_per_csx)
+        topology = self._topology = Topology.build(acquired.nodes, request.num_workers_per_csx)
         self._attach(topology.members())
-        self._topology = topology
         logger.info("%s has its nodes: %s", self._job, ", ".join(member.name for member in topology.members()))
 
     def _attach(self, members: Sequence[Member]) -> None:

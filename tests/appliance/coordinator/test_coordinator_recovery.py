@@ -70,6 +70,25 @@ def test_outputs_are_those_of_a_run_in_which_nobody_dies(cluster: Any, client: C
     assert len(cluster.behaviour.starts["wafer-0"]) == 2
 
 
+def test_a_node_that_dies_while_it_is_attached_to_is_replaced(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    died = threading.Event()
+
+    def die() -> None:
+        if not died.is_set():
+            cluster.nodes[0][1]._server.stop(0)
+            died.set()
+
+    cluster.behaviour.on_attach["memoryx-0"] = die
+    one = client(max_num_restarts=3)
+    assert died.wait(20)
+    replace(cluster, "memoryx")
+    one.compile()
+    one.begin(NUM_STEPS)
+    one.start()
+    assert losses(all_outputs(one, NUM_STEPS)) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
+
+
 def test_a_job_goes_on_from_the_last_point_that_is_complete(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
