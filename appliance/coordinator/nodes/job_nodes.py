@@ -109,6 +109,17 @@ class JobNodes:
                     raise NodesDied
                 self._changed.wait(left)
 
+    def give_up(self, member: Member) -> None:
+        """A node has died: nobody waits for its answers any more."""
+        with self._changed:
+            if self.has(member):
+                self._attachments[member.name].is_given_up = True
+        self.interrupt()
+
+    def answers(self, member: Member) -> bool:
+        """Whether this node has its place, and can be waited for."""
+        return self.has(member) and not self._attachments[member.name].is_given_up
+
     def interrupt(self) -> None:
         """A node has died: replace, which may wait for it to answer, raises NodesDied."""
         with self._changed:
