@@ -1,5 +1,6 @@
 """A job: its nodes, its plans, its executions, one after the other, and how it ends."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from appliance.coordinator.failures.silence import SilenceWatch
 from appliance.coordinator.failures.verdict import JobFailed, Verdict
 from appliance.coordinator.management_link import ManagementLink, ManagementLost
 from appliance.coordinator.nodes.inputs import Inputs
-from appliance.coordinator.nodes.job_nodes import JobNodes, NodesRefused
+from appliance.coordinator.nodes.job_nodes import JobNodes, NodesDied, NodesRefused
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.observation.events import Observation
 from appliance.coordinator.plans import Plans
@@ -202,7 +203,7 @@ class Job:
     @property
     def _recovers(self) -> bool:
         """Whether a death does not end the job."""
-        return self._ready and self.request.max_num_restarts > 0
+        return self._nodes.is_leased and self.request.max_num_restarts > 0
 
     def current_execution(self) -> Execution | None:
         with self._changed:
@@ -324,7 +325,8 @@ class Job:
     def _acquire_nodes(self) -> None:
         self._reporter.phase(management_pb2.JOB_PHASE_QUEUED)
         try:
-            self._nodes.acquire()
+            with contextlib.suppress(NodesDied):  # the recovery attaches to others
+                self._nodes.acquire()
         except NodesRefused as error:
             self.verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=str(error)))
         except (ManagementLost, TimeoutError) as error:

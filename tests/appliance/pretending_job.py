@@ -29,6 +29,8 @@ class Behaviour:
     loads: dict[str, list[node_pb2.Load]] = field(default_factory=dict)
     links: dict[str, set[LinkKey]] = field(default_factory=dict)
     on_step: dict[str, Callable[[JobContext, int], None]] = field(default_factory=dict)
+    on_attach: dict[str, Callable[[], None]] = field(default_factory=dict)
+    on_stop: dict[str, Callable[[], None]] = field(default_factory=dict)
     on_load: dict[str, Callable[[JobContext], None]] = field(default_factory=dict)
     sent: list[int] = field(default_factory=list)  # steps whose loss SwarmX has sent
     released: dict[str, list[int]] = field(default_factory=dict)
@@ -113,6 +115,7 @@ class PretendingJob(RoleJob):
     def __init__(self, context: JobContext, behaviour: Behaviour) -> None:
         super().__init__(context)
         self.behaviour = behaviour
+        behaviour.on_attach.get(context.node, lambda: None)()
 
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> StepProgram:
         hook = self.behaviour.on_load.get(self.context.node)
@@ -142,6 +145,10 @@ class PretendingJob(RoleJob):
         if isinstance(program, PretendingProgram) and self.behaviour.keeps_points:
             program.keep(request.recovery_point)
             program.keep(request.last_recovery_point)
+
+    def stop(self, execution: int) -> None:
+        self.behaviour.on_stop.get(self.context.node, lambda: None)()
+        super().stop(execution)
 
     def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:
         if isinstance(self._program, PretendingProgram) and self.behaviour.keeps_points:

@@ -129,7 +129,7 @@ class Epoch:
         self._nodes.send(members, lambda _: stop)
 
         def late() -> list[Member]:
-            return [m for m in members if m.name not in self._stopped and self._nodes.has(m)]
+            return [m for m in members if m.name not in self._stopped and self._nodes.answers(m)]
 
         self._waiting.until(lambda: not late(), STOP_SECONDS)
         return late()

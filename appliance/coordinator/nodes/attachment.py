@@ -28,6 +28,7 @@ class Attachment:
         that it did not expect.
         """
         self.member = member
+        self.is_given_up = False  # it has died, or is taken for dead
         self._on_response = on_response
         self._on_lost = on_lost
         self._ending = False

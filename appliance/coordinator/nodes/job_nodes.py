@@ -57,15 +57,21 @@ class JobNodes:
         self._interrupted = False
 
     @property
+    def is_leased(self) -> bool:
+        """Whether the job has nodes: those that die can be replaced."""
+        return self._topology is not None
+
+    @property
     def topology(self) -> Topology:
-        """Who is there; acquire has returned."""
+        """Who is there; the nodes are leased."""
         assert self._topology is not None
         return self._topology
 
     def acquire(self) -> None:
         """Lease the nodes and attach to all; blocks, until close is called at the latest.
 
-        Raises NodesRefused; what acquire raises; TimeoutError naming the nodes that do not answer.
+        Raises NodesRefused; what acquire raises; TimeoutError naming the nodes that do not answer; NodesDied, when
+        others are to be attached to by replace.
         """
         request = self._request
         wanted = management_pb2.Acquire(
@@ -77,9 +83,8 @@ class JobNodes:
         acquired = self._acquire(wanted)
         if not acquired.nodes:
             raise NodesRefused(acquired.refusal or "management has no nodes for this job")
-        topology = Topology.build(acquired.nodes, request.num_workers_per_csx)
+        topology = self._topology = Topology.build(acquired.nodes, request.num_workers_per_csx)
         self._attach(topology.members())
-        self._topology = topology
         logger.info("%s has its nodes: %s", self._job, ", ".join(member.name for member in topology.members()))
 
     def _attach(self, members: Sequence[Member]) -> None:
@@ -103,6 +108,17 @@ class JobNodes:
                 if self._interrupted:
                     raise NodesDied
                 self._changed.wait(left)
+
+    def give_up(self, member: Member) -> None:
+        """A node has died: nobody waits for its answers any more."""
+        with self._changed:
+            if self.has(member):
+                self._attachments[member.name].is_given_up = True
+        self.interrupt()
+
+    def answers(self, member: Member) -> bool:
+        """Whether this node has its place, and can be waited for."""
+        return self.has(member) and not self._attachments[member.name].is_given_up
 
     def interrupt(self) -> None:
         """A node has died: replace, which may wait for it to answer, raises NodesDied."""

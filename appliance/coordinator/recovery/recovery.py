@@ -90,8 +90,8 @@ class Recovery:
         if self._nodes.has(member):
             with self._changed:
                 self._dead[member.name] = (member, message)
+            self._nodes.give_up(member)
             self._disturb()
-            self._nodes.interrupt()
 
     def lost(self, failure: node_pb2.Failure) -> None:
         """A link is lost, or something else that is no node's death."""

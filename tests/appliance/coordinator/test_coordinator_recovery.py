@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
-from appliance.coordinator.execution import execution_points
+from appliance.coordinator.execution import epoch, execution_points
 from appliance.coordinator.recovery import point_schedule, recovery
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
@@ -69,6 +69,48 @@ def test_outputs_are_those_of_a_run_in_which_nobody_dies(cluster: Any, client: C
     assert losses(got) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
     one.receive("finished")
     assert len(cluster.behaviour.starts["wafer-0"]) == 2
+
+
+class Death(threading.Event):
+    """The first node's connections end at the first call; the node itself is to be closed by the test."""
+
+    def __init__(self, cluster: Any) -> None:
+        super().__init__()
+        self._cluster = cluster
+
+    def __call__(self) -> None:
+        if not self.is_set():
+            self._cluster.nodes[0][1]._server.stop(0)
+            self.set()
+
+
+@pytest.mark.timeout(60)
+def test_nobody_waits_for_a_node_that_dies_while_it_is_being_stopped(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch, "STOP_SECONDS", 600.0)
+    cluster.add(**FULL)
+    died = cluster.behaviour.on_stop["memoryx-0"] = Death(cluster)
+    one = client(max_num_restarts=3)
+    one.compile()
+    one.begin(NUM_STEPS)
+    one.start()
+    assert losses(all_outputs(one, NUM_STEPS)) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
+    one.receive("finished")
+    assert died.is_set()
+    replace(cluster, "memoryx")
+
+
+def test_a_node_that_dies_while_it_is_attached_to_is_replaced(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.add(**FULL)
+    died = cluster.behaviour.on_attach["memoryx-0"] = Death(cluster)
+    one = client(max_num_restarts=3)
+    assert died.wait(20)
+    replace(cluster, "memoryx")
+    one.compile()
+    one.begin(NUM_STEPS)
+    one.start()
+    assert losses(all_outputs(one, NUM_STEPS)) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
 
 
 def test_a_job_goes_on_from_the_last_point_that_is_complete(
