@@ -9,12 +9,14 @@ from typing import Any
 
 import grpc
 import pytest
+from tokens_shown import shown
 
 from appliance.coordinator import settings as coordinator_settings
 from appliance.coordinator.settings import CoordinatorSettings, read_settings
 from appliance.management import supervisor
 from appliance.management.settings import ManagementSettings
 from interconnect.rpc.version import __version__
+from interconnect.security.tokens import Kind
 from nodes.launch.spawn import SpawnError
 from wsc.v1 import management_pb2
 
@@ -34,7 +36,8 @@ class FakeCoordinator:
         hello = management_pb2.CoordinatorHello(job=settings.job, token=settings.token, address=f"h:{number}")
         self.say(hello=hello)
         self.say(acquire=ACQUIRE)
-        self._call = cluster.stub.Coordinate(iter(self._requests.get, None))
+        shows = shown(Kind.COORDINATOR, settings.job)
+        self._call = cluster.stub.Coordinate(iter(self._requests.get, None), metadata=shows)
 
     def nodes(self) -> list[management_pb2.NodeInfo]:
         """Waits until it has them."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tokens_shown import shown, token
 
 from appliance.coordinator import management_link
 from appliance.coordinator.management_link import ManagementLink, ManagementLost
@@ -20,6 +21,7 @@ from appliance.management.job_queue import Waiting
 from appliance.management.registry import NodeRegistry
 from interconnect.rpc.server import make_channel
 from interconnect.rpc.version import __version__
+from interconnect.security.tokens import Kind
 from nodes.lifecycle import registration
 from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc, observation_pb2
 
@@ -287,7 +289,7 @@ class Linked:
     def __init__(self, cluster: Any, tmp_path: Path) -> None:
         supervisor = cluster.service._supervisor
         request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1, priority=2)
-        job = supervisor.jobs.create(request, supervisor.tokens.token)
+        job = supervisor.jobs.create(request, lambda name: token(Kind.JOB, name))
         supervisor.registry.open(job.name)
         self.job = job.name
         self.listening = Listening()
@@ -386,7 +388,7 @@ def test_a_node_says_when_the_job_has_let_it_go(cluster: Any, linked: Linked) ->
     wafer = of(linked.nodes, "wafer-0")
     commands: queue.SimpleQueue[node_pb2.AttachRequest | None] = queue.SimpleQueue()
     commands.put(node_pb2.AttachRequest(attach=node_pb2.AttachJob(job=linked.job, node="wafer-0")))
-    with make_channel(wafer.address) as channel, ThreadPoolExecutor(1) as pool:
+    with make_channel(wafer.address, wafer.lease) as channel, ThreadPoolExecutor(1) as pool:
         responses = node_pb2_grpc.NodeServiceStub(channel).Attach(iter(commands.get, None))
         next(responses)
         heard = threading.Event()
@@ -428,7 +430,8 @@ def test_management_refuses_requests_that_are_wrong(
         management_pb2.CoordinateRequest(hello=management_pb2.CoordinatorHello(job=job.job, token=job.token)),
         management_pb2.CoordinateRequest(replace=management_pb2.Replace(nodes=[management_pb2.NodeInfo(**fields)])),
     ]
+    shows = shown(Kind.COORDINATOR, job.job)
     with pytest.raises(grpc.RpcError) as caught:
-        list(cluster.stub.Coordinate(iter(requests), timeout=WAIT_SECONDS))
+        list(cluster.stub.Coordinate(iter(requests), timeout=WAIT_SECONDS, metadata=shows))
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert said in caught.value.details()
