@@ -15,6 +15,7 @@ from types import FrameType
 
 from grpc_health.v1 import health, health_pb2_grpc
 
+from appliance.coordinator.record import sweep_records
 from appliance.coordinator.settings import CoordinatorHome
 from appliance.management.service import ManagementService
 from appliance.management.settings import ManagementSettings
@@ -77,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         defects.append(error)
         over.put(False)
 
+    sweep_records(options.cache_root.absolute())
     raise_descriptor_limit()  # each node and each coordinator has a connection
     settings = ManagementSettings(
         cache_root=options.cache_root.absolute(),

@@ -26,3 +26,8 @@ def member_name(role: "node_pb2.Role.ValueType", index: int) -> str:
 def counted(count: int, role: "node_pb2.Role.ValueType") -> str:
     """Such as "2 input workers"."""
     return f"{count} {_NOUNS[role]}{'' if count == 1 else 's'}"
+
+
+def member_index(name: str) -> int:
+    """The index of which member_name has made a name."""
+    return int(name.rpartition("-")[2])

@@ -18,15 +18,19 @@ def recovery_root() -> Path:
     return Path(named).absolute() if named else cache_root() / "recovery"
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file, under another name until all of it is on the disk. Raises OSError, and leaves nothing then."""
+def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Writes a file, under another name until it is complete. Raises OSError, and leaves nothing then.
+
+    durable: whether to wait until it is on the disk, so that it outlives the host too.
+    """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with temporary.open("wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

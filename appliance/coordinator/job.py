@@ -7,30 +7,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from appliance.coordinator.compilation import Compile, CompileRefused
+from appliance.coordinator.execution.client_progress import ClientProgress
 from appliance.coordinator.execution.execution import Execution
-from appliance.coordinator.execution.recovery_points import RecoveryPoints
+from appliance.coordinator.executions import Executions
 from appliance.coordinator.failures.silence import SilenceWatch
 from appliance.coordinator.failures.verdict import JobFailed, Verdict
+from appliance.coordinator.management_events import ManagementEvents
 from appliance.coordinator.management_link import ManagementLink, ManagementLost
 from appliance.coordinator.nodes.inputs import Inputs
 from appliance.coordinator.nodes.job_nodes import JobNodes, NodesDied, NodesRefused
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.observation.events import Observation
 from appliance.coordinator.plans import Plans
-from appliance.coordinator.recovery.point_schedule import PointSchedule
-from appliance.coordinator.recovery.recovery import Recovery
+from appliance.coordinator.points import JobPoints
+from appliance.coordinator.record import JobRecord
+from appliance.coordinator.recovery.recovery import Recovery, replacement_seconds
+from appliance.coordinator.recovery.restarts import RestartLimit
 from appliance.coordinator.reporting import JobReporter
-from appliance.coordinator.session import ClientSession
+from appliance.coordinator.session import SESSION_SECONDS, ClientSession
 from appliance.coordinator.settings import CoordinatorSettings
 from interconnect.links.listener import LinkListener
 from interconnect.threads import GuardedThread
 from nodes.telemetry.watchdog import hang_seconds
-from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2, plan_pb2
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 from wsc.v1.plan_pb2 import EXECUTION_STRATEGY_PIPELINE as PIPELINE
 
 logger = logging.getLogger(__name__)
 
-ALL_POINTS = (1 << 64) - 1
 DEATHS_SECONDS = 0.2  # within which the deaths of a node and of management are one event
 
 
@@ -44,9 +47,13 @@ class Job:
         management: ManagementLink,
         listener: LinkListener,
         compile_step: Compile,
+        record: JobRecord,
         on_over: Callable[[], None],
     ) -> None:
-        """on_over() is called, from any thread, when the job has come to an end: close it."""
+        """record: with what another coordinator has kept, if there was one.
+
+        on_over() is called, from any thread, when the job has come to an end: close it.
+        """
         self._on_over = on_over
         self.name = settings.job
         self.token = settings.token
@@ -56,12 +63,15 @@ class Job:
         self._listener = listener
         self._changed = threading.Condition()
         self.verdict = Verdict(self._failed)
-        self.session = ClientSession(self._client_missing, self.verdict.report_defect)
-        self.plans = Plans(settings.cache, compile_step)
+        self._record = record
+        seconds = replacement_seconds() if record.turn else SESSION_SECONDS
+        self.session = ClientSession(self._cancelled, self.verdict.report_defect, seconds)
+        self.plans = Plans(settings.cache, compile_step, record)
         self._reporter = JobReporter(management.report)
         self._nodes = JobNodes(
             settings.job,
             request,
+            record.turn,
             management.acquire,
             listener,
             self._responded,
@@ -70,17 +80,21 @@ class Job:
         )
         self.observation = Observation(management.tell, self._nodes.send_all, self._advise)
         self._silence = SilenceWatch(max(1, round(hang_seconds())))
-        self._points = RecoveryPoints(self._drop_points)
-        self._point_schedule = PointSchedule(self.observation.pace, self._keep_point)
-        self._inputs = Inputs(self._nodes)
+        self._executions = Executions(self._make_execution, self.plans, record)
+        self._points = JobPoints(self._nodes, record, self.observation.pace, lambda: self._executions.current)
+        self._inputs = Inputs(self._nodes, record.inputs)
         self.recovery = Recovery(
-            self, self._nodes, self._inputs, self._points, self.verdict, self._replace, request.max_num_restarts
+            self._executions,
+            self._nodes,
+            self._inputs,
+            self._points.points,
+            self.verdict,
+            RestartLimit(request.max_num_restarts, record.causes, record.point),
+            replace=self._replace,
+            on_restart=record.restarted,
+            on_recovered=self._recovered,
         )
         self._ready = False
-        self._execution: Execution | None = None
-        self._last: Execution | None = None  # that has come to its end
-        self._executions = 0
-        self._epochs = 0
         self._over = False
         self._terminated = False
         self._succeeded = False
@@ -90,7 +104,18 @@ class Job:
 
     def start(self) -> None:
         """Begin to get nodes, and to listen to management."""
-        self._management.listen(self)
+        self._management.listen(
+            ManagementEvents(
+                nodes=self._nodes,
+                session=self.session,
+                recovery=self.recovery,
+                observation=self.observation,
+                verdict=self.verdict,
+                on_cancel=self.cancel,
+                on_lost=self._node_lost,
+                on_failure=self._report_failure,
+            )
+        )
         self._acquiring.start()
         self.session.expect()
 
@@ -99,23 +124,21 @@ class Job:
         self.observation.tick()
         if (status := self.recovery.long_wait()) is not None:
             self.session.tell(coordinator_pb2.SessionResponse(queue=status))
-        with self._changed:
-            execution = self._execution
+        execution = self._executions.current
         silent = self._silence.tick(execution.reporting() if execution is not None else ())
         for name in silent[:1]:
             who = self._nodes.describe(name)
             self._died(name, f"{who} hangs: it has its connections and has said nothing for {hang_seconds():g} s")
-        if execution is not None and self._recovers:
-            execution.settle_point()
-            if execution.may_keep_point():
-                self._point_schedule.tick(execution.number)
+        if self._recovers:
+            self._points.tick()
 
     # --- what the client asks for -------------------------------------------------------------------------------------
 
     def client_left(self) -> None:
         """The session's stream has ended: so has the job."""
         with self._changed:
-            self._succeeded = self._ready and self._execution is None and self.verdict.failure is None
+            is_idle = self._executions.current is None and not self._executions.is_awaited
+            self._succeeded = self._ready and is_idle and self.verdict.failure is None
             self._end()
 
     def wait_for_nodes(self) -> JobNodes:
@@ -130,13 +153,19 @@ class Job:
     def prepare_input(self, prepared: node_pb2.PrepareInput) -> None:
         """Hand the client's input to all workers. Raises JobFailed."""
         self.wait_for_nodes()
+        self.recovery.wait_until_live()
+        self._record.prepared(prepared)
         self._inputs.prepare(prepared)
 
     def shards(self, step: int) -> list[coordinator_pb2.StateShard]:
         """Where MemoryX is reached, when it has the states, or the snapshot of a step. Raises JobFailed."""
         nodes = self.wait_for_nodes()
         self.recovery.wait_until_live()
-        execution = self.current_execution()
+        with self._changed:
+            while self._executions.is_awaited:
+                self._raise_if_over()
+                self._changed.wait()
+        execution = self._executions.current
         if step and execution is not None:
             execution.wait_for_snapshot(step)
         return nodes.state_shards()
@@ -158,45 +187,55 @@ class Job:
 
     def begin(self, begin: coordinator_pb2.Begin) -> Execution | None:
         """A new execution, or None while there is another. Raises JobFailed; KeyError for an unknown artifact."""
-        nodes = self.wait_for_nodes()
+        self.wait_for_nodes()
+        execution = self._executions.begin(begin)
         with self._changed:
-            if self._execution is not None:
-                return None
-            plan = self.plans[begin.artifact]
-            self._executions += 1
-            self._execution = Execution(
-                index=self._executions,
-                begin=begin,
-                plan=plan,
-                run_ahead_steps=self.request.run_ahead_steps,
-                nodes=nodes,
-                listener=self._listener,
-                verdict=self.verdict,
-                points=self._points if self._recovers else None,
-                is_disturbed=lambda: self.recovery.is_disturbed,
-                next_number=self._next_epoch,
-                on_failure=self._report_failure,
-                on_progress=lambda step: self._reporter.phase(management_pb2.JOB_PHASE_RUNNING, step, begin.num_steps),
-                on_scalars=self.observation.scalars,
-            )
-            self._reporter.add_artifact(begin.artifact)
-            return self._execution
+            self._changed.notify_all()
+            if execution is not None:
+                self._reporter.add_artifact(begin.artifact)
+                if self._over:
+                    execution.abandon()
+        return execution
+
+    def _make_execution(
+        self,
+        index: int,
+        begin: coordinator_pb2.Begin,
+        plan: plan_pb2.Plan,
+        progress: ClientProgress,
+        *,
+        loses_states: bool,
+    ) -> Execution:
+        return Execution(
+            index=index,
+            begin=begin,
+            plan=plan,
+            progress=progress,
+            loses_states=loses_states,
+            run_ahead_steps=self.request.run_ahead_steps,
+            nodes=self._nodes,
+            listener=self._listener,
+            verdict=self.verdict,
+            points=self._points.points if self._recovers else None,
+            is_disturbed=lambda: self.recovery.is_disturbed,
+            next_number=self._next_epoch,
+            on_started=self._record.started,
+            on_failure=self._report_failure,
+            on_progress=lambda step: self._reporter.phase(management_pb2.JOB_PHASE_RUNNING, step, begin.num_steps),
+            on_scalars=self.observation.scalars,
+        )
 
     def _next_epoch(self) -> int:
-        with self._changed:
-            self._epochs += 1
-            self.observation.began(self._epochs)
-            return self._epochs
+        number = self._executions.next_epoch()
+        self.observation.began(number)
+        return number
 
     def end_execution(self, execution: Execution) -> None:
         """The execution is over; the job can take another one. To be called once or more."""
-        with self._changed:
-            if self._execution is not execution:
-                return
-            self._execution, self._last = None, execution
-        execution.close()
-        self.observation.ended()
-        self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
+        if self._executions.end(execution):
+            execution.close()
+            self.observation.ended()
+            self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
 
     # --- recovery -----------------------------------------------------------------------------------------------------
 
@@ -205,32 +244,16 @@ class Job:
         """Whether a death does not end the job."""
         return self._nodes.is_leased and self.request.max_num_restarts > 0
 
-    def current_execution(self) -> Execution | None:
-        with self._changed:
-            return self._execution
-
     def _replace(self, lost: Sequence[management_pb2.NodeInfo], seconds: float) -> management_pb2.Acquired:
         try:
             return self._management.replace(lost, seconds)
         except ManagementLost as error:
             raise NodesRefused(str(error)) from error
 
-    def restore(self) -> None:
-        if self._last is not None:
-            self._last.restore()
-
-    def recovered(self, restart: management_pb2.Restart, message: str) -> None:
+    def _recovered(self, restart: management_pb2.Restart, message: str) -> None:
         logger.warning("%s", message)
         self._advise(message)
         self._reporter.add_restart(restart)
-
-    def _keep_point(self, step: int) -> bool:
-        execution = self.current_execution()
-        return execution is not None and execution.keep_point(step)
-
-    def _drop_points(self, before: int) -> None:
-        drop = node_pb2.AttachRequest(drop_recovery_points=node_pb2.DropRecoveryPoints(before=before))
-        self._nodes.send(self._nodes.topology.state_keepers, lambda _: drop)
 
     # --- how it ends --------------------------------------------------------------------------------------------------
 
@@ -253,13 +276,11 @@ class Job:
         failure = self.verdict.failure
         self.session.close()
         self.verdict.close()
-        with self._changed:
-            execution = self._execution
-        if execution is not None:
+        for execution in self._executions.live():
             execution.wake()
         self.recovery.wake()
         if self._recovers:
-            self._drop_points(ALL_POINTS)
+            self._points.drop()
         late = self._nodes.close()
         if late:
             logger.warning("%s had not dropped %s in time", ", ".join(late), self.name)
@@ -267,6 +288,7 @@ class Job:
         doing = "ran" if self._ready else "waited for nodes"
         self._reporter.end_with(failure, succeeded=self._succeeded, doing=doing)
         self._management.close(wait=not self._terminated)
+        self._record.remove()
         self._acquiring.join()
         self.recovery.close()
 
@@ -294,11 +316,8 @@ class Job:
         self._on_over()
         self._changed.notify_all()
         self.recovery.wake()
-        if self._execution is not None:
-            self._execution.abandon()
-
-    def _client_missing(self, message: str) -> None:
-        self._cancelled(message)
+        for execution in self._executions.live():
+            execution.abandon()
 
     def _cancelled(self, message: str) -> None:
         self.verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=message))
@@ -323,16 +342,21 @@ class Job:
     # --- what nodes say -----------------------------------------------------------------------------------------------
 
     def _acquire_nodes(self) -> None:
-        self._reporter.phase(management_pb2.JOB_PHASE_QUEUED)
+        is_first = not self._record.turn
+        if is_first:
+            self._reporter.phase(management_pb2.JOB_PHASE_QUEUED)
         try:
             with contextlib.suppress(NodesDied):  # the recovery attaches to others
-                self._nodes.acquire()
+                self._nodes.acquire(attaches=is_first)
         except NodesRefused as error:
             self.verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=str(error)))
         except (ManagementLost, TimeoutError) as error:
             self.verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=str(error)))
         else:
-            self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
+            if is_first:
+                self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
+            else:
+                self.recovery.take_up(f"the coordinator of {self.name} died, and another has taken up the job")
             with self._changed:
                 self._ready = True
                 self._changed.notify_all()
@@ -343,20 +367,13 @@ class Job:
         self._silence.heard(member.name)
         if self.observation.responded(member, response):
             return
-        with self._changed:
-            execution = self._execution
+        execution = self._executions.current
         if response.WhichOneof("kind") == "recovery_point_kept":
-            kept = response.recovery_point_kept
-            if kept.given_up:
-                self._points.given_up(kept.recovery_point)
-            else:
-                self._points.kept(member.name, kept.recovery_point)
-            if execution is not None:
-                execution.settle_point()
+            self._points.responded(member.name, response.recovery_point_kept)
             return
         if response.WhichOneof("kind") != "failed":
-            if execution is not None:
-                execution.responded(member, response)
+            for each in self._executions.live():
+                each.responded(member, response)
             return
         failure = response.failed
         failure.node = failure.node or member.name
@@ -374,34 +391,3 @@ class Job:
 
     def _advise(self, advice: str) -> None:
         self.session.tell(coordinator_pb2.SessionResponse(advice=advice))
-
-    # --- what management says -----------------------------------------------------------------------------------------
-
-    def trace(self, request: observation_pb2.TraceJobRequest) -> None:
-        """Somebody wants a trace."""
-        self.observation.trace(request)
-
-    def history(self) -> Iterator[observation_pb2.JobEvents]:
-        """What has been seen of the job until now."""
-        return self.observation.history()
-
-    def queued(self, status: management_pb2.QueueStatus) -> None:
-        """The job has another place in the queue, or waits for a node in the place of another."""
-        if self._ready and not status.position:
-            self.recovery.waits_for(status)
-        else:
-            self.session.tell(coordinator_pb2.SessionResponse(queue=status))
-
-    def lease_lost(self, node: management_pb2.NodeInfo) -> None:
-        """Management has lost a node."""
-        member = self._nodes.member_at(node.address)
-        if member is not None:
-            self._node_lost(member, "the management service has lost it")
-
-    def management_lost(self, reason: str) -> None:
-        """Management will not have the job."""
-        self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node="management", message=reason))
-
-    def defect(self, error: Exception) -> None:
-        """The link to management has ended by an exception that it did not expect."""
-        self.verdict.report_defect(error)

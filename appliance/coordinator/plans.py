@@ -9,6 +9,7 @@ from pathlib import Path
 
 from appliance.coordinator.compilation import Compile, report_of
 from appliance.coordinator.nodes.topology import Topology
+from appliance.coordinator.record import JobRecord
 from wsc.v1 import coordinator_pb2, plan_pb2
 
 logger = logging.getLogger(__name__)
@@ -17,14 +18,15 @@ logger = logging.getLogger(__name__)
 class Plans:
     """Thread-safe; one step is compiled at a time."""
 
-    def __init__(self, cache: Path, compile_step: Compile) -> None:
-        """cache: the folder of the artifacts."""
+    def __init__(self, cache: Path, compile_step: Compile, record: JobRecord) -> None:
+        """cache: the folder of the artifacts. record: keeps what is compiled here or by another coordinator."""
         self._cache = cache
         self._compile = compile_step
+        self._record = record
         self._lock = threading.Lock()
-        self._plans: dict[str, plan_pb2.Plan] = {}
-        self._artifacts: dict[bytes, str] = {}  # by what was asked for
-        self._placed: dict[str, int] = {}  # shard of each state that has a place, which it keeps
+        self._plans = dict(record.plans)
+        self._artifacts = dict(record.artifacts)  # by what was asked for
+        self._placed = dict(record.placed)  # shard of each state that has a place, which it keeps
 
     def compile(
         self,
@@ -46,12 +48,13 @@ class Plans:
                 artifact, plan, cached = self._compile(
                     cirh, len(topology.wafers), len(topology.state_keepers), dict(self._placed), options
                 )
-            self._artifacts[asked] = artifact
             logger.info("step %s is %s", artifact, "in the cache" if cached else "compiled")
             self._plans[artifact] = plan
             for shard, slot in _slots(plan):
                 if not slot.replicated:
                     self._placed[slot.name] = shard
+            self._record.compiled(artifact, asked, plan, self._placed)
+            self._artifacts[asked] = artifact
         return artifact, plan, cached
 
     def __getitem__(self, artifact: str) -> plan_pb2.Plan:

@@ -151,7 +151,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         )
         reader.start()
         try:
-            yield from self._load_and_start(execution)
+            if execution.is_started:
+                self._job.recovery.go_on(execution)
+                if not execution.knows_start:
+                    yield coordinator_pb2.ExecuteResponse(started=coordinator_pb2.Started())
+            else:
+                yield from self._load_and_start(execution)
             yield from execution.responses()
         except GeneratorExit:  # gRPC drops a generator whose client is gone
             with contextlib.suppress(JobFailed, TimeoutError):

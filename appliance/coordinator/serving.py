@@ -8,13 +8,14 @@ from appliance.coordinator.compilation import Compile
 from appliance.coordinator.job import Job
 from appliance.coordinator.management_link import ManagementLink, ManagementLost
 from appliance.coordinator.nodes.topology import COORDINATOR
+from appliance.coordinator.record import JobRecord, RecordLost, record_folder
 from appliance.coordinator.service import CoordinatorService
 from appliance.coordinator.settings import CoordinatorSettings
 from interconnect.links.listener import LinkListener
 from interconnect.rpc.address import bind
 from interconnect.rpc.server import make_server
 from nodes.telemetry.job_log import JobLogHandler
-from wsc.v1 import coordinator_pb2_grpc
+from wsc.v1 import coordinator_pb2_grpc, node_pb2
 
 TICK_SECONDS = 1.0
 LAST_MESSAGES_SECONDS = 2.0  # for them to reach the client
@@ -42,10 +43,18 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
         logger.error("%s", error)
         listener.close()
         return 1
-    job = Job(settings, request, management, listener, compile_step, lambda: events.put(Event.OVER))
+    record = JobRecord(record_folder(settings.cache_root, settings.job), is_kept=request.max_num_restarts > 0)
+    lost = None
+    try:
+        record.take_up() if settings.restarted else record.begin()
+    except RecordLost as error:
+        lost = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=f"the coordinator has died, and {error}")
+    job = Job(settings, request, management, listener, compile_step, record, lambda: events.put(Event.OVER))
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorService(job), server)
     server.start()
     job.start()
+    if lost is not None:
+        job.verdict.report(lost)
     with JobLogHandler(COORDINATOR, job.observation.log):
         while (event := _next(events)) is not Event.OVER:
             if event is Event.TERMINATE:

@@ -13,20 +13,25 @@ SESSION_SECONDS = 10.0  # until the client must have come
 class ClientSession:
     """At most one session, of one client. Thread-safe."""
 
-    def __init__(self, on_missing: Callable[[str], None], on_defect: Callable[[Exception], None]) -> None:
-        """on_missing(message): no client has come in time. on_defect(error): of the thread that waits for it."""
+    def __init__(
+        self,
+        on_missing: Callable[[str], None],
+        on_defect: Callable[[Exception], None],
+        seconds: float = SESSION_SECONDS,
+    ) -> None:
+        """on_missing(message): no client has come within so many seconds. on_defect(error): of what waits."""
         self._lock = threading.Lock()
         self._is_open = False
         self._messages: queue.SimpleQueue[coordinator_pb2.SessionResponse | None] = queue.SimpleQueue()
         self._timeout = GuardedTimer(
-            SESSION_SECONDS,
-            lambda: on_missing(f"the client did not come within {SESSION_SECONDS:g} s"),
+            seconds,
+            lambda: on_missing(f"the client did not come within {seconds:g} s"),
             name="session-timeout",
             on_defect=on_defect,
         )
 
     def expect(self) -> None:
-        """Give the client SESSION_SECONDS to come."""
+        """Give the client its time to come."""
         self._timeout.start()
 
     def open(self) -> bool:

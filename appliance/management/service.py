@@ -230,8 +230,11 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
 
     async def GetJob(self, request: management_pb2.GetJobRequest, context: Context) -> management_pb2.GetJobResponse:
         job = await self._find(request.job, context)
-        wait_seconds = min(max(0.0, request.wait_for_end_seconds), MAX_WAIT_SECONDS)
-        await job.started_or_over.wait_for(job.over.is_set, wait_seconds)
+        wait_seconds = min(max(0.0, request.wait_seconds), MAX_WAIT_SECONDS)
+        lost = request.lost_coordinator
+        await job.started_or_over.wait_for(
+            lambda: job.over.is_set() or (lost and job.coordinator not in ("", lost)), wait_seconds
+        )
         return management_pb2.GetJobResponse(job=self.describe([job])[0])
 
     async def CancelJob(

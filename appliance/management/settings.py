@@ -9,4 +9,3 @@ class ManagementSettings:
     cache_root: Path  # artifacts of the compiler lie below it
     compile_root: Path | None = None  # below which scripts may name folders of their own; None: the cache root alone
     lease_seconds: float = 5.0  # a node that says nothing for so long is lost
-    restart_coordinators: bool = False  # a coordinator that ends by itself has a successor; else the job ends with it

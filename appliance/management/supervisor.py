@@ -31,7 +31,6 @@ class Supervisor:
         """on_defect(error) is called when the watch has ended by a defect: management cannot go on."""
         self.registry = NodeRegistry(settings.lease_seconds, self._node_lost)
         self.jobs = JobTable()
-        self._restart_coordinators = settings.restart_coordinators
         self._lease_seconds = settings.lease_seconds
         self._coordinations: dict[str, Coordination] = {}
         self._lock = threading.Lock()
@@ -127,8 +126,8 @@ class Supervisor:
 
     def _replace_coordinator(self, job: Job, ingress: str, how: str) -> bool:
         """Start another; the nodes stay the job's. False: the job is not to go on."""
-        wanted = self._restart_coordinators and job.coordinator and not job.cancelled and job.report.phase not in ENDED
-        while wanted and not self._closing.is_set():
+        wanted = bool(job.request.max_num_restarts and job.coordinator) and job.report.phase not in ENDED
+        while wanted and not job.cancelled and not self._closing.is_set():
             now = time.monotonic()
             job.losses = [*(loss for loss in job.losses if now - loss < LOSSES_SECONDS), now]
             if len(job.losses) >= MAX_LOSSES:

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from pretending_job import Behaviour, PretendingJob, plan_with_groups
 
+from appliance.coordinator import serving
 from appliance.coordinator import settings as coordinator_settings
 from appliance.coordinator.compilation import CompileRefused
 from appliance.coordinator.serving import Event, serve_job
@@ -88,6 +89,54 @@ def fake_compile(
     return artifact, make_plan(num_csx, num_shards, outputs=cirh != "silent"), False
 
 
+class Killed(BaseException):
+    """Ends the thread of a coordinator, as kill -9 ends its process."""
+
+
+class Events(queue.SimpleQueue):  # type: ignore[type-arg]
+    """Those of a coordinator that can be killed."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Event:
+        event = super().get(block, timeout)
+        if event is None:
+            raise Killed
+        return event
+
+
+_made = threading.local()  # what serve_job makes in a thread
+
+
+def noted(make: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def wrapper(*arguments: Any, **options: Any) -> Any:
+        made = make(*arguments, **options)
+        setattr(_made, name, made)
+        return made
+
+    return wrapper
+
+
+def drop_dead() -> None:
+    """The process of the coordinator in this thread is gone, with its sockets: it says and writes nothing more."""
+    job, management = _made.job, _made.management
+    job._record._is_kept = False
+    job._nodes._closing = True
+    for attachment in list(job._nodes._attachments.values()):
+        attachment._ending = True
+        attachment._channel.close()
+    management._over.set()
+    management._channel.close()
+    _made.server.stop(0).wait()  # from now on nobody hears of what the threads do that are left
+    with management._changed:
+        management._closing = True
+        management._changed.notify_all()
+    job.verdict.close()
+    job.recovery.close()
+    _made.listener.close()
+    for execution in job._executions.live():
+        execution.close()
+    job.session.close()
+
+
 class ThreadChild:
     """A coordinator in a thread instead of a process."""
 
@@ -95,7 +144,7 @@ class ThreadChild:
 
     def __init__(self, fd: int) -> None:
         self.pid = next(_numbers)
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Event] = Events()
         settings: CoordinatorSettings = read_settings(fd)
         self._status: int | None = None
         self._ended = os.eventfd(0)
@@ -111,6 +160,9 @@ class ThreadChild:
 
         try:
             self._status = serve_job(settings, compile_step, self.events)
+        except Killed:
+            drop_dead()
+            self._status = -9
         finally:
             os.eventfd_write(self._ended, 1)
 
@@ -130,7 +182,7 @@ class ThreadChild:
         self.events.put(Event.TERMINATE)
 
     def kill(self) -> None:
-        self.events.put(Event.TERMINATE)
+        self.events.put(None)  # type: ignore[arg-type]
 
     def close(self, deadline_seconds: float = 10.0) -> int:
         self.terminate()
@@ -314,6 +366,13 @@ class Client:
 def make_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], ClusterInProcess]]:
     """A cluster with leases of so many seconds."""
     monkeypatch.setattr(coordinator_settings, "spawn", lambda module, argv, fds, outlives: ThreadChild(os.dup(fds[0])))
+    for name, made in (
+        ("Job", "job"),
+        ("ManagementLink", "management"),
+        ("LinkListener", "listener"),
+        ("make_server", "server"),
+    ):
+        monkeypatch.setattr(serving, name, noted(getattr(serving, name), made))
     made: list[ClusterInProcess] = []
 
     def make(lease_seconds: float) -> ClusterInProcess:

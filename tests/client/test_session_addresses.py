@@ -10,7 +10,7 @@ import pytest
 
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterUnreachableError
-from cstorch.session import job as session_job
+from cstorch.session import connecting
 from cstorch.session.job import Job
 from interconnect.rpc.address import bind
 from interconnect.rpc.server import make_server
@@ -51,6 +51,6 @@ def another_role() -> Iterator[str]:
     ],
 )
 def test_a_wrong_port_is_told_by_who_is_there(who: object, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_job, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.5)
     with who() as address, pytest.raises(ClusterUnreachableError, match=text.format(address)):  # type: ignore[operator]
         Job(address, ClusterConfig(), "")

@@ -8,7 +8,7 @@ from fake_cluster import FakeCluster
 
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterUnreachableError, NodeLostError
-from cstorch.session import job as session_job
+from cstorch.session import connecting
 from cstorch.session.job import Job
 
 
@@ -34,7 +34,7 @@ def test_a_job_is_asked_for_again_while_management_is_away(cluster: FakeCluster,
 def test_management_that_stays_away_is_an_error_that_says_so(
     cluster: FakeCluster, server: grpc.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_job, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.3)
     cluster.away = 1_000_000
     with pytest.raises(ClusterUnreachableError, match="no management service answers the ingress"):
         Job(cluster.address, ClusterConfig(), "")

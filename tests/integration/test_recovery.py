@@ -57,3 +57,27 @@ def test_the_results_are_those_of_a_run_in_which_nothing_dies(
             assert output == expected, role
             assert f"{role}-" in errors
             assert "The job goes on from step" in errors
+
+
+def kill_coordinator(cluster: RunningCluster) -> Callable[[RunningScript], None]:
+    """Kill the coordinator of the job, and wait until management has another."""
+
+    def harm(script: RunningScript) -> None:
+        before = next(job.coordinator for job in cluster.jobs() if not job.ended)
+        cluster.process_at(before).kill()
+        wait_for(lambda: any(job.coordinator not in ("", before) for job in cluster.jobs() if not job.ended))
+
+    return harm
+
+
+def test_the_results_are_those_of_a_run_in_which_the_coordinator_does_not_die(
+    start_script: StartScript, tmp_path: Path, cache: Path
+) -> None:
+    with running_cluster(tmp_path / "cluster", cache, wafers=1, memoryx=1, swarmx=1, workers=1) as cluster:
+        expected, _ = run(start_script, cluster, nothing)
+        for options in ((), ("--restartable",), ("--stop", 25)):
+            output, errors = run(start_script, cluster, kill_coordinator(cluster), *options)
+            assert output == expected, options
+            assert "another has taken up the job" in errors
+            assert "The job goes on from step" in errors
+        wait_for(lambda: not list((cache / "jobs").iterdir()))

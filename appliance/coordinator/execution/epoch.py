@@ -72,6 +72,7 @@ class Epoch:
 
     def load(self) -> None:
         """Load the plan into all nodes and open all links. Raises JobFailed, Abandoned, EpochOver."""
+        self._waiting.until(lambda: True, epoch=self)  # all are there
         specs = self._nodes.links()
         pending = {spec.purpose: self._listener.expect(spec.token, spec.peer) for spec in specs[COORDINATOR]}
         links: dict[int, Link] = {}

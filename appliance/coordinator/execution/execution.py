@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from appliance.coordinator.execution.client_progress import ClientProgress
 from appliance.coordinator.execution.epoch import Epoch
-from appliance.coordinator.execution.execution_points import ExecutionPoints
+from appliance.coordinator.execution.execution_points import ExecutionPoints, NoRecoveryPoint
 from appliance.coordinator.execution.recovery_points import RecoveryPoint, RecoveryPoints
 from appliance.coordinator.execution.results import BATCH_SECONDS
 from appliance.coordinator.execution.scalars import OnScalars
@@ -31,6 +32,8 @@ class Execution:
         index: int,
         begin: coordinator_pb2.Begin,
         plan: plan_pb2.Plan,
+        progress: ClientProgress,
+        loses_states: bool,
         run_ahead_steps: int,
         nodes: JobNodes,
         listener: LinkListener,
@@ -38,15 +41,18 @@ class Execution:
         points: RecoveryPoints | None,
         is_disturbed: Callable[[], bool],
         next_number: Callable[[], int],
+        on_started: Callable[[int], None],
         on_failure: Callable[[node_pb2.Failure], None],
         on_progress: Callable[[int], None],
         on_scalars: OnScalars,
     ) -> None:
         """Of a job, the index-th, counted from 1.
 
-        points: None where a death ends the job. is_disturbed: whether a node is missing now. next_number: of the next
-        epoch. on_failure: a link of the coordinator's is lost. on_progress(step) is called now and then while the
-        client gets its outputs, and when all steps are done. on_scalars: as Results has it.
+        progress: of the client, where it has begun with another coordinator. loses_states: whether the nodes may have
+        lost what they kept before. points: None where a death ends the job. is_disturbed: whether a node is missing
+        now. next_number: of the next epoch. on_started(index): nothing that the client has sent can be lost.
+        on_failure: a link of the coordinator's is lost. on_progress(step) is called now and then while the client gets
+        its outputs, and when all steps are done. on_scalars: as Results has it.
         """
         self.index = index
         self._begin = begin
@@ -55,7 +61,9 @@ class Execution:
         self._nodes = nodes
         self._listener = listener
         self._verdict = verdict
+        self._client = progress
         self._next_number = next_number
+        self._on_started = on_started
         self._on_failure = on_failure
         self._on_progress = on_progress
         self._on_scalars = on_scalars
@@ -67,13 +75,9 @@ class Execution:
             )
         self._waiting = Waiting(verdict, is_disturbed)
         self._epoch: Epoch | None = None
-        self._attempt = 0
+        self._attempt = 0  # the epoch in which the client was asked for states last
+        self._keeps_nothing = loses_states  # whoever keeps states may have lost them since the last execution
         self._sent: coordinator_pb2.StateSent | None = None  # the client's answer to an attempt
-        self._is_started = False  # the client has been told so: from now on nothing is asked of it
-        self._shown_step = 0  # the last whose outputs were given to the client
-        self._consumed_step = 0
-        self._told: set[int] = set()  # checkpoints that the client knows of
-        self._taken: set[int] = set()
 
     @property
     def number(self) -> int:
@@ -84,12 +88,17 @@ class Execution:
     @property
     def is_started(self) -> bool:
         """Whether the client has done all that it has to do before the steps."""
-        return self._is_started
+        return self._client.is_started
+
+    @property
+    def knows_start(self) -> bool:
+        """Whether the client had been told so by another coordinator."""
+        return self._begin.resumption.started
 
     @property
     def shown_step(self) -> int:
         """The last whose outputs the client was given."""
-        return self._shown_step
+        return self._client.shown_step
 
     @property
     def is_epoch_over(self) -> bool:
@@ -101,9 +110,9 @@ class Execution:
 
     def load(self) -> coordinator_pb2.StateWanted:
         """Load the plan into all nodes and open all links. Raises JobFailed, Abandoned, EpochOver."""
-        point = self._points.any_complete if self._points is not None and self._attempt else None
-        self._attempt += 1
+        point = self._points.any_complete if self._points is not None and self._keeps_nothing else None
         epoch = self._begin_epoch(0, point)
+        self._attempt, self._keeps_nothing = epoch.number, True
         epoch.load()
         return coordinator_pb2.StateWanted(
             missing=sorted(epoch.missing), shards=self._nodes.state_shards(), attempt=self._attempt
@@ -117,7 +126,7 @@ class Execution:
 
     def requests_ended(self) -> None:
         """The client says nothing more: before the steps run, that it does not want them."""
-        if not self._is_started and self._answer() is None:
+        if not self._client.is_started and self._answer() is None:
             self.abandon()
 
     def start(self) -> None:
@@ -135,8 +144,9 @@ class Execution:
             first = points.make_first(epoch.number) if sent.wrote or points.any_complete is None else 0
             epoch.start(recovery_point=first, last_recovery_point=points.make_last(epoch.number))
             self._waiting.until(lambda: points.has(first), epoch=epoch)
+        self._on_started(self.index)
         with self._waiting.changed:
-            self._is_started = True
+            self._client.is_started = True
 
     def responses(self) -> Iterator[coordinator_pb2.ExecuteResponse]:
         """Outputs and checkpoints in the order of the steps, and then the end. Raises JobFailed, Abandoned."""
@@ -144,23 +154,23 @@ class Execution:
         num_shards = len(self._nodes.topology.state_keepers)
         has_outputs = bool(self._plan.coordinator.outputs)
         for step in self._schedule.steps_for_client(has_outputs=has_outputs):
-            if has_outputs and self._schedule.outputs_leave(step) and step > self._shown_step:
+            if has_outputs and self._schedule.outputs_leave(step) and step > self._client.shown_step:
                 while (outputs := self._waiting.until(self._take_outputs, BATCH_SECONDS)) is None:
                     pass  # outputs that are too few for a batch may go by now
                 yield coordinator_pb2.ExecuteResponse(outputs=outputs)
                 if time.monotonic() - shown > PROGRESS_SECONDS:
                     shown = time.monotonic()
                     self._on_progress(step)
-            if self._schedule.keeps_snapshot(step):
+            if self._schedule.keeps_snapshot(step) and step not in self._client.told:
                 self._waiting.until(lambda step=step: len(self._current().snapshots[step]) == num_shards)  # type: ignore[misc]
                 ready = coordinator_pb2.CheckpointReady(step=step, input_states=self._take_input_states(step))
                 with self._waiting.changed:
-                    self._told.add(step)
+                    self._client.told.add(step)
                 yield coordinator_pb2.ExecuteResponse(checkpoint=ready)
         self._waiting.until(self._is_done)
         self._on_progress(self._schedule.num_steps)
         # The nodes keep the last snapshot until they are told to stop.
-        self._waiting.until(lambda: self._schedule.checkpoint_steps <= self._taken)
+        self._waiting.until(lambda: self._schedule.checkpoint_steps <= self._client.taken)
 
     def finished(self) -> coordinator_pb2.ExecuteResponse:
         """The last message, after stop."""
@@ -171,7 +181,7 @@ class Execution:
     def consumed(self, step: int) -> None:
         """The client has done with the outputs of all steps up to this one."""
         with self._waiting.changed:
-            self._consumed_step = max(self._consumed_step, step)
+            self._client.consumed_step = max(self._client.consumed_step, step)
             epoch = self._epoch
             if step >= self._schedule.num_steps:  # the one that is waited for
                 self._waiting.changed.notify_all()
@@ -181,23 +191,21 @@ class Execution:
     def checkpoint_taken(self, step: int) -> None:
         """The client needs the snapshot of this step no more."""
         with self._waiting.changed:
-            self._taken.add(step)
+            self._client.taken.add(step)
             self._waiting.changed.notify_all()
-        self._release(step)
+        self._nodes.release_snapshot(step)
 
     def wait_for_snapshot(self, step: int) -> None:
         """Until all who keep states have the snapshot of a step, of which the client was told. Raises JobFailed."""
         with self._waiting.changed:
-            if step not in self._told or step in self._taken:
+            if step not in self._client.told or step in self._client.taken:
                 return
         num_shards = len(self._nodes.topology.state_keepers)
-        self._waiting.until(lambda: len(self._current().snapshots[step]) == num_shards)
+        self._waiting.until(lambda: self._epoch is not None and len(self._epoch.snapshots[step]) == num_shards)
 
     def abandon(self) -> None:
         """The client is not there any more: whatever waits raises Abandoned."""
-        with self._waiting.changed:
-            self._waiting.abandoned = True
-            self._waiting.changed.notify_all()
+        self._waiting.abandon()
 
     def stop(self) -> None:
         """End the execution on all nodes, wherever it is. The state stays. Raises JobFailed."""
@@ -247,12 +255,14 @@ class Execution:
         is_done = done_steps == self._schedule.num_steps
         epoch.start(last_recovery_point=0 if is_done else self._points.make_last(epoch.number))
         assert epoch.results is not None
-        epoch.results.consumed(self._consumed_step)
+        epoch.results.consumed(self._client.consumed_step)
         return done_steps
 
     def restore(self) -> None:
         """After its end: put the states back on those who keep them. Raises as resume."""
         assert self._points is not None
+        if self._points.done_steps() != self._schedule.num_steps:
+            raise NoRecoveryPoint("its states after the last step could not be kept anywhere")
         self._begin_epoch(self._schedule.num_steps, self._points.complete).restore()
 
     def keep_point(self, step: int) -> bool:
@@ -275,7 +285,7 @@ class Execution:
     def may_keep_point(self) -> bool:
         """Whether the client waits for nothing that would be lost with an earlier one: it reads no snapshot."""
         with self._waiting.changed:
-            return self._is_started and self._told <= self._taken
+            return self._client.is_started and self._client.told <= self._client.taken
 
     def reporting(self) -> list[str]:
         """The members that run steps now, and say about once a second how far they are."""
@@ -293,8 +303,8 @@ class Execution:
             epoch.responded(member, response)
             step = response.snapshot.step
             self._waiting.changed.notify_all()
-        if response.WhichOneof("kind") == "snapshot" and step in self._taken:
-            self._release(step)  # the step is run again
+        if response.WhichOneof("kind") == "snapshot" and step in self._client.taken:
+            self._nodes.release_snapshot(step)  # the step is run again
         if response.WhichOneof("kind") == "input_state" and self._points is not None:
             state = response.input_state
             self._points.input_state(member.name, state.step, state.state)
@@ -327,7 +337,7 @@ class Execution:
         )
 
     def _begin_epoch(self, done_steps: int, point: RecoveryPoint | None) -> Epoch:
-        shown_step = self._shown_step
+        shown_step = self._client.shown_step
 
         def on_scalars(step: int, values: Mapping[str, float]) -> None:
             if step > shown_step:  # else it was told in an earlier epoch
@@ -354,10 +364,11 @@ class Execution:
 
     def _is_received(self, step: int) -> bool:
         """Whether the client has all that it gets of the steps up to this one, which are not run again then."""
-        if any(each <= step and each not in self._taken for each in self._schedule.checkpoint_steps):
-            return False
         has_outputs = bool(self._plan.coordinator.outputs)
-        return not has_outputs or self._consumed_step >= self._schedule.last_output_step(step)
+        return self._client.has_all(
+            (each for each in self._schedule.checkpoint_steps if each <= step),
+            self._schedule.last_output_step(step) if has_outputs else 0,
+        )
 
     def _is_done(self) -> bool:
         """Whether all steps are, and nothing of their states can be lost."""
@@ -371,10 +382,10 @@ class Execution:
         epoch = self._current()
         taken = None if epoch.results is None else epoch.results.take()
         # Steps that are run again give what the client has.
-        steps = [] if taken is None else [step for step in taken.steps if step.step > self._shown_step]
+        steps = [] if taken is None else [step for step in taken.steps if step.step > self._client.shown_step]
         if not steps:
             return None
-        self._shown_step = steps[-1].step
+        self._client.shown_step = steps[-1].step
         return coordinator_pb2.OutputBatch(steps=steps)
 
     def _take_input_states(self, step: int) -> list[bytes]:
@@ -386,7 +397,3 @@ class Execution:
         with self._waiting.changed:
             states = self._current().input_states[step]
             return [states[worker.name] for worker in workers]
-
-    def _release(self, step: int) -> None:
-        command = node_pb2.AttachRequest(release_snapshot=node_pb2.ReleaseSnapshot(step=step))
-        self._nodes.send(self._nodes.topology.state_keepers, lambda _: command)

@@ -29,11 +29,11 @@ class _Making:
 class RecoveryPoints:
     """The last one that is complete, and those in the making. Thread-safe."""
 
-    def __init__(self, drop: Callable[[int], None]) -> None:
-        """drop(number): points before this one are not wanted any more."""
-        self._drop = drop
+    def __init__(self, complete: RecoveryPoint | None, on_complete: Callable[[RecoveryPoint], None]) -> None:
+        """complete: one that there is already. on_complete(point): those before this one are not wanted any more."""
+        self._on_complete = on_complete
         self._lock = threading.Lock()
-        self._complete: RecoveryPoint | None = None
+        self._complete = complete
         self._making: dict[int, _Making] = {}
 
     @property
@@ -92,11 +92,12 @@ class RecoveryPoints:
             making = max(ready, key=lambda each: each.number)
             number = making.number
             input_states = [making.input_states.get(worker, b"") for worker in making.workers]
-            self._complete = RecoveryPoint(
+            point = RecoveryPoint(
                 number=number,
                 execution=making.execution,
                 step=making.step,
                 input_states=input_states if all(input_states) else (),
             )
+            self._on_complete(point)  # before anybody counts on it
+            self._complete = point
             self._making = {later: each for later, each in self._making.items() if later > number}
-        self._drop(number)

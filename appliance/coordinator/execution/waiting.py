@@ -60,6 +60,12 @@ class Waiting:
                     return value
                 self.changed.wait(left)
 
+    def abandon(self) -> None:
+        """The client has gone away: all waits raise Abandoned."""
+        with self.changed:
+            self.abandoned = True
+            self.changed.notify_all()
+
     def wake(self) -> None:
         """Something has changed that somebody may wait for."""
         with self.changed:

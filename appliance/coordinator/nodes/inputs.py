@@ -11,10 +11,11 @@ from wsc.v1 import node_pb2
 class Inputs:
     """Thread-safe."""
 
-    def __init__(self, nodes: JobNodes) -> None:
+    def __init__(self, nodes: JobNodes, inputs: Iterable[node_pb2.PrepareInput]) -> None:
+        """inputs: that another coordinator of the job had."""
         self._nodes = nodes
         self._lock = threading.Lock()
-        self._prepared: dict[str, node_pb2.PrepareInput] = {}  # by loader
+        self._prepared = {prepared.loader: prepared for prepared in inputs}
 
     def prepare(self, prepared: node_pb2.PrepareInput) -> None:
         """Hand an input of the client's to all workers."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from appliance.coordinator.nodes.attachment import Attachment
 from appliance.coordinator.nodes.topology import COORDINATOR, Member, Topology
+from appliance.members import member_index
 from interconnect.links.listener import LinkListener
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
@@ -31,19 +32,21 @@ class JobNodes:
         self,
         job: str,
         request: management_pb2.CreateJobRequest,
+        turn: int,
         acquire: Callable[[management_pb2.Acquire], management_pb2.Acquired],
         listener: LinkListener,
         on_response: Callable[[Member, node_pb2.AttachResponse], None],
         on_lost: Callable[[Member, str], None],
         on_defect: Callable[[Exception], None],
     ) -> None:
-        """The callbacks are called from threads of the streams.
+        """turn: of the job's coordinator. The callbacks are called from threads of the streams.
 
         on_lost(member, reason): a node's stream ended by itself. on_defect(error): its thread ended by an exception
         that it did not expect.
         """
         self._job = job
         self._request = request
+        self._turn = turn
         self._acquire = acquire
         self._listener = listener
         self._on_response = on_response
@@ -67,8 +70,10 @@ class JobNodes:
         assert self._topology is not None
         return self._topology
 
-    def acquire(self) -> None:
+    def acquire(self, *, attaches: bool = True) -> None:
         """Lease the nodes and attach to all; blocks, until close is called at the latest.
+
+        attaches: False leaves that to replace, where the job had the nodes before, and some may have died.
 
         Raises NodesRefused; what acquire raises; TimeoutError naming the nodes that do not answer; NodesDied, when
         others are to be attached to by replace.
@@ -83,8 +88,10 @@ class JobNodes:
         acquired = self._acquire(wanted)
         if not acquired.nodes:
             raise NodesRefused(acquired.refusal or "management has no nodes for this job")
-        topology = self._topology = Topology.build(acquired.nodes, request.num_workers_per_csx)
-        self._attach(topology.members())
+        nodes = acquired.nodes if attaches else sorted(acquired.nodes, key=lambda node: member_index(node.member))
+        topology = self._topology = Topology.build(nodes, request.num_workers_per_csx)
+        if attaches:
+            self._attach(topology.members())
         logger.info("%s has its nodes: %s", self._job, ", ".join(member.name for member in topology.members()))
 
     def _attach(self, members: Sequence[Member]) -> None:
@@ -162,10 +169,15 @@ class JobNodes:
             if attachment is not None:
                 attachment.send(make(member))
 
+    def release_snapshot(self, step: int) -> None:
+        """The client needs the snapshot of this step no more."""
+        command = node_pb2.AttachRequest(release_snapshot=node_pb2.ReleaseSnapshot(step=step))
+        self.send(self.topology.state_keepers, lambda _: command)
+
     def state_shards(self) -> list[coordinator_pb2.StateShard]:
         """Where the client reaches the states of the job."""
         return [
-            coordinator_pb2.StateShard(shard=member.index, address=member.node.address, job=self._job)
+            coordinator_pb2.StateShard(shard=member.index, address=member.node.address, job=self._job, turn=self._turn)
             for member in self.topology.state_keepers
         ]
 

@@ -1,5 +1,6 @@
 """What brings a job back: when somebody has died, others take their places, and a new epoch goes on from a point."""
 
+import contextlib
 import logging
 import os
 import threading
@@ -30,16 +31,16 @@ def replacement_seconds() -> float:
     return float(os.environ.get(REPLACEMENT_VARIABLE, "60"))
 
 
-class RecoveringJob(Protocol):
-    """What the recovery needs of the job."""
+class Executions(Protocol):
+    """Those of the job; see appliance.coordinator.executions."""
 
-    def current_execution(self) -> Execution | None: ...
+    @property
+    def current(self) -> Execution | None: ...
 
-    def restore(self) -> None:
-        """Between executions: put the states back on the nodes. Raises JobFailed, Abandoned, EpochOver."""
+    @property
+    def is_awaited(self) -> bool: ...
 
-    def recovered(self, restart: management_pb2.Restart, message: str) -> None:
-        """The job goes on. message: for the user."""
+    def restore(self) -> None: ...
 
 
 class Recovery:
@@ -47,26 +48,37 @@ class Recovery:
 
     def __init__(
         self,
-        job: RecoveringJob,
+        executions: Executions,
         nodes: JobNodes,
         inputs: Inputs,
         points: RecoveryPoints,
         verdict: Verdict,
+        limit: RestartLimit,
+        *,
         replace: Callable[[Sequence[management_pb2.NodeInfo], float], management_pb2.Acquired],
-        max_num_restarts: int,
+        on_restart: Callable[[Sequence[str]], None],
+        on_recovered: Callable[[management_pb2.Restart, str], None],
     ) -> None:
-        """replace(nodes, seconds): other nodes for these; all of the job are returned. Raises NodesRefused."""
+        """replace(nodes, seconds): other nodes for these; all of the job are returned. Raises NodesRefused.
+
+        on_restart(causes): of all restarts since the job has got further. on_recovered(restart, message): the job goes
+        on; message: for the user.
+        """
         self.lock = threading.Lock()
-        self._job = job
+        self._executions = executions
         self._nodes = nodes
         self._inputs = inputs
         self._points = points
         self._verdict = verdict
         self._replace = replace
-        self._limit = RestartLimit(max_num_restarts)
+        self._on_restart = on_restart
+        self._on_recovered = on_recovered
+        self._limit = limit
         self._changed = threading.Condition()
         self._dead: dict[str, tuple[Member, str]] = {}  # and why
         self._lost: list[node_pb2.Failure] = []  # links, and what else a new epoch mends without a replacement
+        self._unprepared: set[str] = set()  # members that may have none of the inputs
+        self._untold = ""  # that another coordinator has died, until it is known from where the job goes on
         self._is_live = True
         self._waits_for: management_pb2.QueueStatus | None = None
         self._disturbed_at = 0.0  # when somebody was missed first
@@ -85,6 +97,22 @@ class Recovery:
         if self._thread.ident is not None:
             self._thread.join()
 
+    def take_up(self, cause: str) -> None:
+        """Before start: the job has its nodes from another coordinator; none is attached to. cause: for the user."""
+        self._unprepared.update(member.name for member in self._nodes.topology.members())
+        self._untold = cause
+        self._lost.append(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=cause))
+        self._is_live, self._disturbed_at = False, time.monotonic()
+
+    def go_on(self, execution: Execution) -> None:
+        """Run what is left of an execution that another coordinator had started. Raises JobFailed, Abandoned."""
+        self.wait_until_live()
+        with self.lock:
+            if execution.number or not self._is_live:
+                return  # that is done as after any death
+            with contextlib.suppress(EpochOver):
+                self._tell(self._untold, "", self._go_on(execution, self._untold), execution)
+
     def died(self, member: Member, message: str) -> None:
         """A node is gone, or is given up. message: for the user."""
         if self._nodes.has(member):
@@ -95,7 +123,7 @@ class Recovery:
 
     def lost(self, failure: node_pb2.Failure) -> None:
         """A link is lost, or something else that is no node's death."""
-        execution = self._job.current_execution()
+        execution = self._executions.current
         if failure.peer and (execution is None or execution.is_epoch_over):
             return  # whose end is known
         with self._changed:
@@ -140,7 +168,7 @@ class Recovery:
             self._disturbed_at = time.monotonic() if self._is_live else self._disturbed_at
             self._is_live = False
             self._changed.notify_all()
-        execution = self._job.current_execution()
+        execution = self._executions.current
         if execution is not None:
             execution.epoch_over()
 
@@ -186,12 +214,13 @@ class Recovery:
                 causes = [message for _, message in self._dead.values()] or [f.message for f in self._lost]
                 self._lost.clear()
             self._limit.add(causes, self._points.complete)
+            self._on_restart(self._limit.causes)
             logger.warning("%s", "; ".join(causes))
             if self._limit.is_reached:
                 self._verdict.report(self._limit.failure())
                 return
             self._points.give_up()
-            execution = self._job.current_execution()
+            execution = self._executions.current
             if execution is not None:
                 live = [member for member in self._nodes.live_members() if member.name not in self._dead]
                 for member in execution.end_epoch(live):
@@ -200,9 +229,14 @@ class Recovery:
             from_step = self._go_on(execution, "; ".join(causes))
             if not self._set_live():
                 return
+        if execution is not None or not self._executions.is_awaited:  # else go_on tells it
+            self._tell("; ".join(causes), replaced, from_step, execution)
+
+    def _tell(self, cause: str, replaced: str, from_step: int | None, execution: Execution | None) -> None:
+        """The job goes on."""
         restart = management_pb2.Restart(
             time=time.time(),
-            cause="; ".join(causes),
+            cause=cause,
             replaced=replaced,
             from_step=from_step or 0,
             reached_step=0 if execution is None else execution.shown_step,
@@ -210,27 +244,26 @@ class Recovery:
         )
         placed = f"In its place: {replaced}. " if replaced else ""
         where = "" if from_step is None else f" from step {from_step}"
-        self._job.recovered(restart, f"{restart.cause}. {placed}The job goes on{where}, after {restart.seconds:.1f} s")
+        self._on_recovered(restart, f"{cause}. {placed}The job goes on{where}, after {restart.seconds:.1f} s")
 
     def _go_on(self, execution: Execution | None, causes: str) -> int | None:
         """Put the states back, and run what is left of the execution; returns its step, if it has any yet."""
-        if execution is None:
-            self._job.restore()
-        elif execution.is_started:
-            try:
+        try:
+            if execution is not None and execution.is_started:
                 return execution.resume()
-            except NoRecoveryPoint as error:
-                failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=f"{causes}; {error}")
-                self._verdict.report(failure)
-                raise JobFailed(failure) from error
-        return None  # else the client writes the states anew
+            if execution is None and not self._executions.is_awaited:
+                self._executions.restore()
+        except NoRecoveryPoint as error:
+            failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=f"{causes}; {error}")
+            self._verdict.report(failure)
+            raise JobFailed(failure) from error
+        return None  # the client writes the states anew, or says how far it is
 
     def _replace_dead(self) -> str:
         """Others in the places of the dead; returns who they are, for the user."""
         with self._changed:
             dead = dict(self._dead)
-        if not dead:
-            return ""
+        self._unprepared.update(dead)
         members = [member for member, _ in dead.values()]
         seconds = replacement_seconds()
         try:
@@ -240,8 +273,10 @@ class Recovery:
             self._verdict.report(
                 node_pb2.Failure(
                     kind=node_pb2.Failure.KIND_NODE,
-                    node=members[0].name,
-                    message=f"{causes}; and none came in its place within {seconds:g} s: {error}",
+                    node=members[0].name if members else "",
+                    message=f"{causes}; and none came in its place within {seconds:g} s: {error}"
+                    if members
+                    else str(error),
                 )
             )
             raise JobFailed(self._verdict.failure or node_pb2.Failure()) from error
@@ -249,6 +284,7 @@ class Recovery:
             for name in dead:
                 if self._dead.get(name) == dead[name]:
                     del self._dead[name]
-        workers = [m for m in self._nodes.live_members() if m.role == node_pb2.ROLE_WORKER and m.name in dead]
+        workers = [m for m in self._nodes.topology.workers if m.name in self._unprepared]
         self._inputs.prepare_again(workers)
+        self._unprepared.clear()
         return ", ".join(self._nodes.describe(name) for name in dead)

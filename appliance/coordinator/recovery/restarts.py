@@ -10,11 +10,16 @@ MAX_CAUSES = 20  # that are listed
 class RestartLimit:
     """Counts the restarts since the job has got further. Used by one thread."""
 
-    def __init__(self, max_num_restarts: int) -> None:
-        """max_num_restarts: without progress, in a row."""
+    def __init__(self, max_num_restarts: int, causes: Sequence[str], progress: object) -> None:
+        """max_num_restarts: without progress, in a row. causes: of those up to now. progress: as in add."""
         self._max_num_restarts = max_num_restarts
-        self._progress: object = None
-        self._causes: list[str] = []
+        self._progress = progress
+        self._causes = list(causes)
+
+    @property
+    def causes(self) -> Sequence[str]:
+        """Of the restarts since the job has got further."""
+        return self._causes
 
     def add(self, causes: Sequence[str], progress: object) -> None:
         """Somebody has died.

@@ -161,7 +161,7 @@ class ClusterState:
     def _connect(self, shards: Sequence[coordinator_pb2.StateShard]) -> None:
         for shard in shards:
             known = self._addresses.get(shard.shard)
-            if known is not None and known.address == shard.address:
+            if known == shard:
                 continue
             if shard.shard in self._connections:
                 self._connections.pop(shard.shard).close()

@@ -6,7 +6,8 @@ from concurrent.futures import Future
 import grpc
 
 from cstorch.errors import ClusterError
-from cstorch.session.job import Job, connect
+from cstorch.session.connecting import connect
+from cstorch.session.job import Job
 from cstorch.state import Getter
 from cstorch.tracing import Cell, LazyTensor, cell_of
 from interconnect.rpc.server import through

@@ -5,25 +5,24 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cstorch.distributed.cluster_config import LANES, ClusterConfig
 from cstorch.distributed.restarts import max_num_restarts
-from cstorch.errors import ClusterUnreachableError, CompileError, ConfigurationError, CstorchError, NodeLostError
+from cstorch.errors import CompileError, ConfigurationError, CstorchError, NodeLostError
 from cstorch.session import failures
-from interconnect.rpc.server import is_from_ingress, make_channel, through
+from cstorch.session.connecting import CONNECT_SECONDS, connect
+from cstorch.session.coordinator_link import CoordinatorLink
+from interconnect.rpc.server import is_from_ingress
 from interconnect.rpc.version import __version__
 from interconnect.security.own_tokens import user_name, user_token
-from interconnect.security.tls import TLS_VARIABLE
 from interconnect.threads import GuardedThread
-from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
+from wsc.v1 import coordinator_pb2, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
 logger = logging.getLogger("cstorch.job")
 
-CONNECT_SECONDS = 4.0
 RETRY_SECONDS = 0.2
 CREATE_SECONDS = 60.0  # management starts a coordinator process
 COMPILE_SECONDS = 3600.0
@@ -32,60 +31,6 @@ CANCEL_SECONDS = 2.0
 CAUSE_SECONDS = 1.8  # that management may take to hear of the end
 ANSWER_SECONDS = 1.0
 VERDICT_SECONDS = 4.0  # the coordinator takes a second to find the cause among several reports
-
-
-def connect(address: str, what: str, token: str) -> grpc.Channel:
-    """A channel to a server that answers.
-
-    Args:
-        token: what calls show.
-
-    Raises:
-        ClusterUnreachableError: nobody answers within CONNECT_SECONDS, or somebody who does not speak gRPC.
-    """
-    channel = make_channel(address, token)
-    try:
-        answered = _answers(channel)
-    except BaseException:
-        channel.close()
-        raise
-    if not answered:
-        channel.close()
-        if _listens(address):
-            raise ClusterUnreachableError(
-                f"what listens at {address} does not answer as a {what} does: check the port, which `waferbox up` "
-                f"printed (the page has another); if the cluster uses TLS, {TLS_VARIABLE} must name a folder with its "
-                "certificates, and else none"
-            )
-        raise ClusterUnreachableError(
-            f"no {what} answers at {address} within {CONNECT_SECONDS:g} s: check the address, and that the cluster "
-            "is up (`waferbox status`, `waferbox up`)"
-        )
-    return channel
-
-
-def _answers(channel: grpc.Channel) -> bool:
-    """Whether a gRPC server is there, whatever it says.
-
-    By a call: grpc.channel_ready_future leaves a thread behind, for which closing the channel waits 0.2 s.
-    """
-    try:
-        health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(), timeout=CONNECT_SECONDS, wait_for_ready=True
-        )
-    except grpc.RpcError as error:
-        return error.code() != grpc.StatusCode.DEADLINE_EXCEEDED
-    return True
-
-
-def _listens(address: str) -> bool:
-    """Whether somebody takes connections at host:port, whoever it is."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 class Job:
@@ -124,14 +69,11 @@ class Job:
             created = self._create(management, compile_dir)
             self.name = created.job
             self.gateway = management if created.gateway else ""
-            self._address = through(self.gateway, created.coordinator)
             self._token = created.token
-            self._channel = connect(self._address, f"coordinator of job {created.job}", created.token)
+            self._link = CoordinatorLink(created, self.gateway, self._management, goes_on=max_num_restarts() > 0)
         except BaseException:
             self._management_channel.close()
             raise
-        self._coordinator = coordinator_pb2_grpc.CoordinatorStub(self._channel)
-        self._session = self._coordinator.Session(coordinator_pb2.SessionRequest(token=self._token))
         self._watcher = GuardedThread(self._watch, name="cstorch session", on_defect=self._watch_failed)
         self._watcher.start()
 
@@ -162,23 +104,34 @@ class Job:
             time.sleep(RETRY_SECONDS)
 
     def _watch(self) -> None:
-        """Runs in a thread: ends when the session ends."""
+        """Runs in a thread: ends when the session ends, and no other coordinator takes up the job."""
         try:
-            for response in self._session:
-                match response.WhichOneof("kind"):
-                    case "failure" if self._failure is None:
-                        self._failure = failures.from_failure(response.failure)
-                    case "queue":
-                        self._log_queue(response.queue)
-                    case "ready":
-                        self._ready.set()
-                    case "advice":
-                        logger.warning("%s", response.advice)
-        except grpc.RpcError as error:
-            if not self._closed and self._failure is None:
-                self._failure = self._coordinator_lost(error)
+            while True:
+                try:
+                    for response in self._link.current.session:
+                        self._heard(response)
+                    return
+                except grpc.RpcError as error:
+                    if self._closed or self._failure is not None:
+                        return
+                    if not self._link.replace(error):
+                        if not self._closed:
+                            self._failure = self._coordinator_lost(error)
+                        return
         finally:
+            self._link.end()
             self._ready.set()
+
+    def _heard(self, response: coordinator_pb2.SessionResponse) -> None:
+        match response.WhichOneof("kind"):
+            case "failure" if self._failure is None:
+                self._failure = failures.from_failure(response.failure)
+            case "queue":
+                self._log_queue(response.queue)
+            case "ready":
+                self._ready.set()
+            case "advice":
+                logger.warning("%s", response.advice)
 
     def _watch_failed(self, error: Exception) -> None:
         self._failure = self._failure or failures.from_defect(error)
@@ -204,14 +157,14 @@ class Job:
                 )
             cause = self._cause_of_end()
             return NodeLostError(
-                f"the coordinator of {self.name} at {self._address} died, or cannot be reached"
+                f"the coordinator of {self.name} at {self._link.address} died, or cannot be reached"
                 + (f": {cause}" if cause else "")
             )
         return failures.from_rpc_error(error, "the job was under way")
 
     def _cause_of_end(self) -> str:
         """What management says of the job's end, if it knows of it in time."""
-        request = management_pb2.GetJobRequest(job=self.name, wait_for_end_seconds=CAUSE_SECONDS)
+        request = management_pb2.GetJobRequest(job=self.name, wait_seconds=CAUSE_SECONDS)
         try:
             job = self._management.GetJob(request, timeout=CAUSE_SECONDS + ANSWER_SECONDS).job
         except grpc.RpcError as error:
@@ -256,14 +209,10 @@ class Job:
         """
         self._ready.wait()  # for its turn in the queue, which counts for no deadline; the session's end ends it
         request = coordinator_pb2.CompileRequest(token=self._token, cirh=cirh, options=options)
-        call = self._coordinator.Compile.future(request, timeout=COMPILE_SECONDS)
         try:
-            return call.result()
+            return self._link.call(lambda stub: stub.Compile, request, COMPILE_SECONDS)
         except grpc.RpcError as error:
             raise self.reason(failures.from_compile_error(error), "compiling the step") from None
-        except BaseException:  # Ctrl-C
-            call.cancel()  # type: ignore[no-untyped-call]
-            raise
 
     def prepare_input(self, prepared: node_pb2.PrepareInput) -> None:
         """Gives the workers the input of an execution.
@@ -273,14 +222,10 @@ class Job:
         """
         self._ready.wait()  # for its turn in the queue, which counts for no deadline; the session's end ends it
         request = coordinator_pb2.PrepareInputRequest(token=self._token, input=prepared)
-        call = self._coordinator.PrepareInput.future(request, timeout=PREPARE_SECONDS)
         try:
-            call.result()
+            self._link.call(lambda stub: stub.PrepareInput, request, PREPARE_SECONDS)
         except grpc.RpcError as error:
             raise self.reason(error, "preparing the input") from None
-        except BaseException:  # Ctrl-C
-            call.cancel()  # type: ignore[no-untyped-call]
-            raise
 
     def shards(self, step: int = 0) -> list[coordinator_pb2.StateShard]:
         """Where MemoryX is reached; waits until the job has its nodes, and these what they are to have.
@@ -293,7 +238,7 @@ class Job:
         """
         request = coordinator_pb2.ShardsRequest(token=self._token, step=step)
         try:
-            return list(self._coordinator.Shards(request, timeout=PREPARE_SECONDS).shards)
+            return list(self._link.call(lambda stub: stub.Shards, request, PREPARE_SECONDS).shards)
         except grpc.RpcError as error:
             raise self.reason(error, "asking for the shards") from None
 
@@ -305,7 +250,20 @@ class Job:
         self, requests: Iterator[coordinator_pb2.ExecuteRequest]
     ) -> "grpc.CallIterator[coordinator_pb2.ExecuteResponse]":
         """Opens the stream of an execution."""
-        return self._coordinator.Execute(requests)
+        return self._link.current.stub.Execute(requests)
+
+    @property
+    def turn(self) -> int:
+        """How many coordinators the job had before the one that it has."""
+        return self._link.current.turn
+
+    def is_taken_up(self, error: grpc.RpcError, turn: int, is_wanted: Callable[[], bool]) -> bool:
+        """As CoordinatorLink.is_replaced."""
+        return self._link.is_replaced(error, turn, is_wanted)
+
+    def wake(self) -> None:
+        """As CoordinatorLink.wake."""
+        self._link.wake()
 
     @property
     def token(self) -> str:
@@ -326,9 +284,9 @@ class Job:
         if self._closed:
             return
         self._closed = True
-        self._session.cancel()  # type: ignore[no-untyped-call]
+        self._link.close()
         self._watcher.join(CANCEL_SECONDS)
-        self._channel.close()
+        self._link.close_channel()
         self._management_channel.close()
 
 

@@ -11,7 +11,7 @@ import torch
 
 from cstorch.distributed.cluster_config import LANES
 from cstorch.errors import ClusterError, ClusterUnreachableError, CstorchError
-from cstorch.session.job import connect
+from cstorch.session.connecting import connect
 from interconnect.links.dialling import dial
 from interconnect.links.elements import aligned
 from interconnect.links.hub import Hub, Stopped
@@ -42,7 +42,7 @@ class Outgoing:
 
 
 class ShardReplacedError(ClusterError):
-    """Another shard has taken the place of the one that was written to: all that was written is to be written again."""
+    """The shard has another in its place, or has lost what it had with the coordinator: write all of it again."""
 
 
 class ShardedJob(Protocol):
@@ -129,13 +129,13 @@ class ShardConnection:
                 return use(self._open)
             except (grpc.RpcError, LinkLost, Stopped, ClusterError) as error:
                 self.close()
-                if attempt == ATTEMPTS or not (_is_cut(error) or (reads and _is_missing(error))):
+                if attempt == ATTEMPTS or not (_is_cut(error) or _is_missing(error)):
                     raise self._job.reason(error, f"{doing} of MemoryX shard {self._shard.shard}") from None
             except BaseException:
                 self.close()
                 raise
             before, self._shard = self._shard, self._job.locate(self._shard.shard, step)
-            if not reads and self._shard.address != before.address:
+            if not reads and self._shard != before:
                 raise ShardReplacedError(f"shard {self._shard.shard} of MemoryX was replaced while {doing}")
         raise AssertionError("the last attempt returns or raises")
 

@@ -245,20 +245,24 @@ class StateShard(_message.Message):
     SHARD_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
+    TURN_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     address: _builtins.str
     """of the shard's StateService"""
     job: _builtins.str
+    turn: _builtins.int
+    """of the job's coordinators, counted from 0: what was written in an earlier turn may be lost"""
     def __init__(
         self,
         *,
         shard: _builtins.int = ...,
         address: _builtins.str = ...,
         job: _builtins.str = ...,
+        turn: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "job", b"job", "shard", b"shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "job", b"job", "shard", b"shard", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -310,6 +314,45 @@ class ShardsResponse(_message.Message):
 Global___ShardsResponse: _TypeAlias = ShardsResponse  # noqa: Y015
 
 @_typing.final
+class Resumption(_message.Message):
+    """What the client has of an execution already whose coordinator has died: another one goes on with it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHOWN_STEP_FIELD_NUMBER: _builtins.int
+    CONSUMED_STEP_FIELD_NUMBER: _builtins.int
+    TOLD_CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    TAKEN_CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    shown_step: _builtins.int
+    """the last whose outputs have come"""
+    consumed_step: _builtins.int
+    started: _builtins.bool
+    """Started has come"""
+    @_builtins.property
+    def told_checkpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """steps of those that were announced"""
+
+    @_builtins.property
+    def taken_checkpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        shown_step: _builtins.int = ...,
+        consumed_step: _builtins.int = ...,
+        told_checkpoints: _abc.Iterable[_builtins.int] | None = ...,
+        taken_checkpoints: _abc.Iterable[_builtins.int] | None = ...,
+        started: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumed_step", b"consumed_step", "shown_step", b"shown_step", "started", b"started", "taken_checkpoints", b"taken_checkpoints", "told_checkpoints", b"told_checkpoints"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Resumption: _TypeAlias = Resumption  # noqa: Y015
+
+@_typing.final
 class Begin(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -320,6 +363,8 @@ class Begin(_message.Message):
     ACTIVATION_STEPS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_STEPS_FIELD_NUMBER: _builtins.int
     WANTS_INPUT_STATES_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    RESUMPTION_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     artifact: _builtins.str
     loader: _builtins.str
@@ -327,8 +372,14 @@ class Begin(_message.Message):
     activation_steps: _builtins.int
     wants_input_states: _builtins.bool
     """with every checkpoint"""
+    id: _builtins.str
+    """of the execution, in the job"""
     @_builtins.property
     def checkpoint_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def resumption(self) -> Global___Resumption:
+        """absent: it is new"""
+
     def __init__(
         self,
         *,
@@ -339,10 +390,12 @@ class Begin(_message.Message):
         activation_steps: _builtins.int = ...,
         checkpoint_steps: _abc.Iterable[_builtins.int] | None = ...,
         wants_input_states: _builtins.bool = ...,
+        id: _builtins.str = ...,
+        resumption: Global___Resumption | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["resumption", b"resumption"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_steps", b"activation_steps", "artifact", b"artifact", "checkpoint_steps", b"checkpoint_steps", "loader", b"loader", "num_steps", b"num_steps", "token", b"token", "wants_input_states", b"wants_input_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_steps", b"activation_steps", "artifact", b"artifact", "checkpoint_steps", b"checkpoint_steps", "id", b"id", "loader", b"loader", "num_steps", b"num_steps", "resumption", b"resumption", "token", b"token", "wants_input_states", b"wants_input_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -504,19 +504,23 @@ class GetJobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
-    WAIT_FOR_END_SECONDS_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    LOST_COORDINATOR_FIELD_NUMBER: _builtins.int
     job: _builtins.str
-    wait_for_end_seconds: _builtins.float
-    """at most so long: the answer comes as soon as the job has ended"""
+    wait_seconds: _builtins.float
+    """at most so long: the answer comes as soon as the job has ended, or as below"""
+    lost_coordinator: _builtins.str
+    """address; where it is not empty, the answer comes as soon as the job has another one"""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
-        wait_for_end_seconds: _builtins.float = ...,
+        wait_seconds: _builtins.float = ...,
+        lost_coordinator: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "wait_for_end_seconds", b"wait_for_end_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "lost_coordinator", b"lost_coordinator", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

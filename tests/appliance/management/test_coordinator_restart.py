@@ -4,21 +4,20 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from tokens_shown import shown
 
 from appliance.coordinator import settings as coordinator_settings
 from appliance.coordinator.settings import CoordinatorSettings, read_settings
 from appliance.management import supervisor
-from appliance.management.settings import ManagementSettings
+from interconnect.rpc.server import make_channel
 from interconnect.rpc.version import __version__
+from interconnect.security.own_tokens import cluster_secret
 from interconnect.security.tokens import Kind
 from nodes.launch.spawn import SpawnError
-from wsc.v1 import management_pb2
+from wsc.v1 import management_pb2, management_pb2_grpc
 
 WAIT_SECONDS = 30.0
 ACQUIRE = management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=1)
@@ -36,8 +35,8 @@ class FakeCoordinator:
         hello = management_pb2.CoordinatorHello(job=settings.job, token=settings.token, address=f"h:{number}")
         self.say(hello=hello)
         self.say(acquire=ACQUIRE)
-        shows = shown(Kind.COORDINATOR, settings.job)
-        self._call = cluster.stub.Coordinate(iter(self._requests.get, None), metadata=shows)
+        self._channel = make_channel(cluster.address, cluster_secret().token(Kind.COORDINATOR, settings.job))
+        self._call = management_pb2_grpc.ManagementStub(self._channel).Coordinate(iter(self._requests.get, None))
 
     def nodes(self) -> list[management_pb2.NodeInfo]:
         """Waits until it has them."""
@@ -64,6 +63,7 @@ class FakeCoordinator:
         self.end(-9)
 
     def close(self, deadline_seconds: float = 0.0) -> int:
+        self._channel.close()
         return 0
 
 
@@ -95,15 +95,16 @@ class Coordinators:
 def coordinators(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinators]:
     coordinators = Coordinators(cluster)
     monkeypatch.setattr(coordinator_settings, "spawn", coordinators.spawn)
-    monkeypatch.setattr(cluster.service._supervisor, "_restart_coordinators", True)
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
     yield coordinators
     for one in coordinators.started:
         one.end(0)
 
 
-def create(cluster: Any) -> str:
-    request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
+def create(cluster: Any, max_num_restarts: int = 3) -> str:
+    request = management_pb2.CreateJobRequest(
+        version=__version__, num_csx=1, num_workers_per_csx=1, max_num_restarts=max_num_restarts
+    )
     return str(cluster.stub.CreateJob(request, timeout=WAIT_SECONDS).job)
 
 
@@ -157,20 +158,19 @@ def test_one_that_cannot_be_started_again_counts(cluster: Any, coordinators: Coo
     assert job(cluster, name).message.startswith("its coordinator ended with status -9")
 
 
-@pytest.mark.parametrize("way", ["it ends in good order", "the job is cancelled", "it has never come", "by default"])
+@pytest.mark.parametrize(
+    "way", ["it ends in good order", "the job is cancelled", "it has never come", "it does not restart"]
+)
 def test_none_takes_up_a_job_that_is_over(
     cluster: Any, coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    if way == "by default":
-        default = ManagementSettings(cache_root=Path("/nowhere")).restart_coordinators
-        monkeypatch.setattr(cluster.service._supervisor, "_restart_coordinators", default)
     if way == "it has never come":
         monkeypatch.setattr(FakeCoordinator, "say", lambda self, **kind: self.end(3) if kind.get("acquire") else None)
         monkeypatch.setattr(FakeCoordinator, "end", lambda self, status: self._over.put(status))
         with pytest.raises(grpc.RpcError):
             create(cluster)
     else:
-        name = create(cluster)
+        name = create(cluster, max_num_restarts=0 if way == "it does not restart" else 3)
         one = coordinators.wait_for(1)
         one.nodes()
         if way == "the job is cancelled":

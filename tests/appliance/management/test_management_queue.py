@@ -135,9 +135,7 @@ def test_labels_are_added_replaced_and_removed(cluster: Any, client: Callable[..
 def test_the_end_of_a_job_can_be_waited_for(cluster: Any, client: Callable[..., Any]) -> None:
     cluster.add(**TWO)
     one = client()
-    asked = cluster.stub.GetJob.future(
-        management_pb2.GetJobRequest(job=one.created.job, wait_for_end_seconds=10), timeout=20
-    )
+    asked = cluster.stub.GetJob.future(management_pb2.GetJobRequest(job=one.created.job, wait_seconds=10), timeout=20)
     assert not info(cluster, one).ended  # asked after the other call, and answered before it
     assert not asked.done()
     one.close()

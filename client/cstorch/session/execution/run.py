@@ -73,9 +73,9 @@ class Run:
         """
         cells = self._cells
         pipelined = self._job.strategy == plan_pb2.EXECUTION_STRATEGY_PIPELINE
-        places = staged.current(cells)
+        places = {} if self._job.turn else staged.current(cells)  # shards lose it with the coordinator
         sent: set[str] = set()
-        response = self._stream.receive("state_wanted")
+        response = self._stream.receive("state_wanted", "started")
         while response.HasField("state_wanted"):
             logger.info("Sending initial weights to the %s", "wafer" if pipelined else "weight servers")
             self._send(response.state_wanted, places, sent)

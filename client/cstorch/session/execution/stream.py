@@ -1,6 +1,8 @@
 """The stream of one execution: what the client tells the coordinator, and what comes back, in order."""
 
 import queue
+import secrets
+import threading
 from collections import deque
 from typing import Literal
 
@@ -28,26 +30,75 @@ class ExecutionStream:
 
     def __init__(self, job: Job, begin: coordinator_pb2.Begin) -> None:
         self._job = job
+        self._begin = begin
+        self._begin.id = secrets.token_hex(8)
+        self._lock = threading.Lock()  # of the next five
         self._requests: queue.SimpleQueue[coordinator_pb2.ExecuteRequest | None] = queue.SimpleQueue()
+        self._closed = False
+        self._had = coordinator_pb2.Resumption()  # what there is of the execution here
+        self._turn = 0  # of the coordinator that is called
+        self._call = self._open()
         self._responses: queue.SimpleQueue[coordinator_pb2.ExecuteResponse | Exception | None] = queue.SimpleQueue()
-        self.send(coordinator_pb2.ExecuteRequest(begin=begin))
-        self._call = job.execute(iter(self._requests.get, None))
         self._outputs: deque[coordinator_pb2.StepOutputs] = deque()
         self._consumed = 0  # steps since the coordinator was told
         self._reader = GuardedThread(self._read, name="cstorch execution", on_defect=self._responses.put)
         self._reader.start()
 
+    def _open(self) -> "grpc.CallIterator[coordinator_pb2.ExecuteResponse]":
+        """With the lock, or before there are threads."""
+        self._turn = self._job.turn
+        self._requests.put(coordinator_pb2.ExecuteRequest(begin=self._begin))
+        return self._job.execute(iter(self._requests.get, None))
+
     def _read(self) -> None:
-        try:
-            for response in self._call:
-                self._responses.put(response)
-            self._responses.put(None)
-        except grpc.RpcError as error:
-            self._responses.put(error)
+        while True:
+            kind = None
+            try:
+                for response in self._call:
+                    kind = response.WhichOneof("kind")
+                    self._note(response)
+                    self._responses.put(response)
+                self._responses.put(None)
+                return
+            except grpc.RpcError as error:
+                is_over = kind in ("finished", "failed")
+                if is_over or not self._job.is_taken_up(error, self._turn, lambda: not self._closed):
+                    self._responses.put(None if is_over else error)
+                    return
+            if not self._reopen():
+                self._responses.put(None)
+                return
+
+    def _note(self, response: coordinator_pb2.ExecuteResponse) -> None:
+        with self._lock:
+            match response.WhichOneof("kind"):
+                case "started":
+                    self._had.started = True
+                case "outputs":
+                    self._had.shown_step = response.outputs.steps[-1].step
+                case "checkpoint":
+                    self._had.told_checkpoints.append(response.checkpoint.step)
+
+    def _reopen(self) -> bool:
+        """Goes on with the coordinator that has taken up the job; False if nobody wants that any more."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._requests.put(None)  # ends gRPC's thread that waits for them
+            self._requests = queue.SimpleQueue()
+            self._begin.resumption.CopyFrom(self._had)
+            self._call = self._open()
+        return True
 
     def send(self, request: coordinator_pb2.ExecuteRequest) -> None:
         """Queues a message to the coordinator."""
-        self._requests.put(request)
+        with self._lock:
+            match request.WhichOneof("kind"):
+                case "consumed":
+                    self._had.consumed_step = request.consumed.step
+                case "checkpoint_taken":
+                    self._had.taken_checkpoints.append(request.checkpoint_taken.step)
+            self._requests.put(request)
 
     def receive(self, *expected: Expected) -> coordinator_pb2.ExecuteResponse:
         """Waits for the next message, which must be of an expected kind.
@@ -94,6 +145,9 @@ class ExecutionStream:
 
     def close(self) -> None:
         """Ends the call; before the execution has finished this cancels it."""
-        self._requests.put(None)
-        self._call.cancel()  # type: ignore[no-untyped-call]
+        with self._lock:
+            self._closed = True
+            self._requests.put(None)
+            self._call.cancel()  # type: ignore[no-untyped-call]
+        self._job.wake()
         self._reader.join(JOIN_SECONDS)

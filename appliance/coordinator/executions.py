@@ -1,0 +1,103 @@
+"""The executions of a job, one after the other, and those that another coordinator had begun."""
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from appliance.coordinator.execution.client_progress import ClientProgress
+from appliance.coordinator.execution.execution import Execution
+from appliance.coordinator.plans import Plans
+from appliance.coordinator.record import JobRecord
+from wsc.v1 import coordinator_pb2, plan_pb2, record_pb2
+
+
+class MakeExecution(Protocol):
+    def __call__(
+        self,
+        index: int,
+        begin: coordinator_pb2.Begin,
+        plan: plan_pb2.Plan,
+        progress: ClientProgress,
+        /,
+        *,
+        loses_states: bool,
+    ) -> Execution: ...
+
+
+class Executions:
+    """At most one at a time. Thread-safe."""
+
+    def __init__(self, make: MakeExecution, plans: Plans, record: JobRecord) -> None:
+        self._make = make
+        self._plans = plans
+        self._record = record
+        self._lock = threading.Lock()
+        self._current: Execution | None = None
+        self._restoring: Execution | None = None  # puts back the states of the last
+        self._last_epoch = record.last_epoch
+        self._last = last = record.execution  # that was begun
+        self._index = last.index if last is not None else 0
+        # Begun with the coordinator before this one, and not over: the client goes on with it.
+        self.is_awaited = last is not None and not last.over
+        self._loses_states = record.turn > 0  # what the nodes kept for that coordinator is gone
+
+    @property
+    def current(self) -> Execution | None:
+        return self._current
+
+    def live(self) -> Sequence[Execution]:
+        """Those that hear of the nodes."""
+        return [execution for execution in (self._current, self._restoring) if execution is not None]
+
+    def restore(self) -> None:
+        """Between executions: put the states back on the nodes. Raises as Execution.restore."""
+        with self._lock:
+            last = self._last
+            if last is None or self._current is not None:
+                return  # what begins now puts them back
+            plan = self._plans[last.begin.artifact]
+            execution = self._make(last.index, last.begin, plan, ClientProgress(), loses_states=True)
+            self._restoring = execution
+        try:
+            execution.restore()
+            self._loses_states = False
+        finally:
+            self._restoring = None
+
+    def begin(self, begin: coordinator_pb2.Begin) -> Execution | None:
+        """A new one, or the one that the client goes on with; None while there is another. KeyError: artifact."""
+        with self._lock:
+            if self._current is not None:
+                return None
+            plan = self._plans[begin.artifact]
+            last, point = self._last, self._record.point
+            progress = ClientProgress.of(begin.resumption)
+            if begin.HasField("resumption") and last is not None and last.begin.id == begin.id:
+                index = last.index
+                has_point = point is not None and point.execution == index
+                progress.is_started |= last.started or has_point
+            else:
+                index = self._index = self._index + 1
+                self._record.began(index, begin)
+                self._last = record_pb2.RecordedExecution(index=index, begin=begin)
+            # What the nodes keep is not known while it is put back, or where that has failed.
+            loses_states = self._loses_states or self._restoring is not None
+            self._current = self._make(index, begin, plan, progress, loses_states=loses_states)
+            self._loses_states = self.is_awaited = False
+            return self._current
+
+    def end(self, execution: Execution) -> bool:
+        """An execution is over; False if that is known."""
+        with self._lock:
+            if self._current is not execution:
+                return False
+            self._current = None
+        self._record.ended(execution.index)
+        return True
+
+    def next_epoch(self) -> int:
+        """The number of an epoch that begins now."""
+        with self._lock:
+            self._last_epoch += 1
+            self._record.began_epoch(self._last_epoch)
+            return self._last_epoch

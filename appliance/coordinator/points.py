@@ -1,0 +1,59 @@
+"""The recovery points of a job: when they are made, what the nodes say of them, which one it would go on from."""
+
+from collections.abc import Callable
+from typing import Final
+
+from appliance.coordinator.execution.execution import Execution
+from appliance.coordinator.execution.recovery_points import RecoveryPoint, RecoveryPoints
+from appliance.coordinator.nodes.job_nodes import JobNodes
+from appliance.coordinator.observation.pace import Pace
+from appliance.coordinator.record import JobRecord
+from appliance.coordinator.recovery.point_schedule import PointSchedule
+from wsc.v1 import node_pb2
+
+ALL_POINTS: Final = (1 << 64) - 1
+
+
+class JobPoints:
+    """tick from one thread, the rest from any."""
+
+    def __init__(
+        self, nodes: JobNodes, record: JobRecord, pace: Pace, current_execution: Callable[[], Execution | None]
+    ) -> None:
+        """record: knows the last that was complete with another coordinator, and is told of each that is."""
+        self.points = RecoveryPoints(record.point, self._completed)
+        self._nodes = nodes
+        self._record = record
+        self._current_execution = current_execution
+        self._schedule = PointSchedule(pace, self._keep)
+
+    def tick(self) -> None:
+        """To be called once a second."""
+        execution = self._current_execution()
+        if execution is not None:
+            execution.settle_point()
+            if execution.may_keep_point():
+                self._schedule.tick(execution.number)
+
+    def responded(self, member: str, kept: node_pb2.RecoveryPointKept) -> None:
+        """A member keeps its states, or cannot."""
+        if kept.given_up:
+            self.points.given_up(kept.recovery_point)
+        else:
+            self.points.kept(member, kept.recovery_point)
+        execution = self._current_execution()
+        if execution is not None:
+            execution.settle_point()
+
+    def drop(self, before: int = ALL_POINTS) -> None:
+        """Have the nodes remove those before this one."""
+        drop = node_pb2.AttachRequest(drop_recovery_points=node_pb2.DropRecoveryPoints(before=before))
+        self._nodes.send(self._nodes.topology.state_keepers, lambda _: drop)
+
+    def _keep(self, step: int) -> bool:
+        execution = self._current_execution()
+        return execution is not None and execution.keep_point(step)
+
+    def _completed(self, point: RecoveryPoint) -> None:
+        self._record.completed(point)
+        self.drop(point.number)

@@ -1,0 +1,202 @@
+"""The connection to a job's coordinator, and to the one that takes up the job when that has died."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import grpc
+
+from cstorch.errors import ClusterUnreachableError
+from cstorch.session.connecting import connect
+from interconnect.rpc.server import is_from_ingress, through
+from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
+
+ANOTHER_SECONDS: Final = 60.0  # that a cluster may take to start another coordinator
+AWAY_SECONDS: Final = 10.0  # that a management service may be away meanwhile
+WAIT_SECONDS: Final = 1.0  # of one call that asks for it
+ANSWER_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 0.2
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+logger = logging.getLogger("cstorch.job")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """To one of the coordinators of a job."""
+
+    turn: int  # of it among those that this process knows, from 0
+    coordinator: str  # its address, as management names it
+    channel: grpc.Channel
+    stub: coordinator_pb2_grpc.CoordinatorStub
+    session: "grpc.CallIterator[coordinator_pb2.SessionResponse]"
+
+
+class CoordinatorLink:
+    """replace and end from one thread, which watches the session; the rest from any.
+
+    Args:
+        created: the job.
+        gateway: the address through which its coordinator is reached; empty if directly.
+        management: knows of the coordinators of the job.
+        goes_on: whether the job has another coordinator when one has died.
+
+    Raises:
+        ClusterUnreachableError: the coordinator does not answer.
+    """
+
+    def __init__(
+        self,
+        created: management_pb2.CreateJobResponse,
+        gateway: str,
+        management: management_pb2_grpc.ManagementStub,
+        *,
+        goes_on: bool,
+    ) -> None:
+        self._job = created.job
+        self._token = created.token
+        self._gateway = gateway
+        self._management = management
+        self._changed = threading.Condition()
+        self._goes_on = goes_on  # False once no other coordinator comes
+        self._closing = threading.Event()
+        self._connection = self._connect(created.coordinator, 0)
+
+    @property
+    def current(self) -> Connection:
+        return self._connection
+
+    @property
+    def address(self) -> str:
+        """Of the coordinator."""
+        return through(self._gateway, self._connection.coordinator)
+
+    def call(
+        self,
+        method: "Callable[[coordinator_pb2_grpc.CoordinatorStub], grpc.UnaryUnaryMultiCallable[Request, Response]]",
+        request: Request,
+        timeout: float,
+    ) -> Response:
+        """Calls the coordinator; where it dies meanwhile, the next one.
+
+        Raises:
+            grpc.RpcError: the call failed, and not for want of a coordinator.
+        """
+        while True:
+            connection = self._connection
+            call = method(connection.stub).future(request, timeout=timeout)
+            try:
+                return call.result()
+            except grpc.RpcError as error:
+                if not self.is_replaced(error, connection.turn):
+                    raise
+            except BaseException:  # Ctrl-C
+                call.cancel()  # type: ignore[no-untyped-call]
+                raise
+
+    def is_replaced(self, error: grpc.RpcError, turn: int, is_wanted: Callable[[], bool] = lambda: True) -> bool:
+        """Whether a call failed because the coordinator of a turn is gone, and there is another; waits for that.
+
+        Args:
+            is_wanted: whether to wait; `wake` has it looked at again.
+        """
+        if not _is_gone(error):
+            return False
+        deadline = time.monotonic() + ANOTHER_SECONDS
+        with self._changed:
+            while self._connection.turn <= turn and self._goes_on and is_wanted():
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                    return False
+            return self._connection.turn > turn
+
+    def wake(self) -> None:
+        """Something has changed that `is_replaced` may look at."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def replace(self, error: grpc.RpcError) -> bool:
+        """The session has ended by this error: connects to the coordinator that takes up the job.
+
+        Returns:
+            Whether there is one; if not, no other will come.
+        """
+        assert isinstance(error, grpc.Call)
+        if not _is_gone(error) or (self._gateway and not is_from_ingress(error)):
+            return False
+        deadline = time.monotonic() + ANOTHER_SECONDS
+        away_since: float | None = None
+        lost = self._connection.coordinator
+        while self._goes_on and time.monotonic() < deadline:
+            try:
+                job = self._ask(lost)
+            except grpc.RpcError as refusal:
+                now = time.monotonic()
+                away_since = away_since or now
+                assert isinstance(refusal, grpc.Call)
+                is_late = refusal.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+                if not (is_late or _is_gone(refusal)) or now - away_since > AWAY_SECONDS:
+                    return False
+                self._closing.wait(RETRY_SECONDS)
+                continue
+            away_since = None
+            if job.ended:
+                return False
+            if job.coordinator in ("", lost):
+                continue
+            lost = job.coordinator
+            try:
+                another = self._connect(lost, self._connection.turn + 1)
+            except ClusterUnreachableError as unreachable:
+                logger.debug("the coordinator that has taken up %s: %s", self._job, unreachable)
+                continue
+            another.session.initial_metadata()  # it is open, so that its end will be noticed
+            return self._use(another)
+        return False
+
+    def end(self) -> None:
+        """No other coordinator comes."""
+        with self._changed:
+            self._goes_on = False
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the session."""
+        with self._changed:
+            self._goes_on = False
+            self._closing.set()
+            self._changed.notify_all()
+            self._connection.session.cancel()  # type: ignore[no-untyped-call]
+
+    def close_channel(self) -> None:
+        """After close: ends what is still under way."""
+        self._connection.channel.close()
+
+    def _ask(self, lost: str) -> management_pb2.JobInfo:
+        request = management_pb2.GetJobRequest(job=self._job, wait_seconds=WAIT_SECONDS, lost_coordinator=lost)
+        return self._management.GetJob(request, timeout=WAIT_SECONDS + ANSWER_SECONDS).job
+
+    def _connect(self, coordinator: str, turn: int) -> Connection:
+        channel = connect(through(self._gateway, coordinator), f"coordinator of job {self._job}", self._token)
+        stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+        session = stub.Session(coordinator_pb2.SessionRequest(token=self._token))
+        return Connection(turn=turn, coordinator=coordinator, channel=channel, stub=stub, session=session)
+
+    def _use(self, another: Connection) -> bool:
+        with self._changed:
+            before, is_wanted = self._connection, self._goes_on
+            if is_wanted:
+                self._connection = another
+            self._changed.notify_all()
+        (before if is_wanted else another).channel.close()
+        return is_wanted
+
+
+def _is_gone(error: grpc.RpcError) -> bool:
+    """Whether nobody has answered; a channel that was closed in favour of another has cancelled the call."""
+    assert isinstance(error, grpc.Call)
+    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)

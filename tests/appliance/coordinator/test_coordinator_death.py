@@ -1,0 +1,327 @@
+"""A job goes on when its coordinator dies: another takes it up, and the script has what it has when nobody dies."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from appliance.coordinator import record
+from appliance.coordinator.execution import execution_points
+from appliance.coordinator.recovery import point_schedule, recovery
+from cstorch.distributed.cluster_config import ClusterConfig
+from cstorch.errors import ClusterError, NodeLostError
+from cstorch.session import job as session_job
+from cstorch.session.execution.stream import ExecutionStream
+from cstorch.session.job import Job
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
+
+FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
+NUM_STEPS = 40
+OPTIONS = plan_pb2.CompileOptions()
+INPUT = node_pb2.PrepareInput(loader="train", builder=b"anything")
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "20")
+
+
+class Script:
+    """What a script does with its job."""
+
+    def __init__(self, cluster: Any, artifact: str = "artifact-good") -> None:
+        self.cluster = cluster
+        self.artifact = artifact
+        self.job = Job(cluster.address, ClusterConfig(run_ahead_steps=4), "")
+        self.job.compile(artifact.removeprefix("artifact-"), OPTIONS)
+        self.job.prepare_input(INPUT)
+        self.stream: ExecutionStream
+        self.losses: list[tuple[int, float]] = []
+
+    def begin(self, num_steps: int, checkpoint_steps: tuple[int, ...] = ()) -> None:
+        self.losses.clear()
+        begin = coordinator_pb2.Begin(
+            token=self.job.token,
+            artifact=self.artifact,
+            loader="train",
+            num_steps=num_steps,
+            activation_steps=1,
+            checkpoint_steps=checkpoint_steps,
+        )
+        self.stream = ExecutionStream(self.job, begin)
+
+    def send_states(self) -> coordinator_pb2.StateWanted:
+        wanted = self.stream.receive("state_wanted").state_wanted
+        self.answer(wanted, wrote=True)
+        return wanted
+
+    def answer(self, wanted: coordinator_pb2.StateWanted, *, wrote: bool) -> None:
+        sent = coordinator_pb2.StateSent(attempt=wanted.attempt, wrote=wrote)
+        self.stream.send(coordinator_pb2.ExecuteRequest(state_sent=sent))
+
+    def start(self) -> None:
+        self.send_states()
+        self.stream.receive("started")
+
+    def run(self, last_step: int) -> None:
+        """Up to a step."""
+        for step in range(len(self.losses) + 1, last_step + 1):
+            outputs = self.stream.receive_outputs()
+            self.losses.append((outputs.step, float(numpy.frombuffer(outputs.tensors[0], numpy.float32)[0])))
+            self.stream.consumed(step)
+
+    def take(self, step: int) -> None:
+        taken = coordinator_pb2.CheckpointTaken(step=step)
+        self.stream.send(coordinator_pb2.ExecuteRequest(checkpoint_taken=taken))
+
+    def finish(self, num_steps: int) -> None:
+        self.run(num_steps)
+        self.stream.receive("finished")
+        self.stream.close()
+        assert self.losses == [(step, float(step)) for step in range(1, num_steps + 1)]
+
+    def kill_coordinator(self) -> None:
+        """And wait until the script has another."""
+        turn = self.job.turn
+        self.coordinator().kill()
+        self.cluster.until(lambda: self.job.turn > turn)
+
+    def coordinator(self) -> Any:
+        return self.cluster.service._jobs.live(self.job.name).process
+
+    def info(self) -> management_pb2.JobInfo:
+        return self.cluster.service.describe_one(self.job.name)
+
+    def close(self) -> None:
+        self.job.close()
+
+
+@pytest.fixture
+def script(cluster: Any) -> Iterator[Callable[..., Script]]:
+    scripts: list[Script] = []
+
+    def make(**settings: Any) -> Script:
+        scripts.append(Script(cluster, **settings))
+        return scripts[-1]
+
+    cluster.add(**FULL)
+    yield make
+    for one in scripts:
+        one.close()
+
+
+def hold(cluster: Any, step: int) -> threading.Event:
+    """SwarmX waits before this step; returns what lets it go on."""
+    go = threading.Event()
+    cluster.behaviour.on_step["swarmx-0"] = lambda _, at: go.wait(30) if at == step else None
+    return go
+
+
+def test_while_steps_run(cluster: Any, script: Callable[..., Script]) -> None:
+    one = script()
+    one.begin(NUM_STEPS)
+    one.start()
+    go = hold(cluster, 15)
+    one.run(10)
+    threading.Timer(0.3, go.set).start()
+    one.kill_coordinator()
+    one.finish(NUM_STEPS)
+    assert len(cluster.behaviour.starts["wafer-0"]) == 2
+    one.begin(5)
+    one.start()
+    one.finish(5)
+
+
+def test_from_the_last_point_that_was_complete(
+    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(execution_points.INTERVAL_VARIABLE, "0")
+    monkeypatch.setattr(point_schedule, "LEAD_SECONDS", 0.0)
+    one = script()
+    for name in ("wafer-0", "worker-0"):
+        cluster.behaviour.on_step[name] = lambda _, step: cluster.until(
+            lambda: step <= 4 or (cluster.behaviour.sent and cluster.behaviour.sent[-1] + 4 >= step)
+        )
+    one.begin(100_000)
+    one.start()
+    while not any(number > 1 + (1 << 32) for number in cluster.behaviour.dropped.get("memoryx-0", [])):
+        one.run(len(one.losses) + 1)
+    number = cluster.behaviour.dropped["memoryx-0"][-1]
+    one.kill_coordinator()
+    one.run(len(one.losses) + 100)
+    assert one.losses == [(step, float(step)) for step in range(1, len(one.losses) + 1)]
+    assert cluster.behaviour.starts["memoryx-0"][-1].done_steps > 0
+    assert cluster.behaviour.loads["memoryx-0"][-1].recovery_point >= number
+
+
+def test_before_the_states_are_where_no_death_takes_them(cluster: Any, script: Callable[..., Script]) -> None:
+    one = script()
+    cluster.behaviour.keeps_points = False
+    one.begin(NUM_STEPS)
+    wanted = one.send_states()
+    cluster.until(lambda: "memoryx-0" in cluster.behaviour.starts)
+    cluster.behaviour.keeps_points = True
+    one.kill_coordinator()
+    again = one.stream.receive("state_wanted").state_wanted
+    assert again.attempt > wanted.attempt
+    assert again.shards != wanted.shards
+    one.answer(wanted, wrote=True)  # what belongs to the first attempt starts nothing
+    one.answer(again, wrote=True)
+    one.stream.receive("started")
+    one.finish(NUM_STEPS)
+
+
+def test_while_a_checkpoint_is_read(cluster: Any, script: Callable[..., Script]) -> None:
+    one = script()
+    one.begin(20, checkpoint_steps=(10, 20))
+    one.start()
+    one.run(10)
+    assert one.stream.receive("checkpoint").checkpoint.step == 10
+    before = one.job.shards(10)
+    one.kill_coordinator()
+    assert one.job.shards(10) != before  # it waits until the snapshot is there again
+    assert len(cluster.behaviour.starts["memoryx-0"]) == 2
+    one.take(10)
+    one.run(20)
+    assert one.stream.receive("checkpoint").checkpoint.step == 20
+    one.take(20)
+    one.finish(20)
+
+
+def test_between_executions_the_states_are_put_back(cluster: Any, script: Callable[..., Script]) -> None:
+    one = script()
+    one.begin(5)
+    one.start()
+    one.finish(5)
+    last_point = cluster.behaviour.starts["memoryx-0"][-1].last_recovery_point
+    one.kill_coordinator()
+    one.job.shards()
+    restored = cluster.behaviour.loads["memoryx-0"][-1]
+    assert restored.recovery_point == last_point
+    assert not restored.links
+    one.begin(5)
+    one.answer(one.stream.receive("state_wanted").state_wanted, wrote=False)
+    one.stream.receive("started")
+    one.finish(5)
+    assert cluster.behaviour.prepared["worker-0"].builder == b"anything"
+
+
+def test_between_a_compile_and_the_first_execution(cluster: Any, script: Callable[..., Script]) -> None:
+    one = script()
+    cluster.behaviour.prepared.clear()
+    one.kill_coordinator()
+    one.begin(5)
+    one.start()
+    one.finish(5)
+    assert cluster.behaviour.prepared["worker-0"].builder == b"anything"
+
+
+def test_while_another_node_is_replaced(cluster: Any, script: Callable[..., Script]) -> None:
+    one = script()
+    one.begin(NUM_STEPS)
+    one.start()
+    go = hold(cluster, 15)
+    one.run(10)
+    cluster.kill(2)
+    cluster.until(lambda: one.info().waiting_for)
+    turn = one.job.turn
+    one.coordinator().kill()
+    cluster.add(wafer=1)
+    go.set()
+    cluster.until(lambda: one.job.turn > turn)
+    one.finish(NUM_STEPS)
+
+
+def test_with_a_node_at_once(cluster: Any, script: Callable[..., Script]) -> None:
+    one = script()
+    one.begin(NUM_STEPS)
+    one.start()
+    go = hold(cluster, 15)
+    one.run(10)
+    one.coordinator().kill()
+    cluster.kill(0)
+    cluster.add(memoryx=1)
+    go.set()
+    one.finish(NUM_STEPS)
+
+
+def test_calls_that_are_under_way_are_made_again(cluster: Any, script: Callable[..., Script]) -> None:
+    one = script()
+    turn = one.job.turn
+    one.coordinator().kill()
+    assert one.job.compile("good", OPTIONS).artifact == "artifact-good"
+    one.job.prepare_input(INPUT)
+    assert len(one.job.shards()) == 1
+    assert one.job.turn > turn
+
+
+def test_again_and_again_ends_the_job(cluster: Any, script: Callable[..., Script]) -> None:
+    one = script()
+    one.kill_coordinator()
+    one.kill_coordinator()
+    one.coordinator().kill()
+    cluster.until(lambda: one.job.failure is not None)
+    assert isinstance(one.job.failure, NodeLostError)
+    assert "the last of 3" in str(one.job.failure)
+
+
+def test_a_job_that_is_not_to_restart_ends(
+    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_job, "max_num_restarts", lambda: 0)
+    one = script()
+    one.coordinator().kill()
+    cluster.until(lambda: one.job.failure is not None)
+    assert "its coordinator ended with status -9" in str(one.job.failure)
+
+
+def test_a_script_that_ends_meanwhile_ends_the_job(
+    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = script()
+    one.begin(NUM_STEPS)
+    one.start()
+    one.run(5)
+    held = threading.Event()
+    start = type(cluster.service._supervisor)._start_coordinator
+    monkeypatch.setattr(
+        cluster.service._supervisor,
+        "_start_coordinator",
+        lambda *arguments, **options: held.wait(30) and start(cluster.service._supervisor, *arguments, **options),
+    )
+    one.coordinator().kill()
+    threading.Timer(0.3, one.job.cancel).start()
+    with pytest.raises(ClusterError):
+        one.run(NUM_STEPS)
+    one.stream.close()
+    held.set()
+    cluster.until(lambda: cluster.free_nodes() == 4)
+
+
+def test_the_record_is_removed_with_the_job(cluster: Any, script: Callable[..., Script]) -> None:
+    one = script()
+    folder = record.record_folder(cluster.settings.cache_root, one.job.name)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    one.kill_coordinator()
+    one.close()
+    cluster.until(lambda: not folder.exists())
+
+
+def test_a_record_that_is_gone_ends_the_job_with_the_reason(cluster: Any, script: Callable[..., Script]) -> None:
+    one = script()
+    (record.record_folder(cluster.settings.cache_root, one.job.name) / record.RECORD).unlink()
+    one.coordinator().kill()
+    cluster.until(lambda: one.job.failure is not None)
+    assert "the coordinator has died" in str(one.job.failure)
+
+
+def test_records_without_an_owner_are_swept(tmp_path: Path) -> None:
+    kept = record.JobRecord(record.record_folder(tmp_path, "job-1"), is_kept=True)
+    kept.begin()
+    record.sweep_records(tmp_path)
+    assert (tmp_path / record.RECORDS / "job-1").exists()
+    record.sweep_records(tmp_path, older_than_seconds=-1.0)
+    assert not (tmp_path / record.RECORDS / "job-1").exists()
