@@ -193,6 +193,7 @@ class Job:
                 return
             self._execution, self._last = None, execution
         execution.close()
+        self.recovery.execution_ended()
         self.observation.ended()
         self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
 
@@ -352,6 +353,7 @@ class Job:
                 execution.settle_point()
             return
         if response.WhichOneof("kind") != "failed":
+            execution = execution or self._last  # whose states are put back
             if execution is not None:
                 execution.responded(member, response)
             return

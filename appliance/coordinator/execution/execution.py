@@ -67,6 +67,7 @@ class Execution:
             )
         self._waiting = Waiting(verdict, is_disturbed)
         self._epoch: Epoch | None = None
+        self._is_closed = False
         self._attempt = 0
         self._sent: coordinator_pb2.StateSent | None = None  # the client's answer to an attempt
         self._is_started = False  # the client has been told so: from now on nothing is asked of it
@@ -190,7 +191,7 @@ class Execution:
     def abandon(self) -> None:
         """The client is not there any more: whatever waits raises Abandoned."""
         with self._waiting.changed:
-            self._waiting.abandoned = True
+            self._waiting.abandoned = not self._is_closed
             self._waiting.changed.notify_all()
 
     def stop(self) -> None:
@@ -210,6 +211,8 @@ class Execution:
 
     def close(self) -> None:
         """Let go of the links; after stop, or because the job is over."""
+        with self._waiting.changed:
+            self._is_closed, self._waiting.abandoned = True, False
         if self._epoch is not None:
             self._epoch.close()
 

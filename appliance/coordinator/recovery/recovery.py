@@ -67,6 +67,8 @@ class Recovery:
         self._dead: dict[str, tuple[Member, str]] = {}  # and why
         self._lost: list[node_pb2.Failure] = []  # links, and what else a new epoch mends without a replacement
         self._is_live = True
+        self._is_abandoned = False  # the execution, by its client, while the nodes went back: it is about to end
+        self._has_ended = False  # that one: the states are still to be put back
         self._closing = False
         self._thread = GuardedThread(self._run, name="recovery", on_defect=verdict.report_defect)
 
@@ -99,6 +101,13 @@ class Recovery:
             self._lost.append(failure)
         self._disturb()
 
+    def execution_ended(self) -> None:
+        """There is no execution any more."""
+        with self._changed:
+            self._has_ended |= self._is_abandoned
+            self._is_abandoned = False
+            self._changed.notify_all()
+
     def wait_until_live(self) -> None:
         """Until all nodes are there. Raises JobFailed."""
         with self._changed:
@@ -129,8 +138,8 @@ class Recovery:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._dead or self._lost)
-                if not self._dead and all(failure.peer for failure in self._lost):
+                self._changed.wait_for(lambda: self._closing or self._dead or self._lost or self._has_ended)
+                if self._lost and not self._dead and all(failure.peer for failure in self._lost):
                     # Most links are lost because a node has died, which is told soon.
                     self._changed.wait_for(lambda: self._closing or self._dead, GRACE_SECONDS)
                 if self._closing:
@@ -140,7 +149,10 @@ class Recovery:
             except (EpochOver, NodesDied):
                 continue  # somebody else has died meanwhile
             except Abandoned:
-                continue  # the client has left the execution, which is being stopped
+                with self._changed:
+                    self._is_abandoned = True
+                if self._job.current_execution() is None:
+                    self.execution_ended()
             except JobFailed:
                 return
             except NodesRefused as error:
@@ -154,8 +166,10 @@ class Recovery:
             with self._changed:
                 causes = [message for _, message in self._dead.values()] or [f.message for f in self._lost]
                 self._lost.clear()
-            self._limit.add(causes, self._points.complete)
-            logger.warning("%s", "; ".join(causes))
+                self._has_ended = False
+            if causes:
+                self._limit.add(causes, self._points.complete)
+            logger.warning("%s", "; ".join(causes) or "the states are put back")
             if self._limit.is_reached:
                 self._verdict.report(self._limit.failure())
                 return
@@ -173,7 +187,8 @@ class Recovery:
                 self._is_live = True
                 self._changed.notify_all()
         seconds = time.monotonic() - begin
-        self._job.recovered(f"{'; '.join(causes)}. {replaced}The job goes on{where}, after {seconds:.1f} s")
+        if causes:
+            self._job.recovered(f"{'; '.join(causes)}. {replaced}The job goes on{where}, after {seconds:.1f} s")
 
     def _go_on(self, execution: Execution | None, causes: str) -> str:
         """Put the states back, and run what is left of the execution; returns from where, for the user."""
