@@ -56,7 +56,7 @@ class Job:
         self._listener = listener
         self._changed = threading.Condition()
         self.verdict = Verdict(self._failed)
-        self.session = ClientSession(self._client_missing, self.verdict.report_defect)
+        self.session = ClientSession(self._cancelled, self.verdict.report_defect)
         self.plans = Plans(settings.cache, compile_step)
         self._reporter = JobReporter(management.report)
         self._nodes = JobNodes(
@@ -294,9 +294,6 @@ class Job:
         self.recovery.wake()
         if self._execution is not None:
             self._execution.abandon()
-
-    def _client_missing(self, message: str) -> None:
-        self._cancelled(message)
 
     def _cancelled(self, message: str) -> None:
         self.verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=message))
