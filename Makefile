@@ -6,7 +6,7 @@ PROTOS := $(wildcard proto/wsc/v1/*.proto)
 # Also where the environment forbids it: every process of the tests would compile all modules, and rewrite all asserts.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test unit lint proto docs bench opinfo venv clean
+.PHONY: demo test unit lint proto docs bench chaos fuzz opinfo venv clean
 
 demo: venv
 	$(BIN)/waferbox run --wafers 2 examples/fc_digits/train.py
@@ -25,6 +25,14 @@ lint: venv
 
 bench: venv
 	$(BIN)/python -m benchmarks
+
+# Random faults, and whether the results are those of the undisturbed run: an hour. TRIALS and SEED can be given.
+chaos: venv
+	$(BIN)/python tests/chaos --trials $(or $(TRIALS),200) --seed $(or $(SEED),0)
+
+# Malformed messages for every service and both lanes, while a job trains. MESSAGES and SEED can be given.
+fuzz: venv
+	$(BIN)/python tests/fuzz --messages $(or $(MESSAGES),100000) --seed $(or $(SEED),0)
 
 # Every operator of torch's own table, into docs/operators.md: a quarter of an hour.
 opinfo: venv

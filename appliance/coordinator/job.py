@@ -234,6 +234,7 @@ class Job:
         """The execution is over; the job can take another one. To be called once or more."""
         if self._executions.end(execution):
             execution.close()
+            self.recovery.execution_ended()
             self.observation.ended()
             self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
 

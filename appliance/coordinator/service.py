@@ -165,8 +165,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         except (Abandoned, grpc.RpcError) as error:
             self._stop(execution)
             raise Abandoned from error
-        self._stop(execution)
-        self._job.end_execution(execution)  # so that the client can begin the next at once
+        self._stop(execution)  # so that the client can begin the next at once
         yield execution.finished()
 
     def _load_and_start(self, execution: Execution) -> Iterator[coordinator_pb2.ExecuteResponse]:
@@ -184,8 +183,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 self._job.recovery.wait_until_live()
 
     def _stop(self, execution: Execution) -> None:
-        with self._job.recovery.lock:
+        with self._job.recovery.lock:  # the recovery finds it running, or not at all
             execution.stop()
+            self._job.end_execution(execution)
 
     def _check(self, token: str, context: grpc.ServicerContext) -> None:
         # As bytes: of text, it takes ASCII only.

@@ -10,6 +10,7 @@ import fcntl
 import importlib
 import importlib.util
 import os
+import runpy
 import signal
 import sys
 import traceback
@@ -17,6 +18,9 @@ from collections.abc import Sequence
 
 # The modules that may be started: packages by their __main__, plain modules by themselves. Each has main(argv) -> int.
 MODULES = frozenset({"appliance", "appliance.coordinator", "memoryx", "swarmx", "wafer", "workers", "workers.child"})
+
+# A Python file whose install(module) is called at the start of each process: for tests that injure processes.
+CHAOS_VARIABLE = "WAFERBOX_CHAOS"
 
 FIRST_FD = 3  # the descriptors handed to a process are 3, 4, ... there, in the order in which they were given
 
@@ -66,6 +70,8 @@ def run_module(module: str, argv: Sequence[str]) -> int:
     _libc.prctl(_PR_SET_NAME, module.removeprefix("appliance.").encode()[:15], 0, 0, 0)  # what ps and top show
     sys.argv = [module, *argv]
     try:
+        if CHAOS_VARIABLE in os.environ:
+            runpy.run_path(os.environ[CHAOS_VARIABLE])["install"](module)
         spec = importlib.util.find_spec(module)
         if spec is not None and spec.submodule_search_locations is not None:
             module += ".__main__"

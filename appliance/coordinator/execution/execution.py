@@ -75,6 +75,7 @@ class Execution:
             )
         self._waiting = Waiting(verdict, is_disturbed)
         self._epoch: Epoch | None = None
+        self._is_closed = False
         self._attempt = 0  # the epoch in which the client was asked for states last
         self._keeps_nothing = loses_states  # whoever keeps states may have lost them since the last execution
         self._sent: coordinator_pb2.StateSent | None = None  # the client's answer to an attempt
@@ -205,7 +206,8 @@ class Execution:
 
     def abandon(self) -> None:
         """The client is not there any more: whatever waits raises Abandoned."""
-        self._waiting.abandon()
+        if not self._is_closed:
+            self._waiting.abandon()
 
     def stop(self) -> None:
         """End the execution on all nodes, wherever it is. The state stays. Raises JobFailed."""
@@ -224,6 +226,8 @@ class Execution:
 
     def close(self) -> None:
         """Let go of the links; after stop, or because the job is over."""
+        with self._waiting.changed:
+            self._is_closed, self._waiting.abandoned = True, False
         if self._epoch is not None:
             self._epoch.close()
 
@@ -292,8 +296,6 @@ class Execution:
         with self._waiting.changed:
             return [] if self._epoch is None else self._epoch.reporting()
 
-    # --- what the nodes say -------------------------------------------------------------------------------------------
-
     def responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
         """A node has got somewhere."""
         with self._waiting.changed:
@@ -318,8 +320,6 @@ class Execution:
     def wake(self) -> None:
         """Something has changed that responses may wait for."""
         self._waiting.wake()
-
-    # --- parts --------------------------------------------------------------------------------------------------------
 
     def _current(self) -> Epoch:
         assert self._epoch is not None, "it is loaded"

@@ -82,6 +82,8 @@ class Recovery:
         self._is_live = True
         self._waits_for: management_pb2.QueueStatus | None = None
         self._disturbed_at = 0.0  # when somebody was missed first
+        self._is_abandoned = False  # the execution, by its client, while the nodes went back: it is about to end
+        self._has_ended = False  # that one: the states are still to be put back
         self._closing = False
         self._thread = GuardedThread(self._run, name="recovery", on_defect=verdict.report_defect)
 
@@ -144,6 +146,13 @@ class Recovery:
             self._waits_for = None
             return status if status.waiting_for else None
 
+    def execution_ended(self) -> None:
+        """There is no execution any more."""
+        with self._changed:
+            self._has_ended |= self._is_abandoned
+            self._is_abandoned = False
+            self._changed.notify_all()
+
     def wait_until_live(self) -> None:
         """Until all nodes are there. Raises JobFailed."""
         with self._changed:
@@ -175,8 +184,8 @@ class Recovery:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._dead or self._lost)
-                if not self._dead and all(failure.peer for failure in self._lost):
+                self._changed.wait_for(lambda: self._closing or self._dead or self._lost or self._has_ended)
+                if self._lost and not self._dead and all(failure.peer for failure in self._lost):
                     # Most links are lost because a node has died, which is told soon.
                     self._changed.wait_for(lambda: self._closing or self._dead, GRACE_SECONDS)
                 if self._closing:
@@ -186,7 +195,10 @@ class Recovery:
             except (EpochOver, NodesDied):
                 self._try_again()
             except Abandoned:
-                self._set_live()  # the client has left the execution, which is being stopped
+                with self._changed:
+                    self._is_abandoned = True
+                if self._executions.current is None:
+                    self.execution_ended()
             except JobFailed:
                 return
             except NodesRefused as error:
@@ -213,9 +225,11 @@ class Recovery:
             with self._changed:
                 causes = [message for _, message in self._dead.values()] or [f.message for f in self._lost]
                 self._lost.clear()
-            self._limit.add(causes, self._points.complete)
-            self._on_restart(self._limit.causes)
-            logger.warning("%s", "; ".join(causes))
+                self._has_ended = False
+            if causes:
+                self._limit.add(causes, self._points.complete)
+                self._on_restart(self._limit.causes)
+            logger.warning("%s", "; ".join(causes) or "the states are put back")
             if self._limit.is_reached:
                 self._verdict.report(self._limit.failure())
                 return
@@ -229,7 +243,7 @@ class Recovery:
             from_step = self._go_on(execution, "; ".join(causes))
             if not self._set_live():
                 return
-        if execution is not None or not self._executions.is_awaited:  # else go_on tells it
+        if causes and (execution is not None or not self._executions.is_awaited):  # else go_on tells it
             self._tell("; ".join(causes), replaced, from_step, execution)
 
     def _tell(self, cause: str, replaced: str, from_step: int | None, execution: Execution | None) -> None:

@@ -1,6 +1,7 @@
 """A job goes on when nodes die: in new epochs, from recovery points, with what the client gets as if nobody had."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
 ROLES = list(FULL)  # in this order they are started
 NUM_STEPS = 40
+SECONDS = 5.0  # that are promised for each
 
 
 @pytest.fixture(autouse=True)
@@ -197,6 +199,8 @@ def test_between_executions_the_states_are_put_back(cluster: Any, client: Callab
     restored = cluster.behaviour.loads["memoryx-0"][-1]
     assert restored.recovery_point == last_point
     assert not restored.links
+    (shard,) = one.stub.Shards(request_for(one, 0), timeout=20).shards
+    assert shard.address == cluster.nodes[-1][1].address
     one.begin(5)
     wanted = one.receive("state_wanted").state_wanted
     one.send(state_sent=coordinator_pb2.StateSent(attempt=wanted.attempt))
@@ -219,6 +223,28 @@ def test_deaths_without_progress_end_the_job_with_all_of_them(cluster: Any, clie
     assert failure.kind == node_pb2.Failure.KIND_NODE
     assert failure.message.count("wafer-0 (pid") == 3
     assert "max_num_restarts is 2" in failure.message
+
+
+def test_a_job_without_a_spare_says_what_it_waits_for_and_goes_on_with_the_next_node(
+    cluster: Any, client: Callable[..., Any]
+) -> None:
+    cluster.add(**FULL)
+    one = client(max_num_restarts=3, run_ahead_steps=4)
+    one.compile()
+    one.begin(NUM_STEPS)
+    one.start()
+    got = all_outputs(one, 10)
+    begin = time.monotonic()
+    cluster.kill(ROLES.index("wafer"))
+    waits = next(told.queue.waiting_for for told in one.session if told.queue.waiting_for)
+    assert time.monotonic() - begin < SECONDS
+    assert waits.startswith("1 wafer, not in the cluster; ")
+    cluster.add(wafer=1)
+    registered = time.monotonic()
+    cluster.until(lambda: len(cluster.behaviour.starts["memoryx-0"]) == 2)
+    assert time.monotonic() - registered < SECONDS
+    got += all_outputs(one, NUM_STEPS, 10)
+    assert losses(got) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
 
 
 def test_a_job_that_finds_no_replacement_ends_with_the_cause(

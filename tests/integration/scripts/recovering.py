@@ -73,6 +73,8 @@ def main() -> None:
     parser.add_argument("--checkpoint-steps", type=int, default=25)
     parser.add_argument("--lane", default="auto")
     parser.add_argument("--restartable", action="store_true")
+    parser.add_argument("--pipeline", action="store_true", help="layer pipelined mode")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step, so that there is time")
     options = parser.parse_args()
     torch.manual_seed(0)
     config = cstorch.distributed.ClusterConfig(
@@ -81,6 +83,8 @@ def main() -> None:
         num_workers_per_csx=options.workers,
         lane=options.lane,
     )
+    if options.pipeline:
+        cstorch.backends.csx.performance.execution_strategy = "pipeline"
     backend = cstorch.backend("CSX", artifact_dir=options.artifacts, cluster_config=config)
     with backend.device:
         model = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, CLASSES))
@@ -107,6 +111,7 @@ def main() -> None:
         nonlocal step
         step += 1
         print(f"{step} {float(loss).hex()}", flush=True)
+        time.sleep(options.pause)
         while step == options.stop and not Path("go").exists():
             time.sleep(0.01)
 

@@ -1,0 +1,63 @@
+"""`python tests/chaos [--trials 200] [--seed 0]`: random faults, and a table of what came of them."""
+
+import argparse
+import os
+import secrets
+import sys
+import tempfile
+from itertools import islice
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "integration"), str(HERE.parents[1])]
+
+from chaos_draw import draw  # noqa: E402
+from chaos_table import table  # noqa: E402
+from chaos_trial import Outcome, laboratory  # noqa: E402
+
+WARM_UP = 10  # trials, until the memory of who survives is looked at
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python tests/chaos", description=__doc__)
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a folder for the logs of trials that failed")
+    options = parser.parse_args()
+    outcomes: list[Outcome] = []
+    before = {}
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name:
+        folder = Path(name)
+        os.environ["WAFERBOX_SECRET_FILE"] = str(folder / f"{secrets.token_hex(4)}.key")
+        try:
+            with laboratory(folder / "laboratory", folder / "cache") as laboratory_:
+                for number, (size, faults) in enumerate(islice(draw(options.seed), options.trials), 1):
+                    outcome = laboratory_.run(size, faults)
+                    outcomes.append(outcome)
+                    if number == WARM_UP:
+                        before = laboratory_.figures()
+                    _tell(number, outcome)
+                    if options.keep is not None and not outcome.good:
+                        options.keep.mkdir(parents=True, exist_ok=True)
+                        (options.keep / f"{number}.txt").write_text(f"{outcome.errors}\n\n{outcome.left}")
+                after = laboratory_.figures()
+                for process, (role, resident, descriptors) in before.items():
+                    if process in after:
+                        _, resident_after, descriptors_after = after[process]
+                        grown = 100 * (resident_after / resident - 1)
+                        print(f"{role}: {descriptors} descriptors, then {descriptors_after}; memory {grown:+.1f} %")
+        finally:
+            print(table(outcomes))
+    return 0 if outcomes and all(outcome.good for outcome in outcomes) else 1
+
+
+def _tell(number: int, outcome: Outcome) -> None:
+    what = "survived" if outcome.survived else "DIED"
+    what += ", identical" if outcome.identical else ", DIFFERENT"
+    what += f", {outcome.silence:.1f} s" + (f", LEFT: {outcome.left}" if outcome.left else "")
+    faults = "; ".join(map(str, outcome.faults))
+    print(f"{number}. {outcome.size.name}: {faults} ({outcome.injected} injected): {what}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

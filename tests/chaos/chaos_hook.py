@@ -1,0 +1,163 @@
+"""In the processes of a cluster: what a test has ordered is done at named moments.
+
+WAFERBOX_CHAOS names this file, and CHAOS_ORDERS a folder. An order is a file "<number>.order" there, a JSON object with
+the member, the moment, which one ("at": the number of the step, else how often the moment has come in the job; at the
+first that is not before it), and what is to be done: "kill", "stop" (whoever ordered it sends SIGCONT), "full" (the
+disk) or "damage" and "shorten" (the recovery point). Whoever does it writes "<number>.done" first, with its process id
+and the time.
+"""
+
+import errno
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MOMENTS = (
+    "attach",
+    "load",
+    "loaded",
+    "start",
+    "step",
+    "stop",
+    "load again",  # this and the next three: in an epoch that follows a death
+    "loaded again",
+    "start again",
+    "step again",
+    "stop again",
+)
+KEEPERS_MOMENTS = ("keep", "open point", "write point", "complete point", "put back", "snapshot")
+
+
+class Hook:
+    """What one process knows: which member of a job it is now."""
+
+    def __init__(self, orders: Path) -> None:
+        self._orders = orders
+        self.member = ""
+        self.again = ""  # " again" in later epochs
+        self._counts: Counter[str] = Counter()
+
+    def attached(self, member: str) -> None:
+        """A job begins."""
+        self.member, self.again = member, ""
+        self._counts.clear()
+        self.reached("attach")
+
+    def reached(self, moment: str, at: int = 0, path: Path | None = None) -> None:
+        """To be called where a fault may be injected. Raises OSError where the disk is to be full."""
+        self._counts[moment] += 1
+        at = at or self._counts[moment]
+        for order in sorted(self._orders.glob("*.order")):
+            try:
+                wanted = json.loads(order.read_text())
+            except FileNotFoundError:
+                continue  # another process was first
+            if (wanted["member"], wanted["moment"]) == (self.member, moment) and at >= wanted["at"]:
+                try:
+                    order.rename(order.with_suffix(".taken"))
+                except FileNotFoundError:
+                    continue
+                self._obey(order, wanted["action"], path)
+
+    def _obey(self, order: Path, action: str, path: Path | None) -> None:
+        partial = order.with_suffix(".partial")
+        partial.write_text(json.dumps({"pid": os.getpid(), "time": time.time()}))
+        partial.rename(order.with_suffix(".done"))
+        match action:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "full":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            case "damage":
+                assert path is not None
+                content = bytearray(path.read_bytes())
+                content[len(content) // 2] ^= 1
+                path.write_bytes(content)
+            case "shorten":
+                assert path is not None
+                os.truncate(path, path.stat().st_size // 2)
+
+
+def before(owner: Any, name: str, call: Callable[..., None]) -> None:
+    """Have call(*arguments) called before each call of a method."""
+    method = getattr(owner, name)
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        call(*arguments)
+        return method(*arguments, **named)
+
+    setattr(owner, name, wrapped)
+
+
+def after(owner: Any, name: str, call: Callable[..., None]) -> None:
+    method = getattr(owner, name)
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        result = method(*arguments, **named)
+        call(*arguments)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def install(module: str) -> None:
+    """Called once in each process, before anything else."""
+    if module not in ("memoryx", "swarmx", "wafer", "workers"):
+        return
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    hook = Hook(Path(os.environ["CHAOS_ORDERS"]))
+    _watch_role(hook)
+    if module in ("memoryx", "wafer"):
+        _watch_keeper(hook)
+
+
+def _watch_role(hook: Hook) -> None:
+    from nodes.lifecycle.role_job import RoleJob
+    from nodes.telemetry.progress import Progress
+
+    def attach(job: RoleJob, context: Any, *_: Any) -> None:
+        hook.attached(context.node)
+
+    def load(job: RoleJob, request: Any, *_: Any) -> None:
+        hook.again = " again" if request.execution > 1 else ""
+        hook.reached("load" + hook.again)
+
+    before(RoleJob, "__init__", attach)
+    before(RoleJob, "load", load)
+    after(RoleJob, "load", lambda *_: hook.reached("loaded" + hook.again))
+    before(RoleJob, "start", lambda *_: hook.reached("start" + hook.again))
+    before(RoleJob, "stop", lambda *_: hook.reached("stop" + hook.again))
+    step: Any = Progress.__dict__["step"]
+
+    def count(progress: Progress, value: int) -> None:
+        step.__set__(progress, value)
+        if value:
+            hook.reached("step" + hook.again, value)
+
+    Progress.step = property(step.__get__, count)  # type: ignore[assignment, method-assign]
+
+
+def _watch_keeper(hook: Hook) -> None:
+    from memoryx.recovery.point_file import PointFile, PointWriter
+    from memoryx.recovery_points import RecoveryPoints
+    from memoryx.snapshots import Snapshots
+
+    before(RecoveryPoints, "keep_due", lambda *_: hook.reached("keep"))
+    before(PointWriter, "__init__", lambda *_: hook.reached("open point"))
+    before(PointWriter, "write", lambda *_: hook.reached("write point"))
+    before(PointWriter, "complete", lambda *_: hook.reached("complete point"))
+    after(PointWriter, "complete", lambda writer: hook.reached("completed point", path=writer.path))
+    before(PointFile, "read", lambda *_: hook.reached("put back"))
+    before(Snapshots, "take", lambda *_: hook.reached("snapshot"))
+
+
+if __name__ == "__main__":
+    sys.exit("to be named by WAFERBOX_CHAOS")

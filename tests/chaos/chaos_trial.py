@@ -1,0 +1,172 @@
+"""One trial: a script runs on a cluster that is injured meanwhile, and its results are compared."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import grpc
+import psutil
+from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings, running_cluster, wait_for
+from injected_faults import Fault, Injector
+
+HOOK = Path(__file__).parent / "chaos_hook.py"
+SCRIPT = SCRIPTS / "recovering.py"
+TRIAL_SECONDS = 150.0
+POLL_SECONDS = 0.005
+SETTLE_SECONDS = 40.0  # until all that was killed is there again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Of the job."""
+
+    name: str
+    options: Sequence[str]
+    members: Sequence[str]
+    keepers: Sequence[str]
+
+
+def streaming(wafers: int, shards: int, workers: int, *more: str) -> Size:
+    """A job in weight streaming mode."""
+    options = ("--num-csx", wafers, "--shards", shards, "--workers", workers)
+    keepers = [f"memoryx-{n}" for n in range(shards)]
+    members = [f"wafer-{n}" for n in range(wafers)] + [f"worker-{n}" for n in range(wafers * workers)] + keepers
+    members += ["swarmx-0"]
+    name = " ".join([f"{wafers} wafers, {shards} shards, {workers} workers", *more])
+    return Size(name=name, options=[*map(str, options), *more], members=members, keepers=keepers)
+
+
+SIZES = (
+    streaming(1, 1, 1),
+    streaming(2, 2, 1),
+    streaming(2, 2, 2, "--lane", "grpc"),
+    streaming(2, 1, 1, "--restartable"),
+    Size(name="pipeline", options=["--pipeline"], members=["wafer-0", "worker-0"], keepers=["wafer-0"]),
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """Of a trial."""
+
+    size: Size
+    faults: Sequence[Fault]
+    injected: int = 0  # of the faults: others' moments did not come
+    survived: bool = False
+    identical: bool = False
+    silence: float = 0.0  # the longest time without output that ended after a fault, in seconds
+    left: str = ""
+    errors: str = ""
+
+    @property
+    def good(self) -> bool:
+        return self.survived and self.identical and not self.left
+
+
+class Laboratory:
+    """A cluster to be injured, and what the scripts print on it when it is not."""
+
+    def __init__(self, cluster: RunningCluster, folder: Path, cache: Path, *, steps: int, pause: float) -> None:
+        self.cluster = cluster
+        self._folder = folder
+        self._cache = cache
+        self._options = ("--steps", steps, "--stop", 0, "--checkpoint-steps", steps // 3, "--pause", pause)
+        self._undisturbed: dict[str, str] = {}
+        self._count = 0
+        self._whole = len(cluster.nodes())
+
+    def run(self, size: Size, faults: Sequence[Fault]) -> Outcome:
+        """A trial; waits until the cluster is whole again, and looks at what is left."""
+        if size.name not in self._undisturbed:
+            outcome, self._undisturbed[size.name] = self._run(size, ())
+            assert outcome.survived, outcome.errors
+            assert not outcome.left, outcome.left
+        outcome, output = self._run(size, faults)
+        outcome.identical = output == self._undisturbed[size.name]
+        return outcome
+
+    def _run(self, size: Size, faults: Sequence[Fault]) -> tuple[Outcome, str]:
+        self._count += 1
+        outcome = Outcome(size=size, faults=faults)
+        surroundings = Surroundings(self._folder / f"trial{self._count}", self._cache)
+        with Injector(self.cluster, self._folder / "orders", faults) as injector:
+            arguments = ("--artifacts", "artifacts", *size.options, *self._options)
+            variables = {"WAFERBOX_MAX_NUM_RESTARTS": "20"}
+            script = RunningScript(surroundings, SCRIPT, arguments, self.cluster.management, variables)
+            try:
+                times = self._watch(script, surroundings.folder / "output", injector)
+                outcome.survived = script.process.poll() == 0
+            finally:
+                script.close()
+        outcome.errors = script.errors
+        outcome.injected = len(injector.times)
+        if injector.times:
+            first = min(injector.times.values())
+            gaps = [after - max(before, first) for before, after in pairwise([first, *times]) if after > first]
+            outcome.silence = max(gaps, default=0.0)
+        outcome.left = self._left(surroundings)
+        return outcome, script.output
+
+    def figures(self) -> dict[psutil.Process, tuple[str, int, int]]:
+        """Name, resident bytes and descriptors of each process of the cluster."""
+        found = {}
+        for process in self.cluster.surroundings.processes():
+            with contextlib.suppress(psutil.Error):
+                found[process] = (process.name(), process.memory_info().rss, process.num_fds())
+        return found
+
+    def _watch(self, script: RunningScript, output: Path, injector: Injector) -> list[float]:
+        """When it has printed something, until it ends."""
+        times: list[float] = []
+        size = 0
+        deadline = time.monotonic() + TRIAL_SECONDS
+        while script.process.poll() is None and time.monotonic() < deadline:
+            if (now := output.stat().st_size) != size:
+                size = now
+                times.append(time.time())
+                injector.first_output()
+            time.sleep(POLL_SECONDS)
+        return times
+
+    def _left(self, surroundings: Surroundings) -> str:
+        """What is there that should not be, once the cluster is whole again."""
+        recovery = self._folder / "recovery"
+        try:
+            wait_for(self._is_whole, SETTLE_SECONDS, self._describe)
+            wait_for(
+                lambda: not recovery.exists() or not os.listdir(recovery),
+                explain=lambda: f"recovery points: {list(recovery.rglob('*'))}",
+            )
+            surroundings.assert_nothing_left()
+        except AssertionError as error:
+            return str(error)
+        return ""
+
+    def _is_whole(self) -> bool:
+        with contextlib.suppress(grpc.RpcError):
+            nodes = self.cluster.nodes()
+            return len(nodes) == self._whole and not any(node.job for node in nodes)
+        return False
+
+    def _describe(self) -> str:
+        nodes = "; ".join(f"{node.member}@{node.job or '-'} {node.address}" for node in self.cluster.nodes())
+        return f"{self._whole} nodes expected: {nodes}"
+
+
+@contextlib.contextmanager
+def laboratory(folder: Path, cache: Path, *, steps: int = 150, pause: float = 0.02) -> Iterator[Laboratory]:
+    """A cluster that has all that the largest job needs."""
+    (folder / "orders").mkdir(parents=True)
+    variables = {
+        "WAFERBOX_CHAOS": str(HOOK),
+        "CHAOS_ORDERS": str(folder / "orders"),
+        "WAFERBOX_RECOVERY_DIR": str(folder / "recovery"),
+        "WAFERBOX_RECOVERY_SECONDS": "0.5",
+    }
+    roles = {"wafers": 2, "memoryx": 2, "swarmx": 1, "workers": 4}
+    with running_cluster(folder / "cluster", cache, variables=variables, **roles) as cluster:
+        yield Laboratory(cluster, folder, cache, steps=steps, pause=pause)
