@@ -7,7 +7,7 @@ from chaos_hook import KEEPERS_MOMENTS, MOMENTS
 from chaos_trial import SIZES, Size
 from injected_faults import Fault
 
-SERVICES = ("management", "ingress", "child")
+SERVICES = ("management", "child")
 RANDOM_SECONDS = 3.5  # from the first output: about as long as a script runs
 
 

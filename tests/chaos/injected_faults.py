@@ -13,8 +13,6 @@ from pathlib import Path
 import psutil
 from cluster_rig import RunningCluster
 
-from wsc.v1 import node_pb2
-
 STOP_SECONDS = 7.0  # longer than a lease lasts
 POLL_SECONDS = 0.01
 
@@ -23,7 +21,7 @@ POLL_SECONDS = 0.01
 class Fault:
     """What happens to whom, and when."""
 
-    victim: str  # a member of the job such as "wafer-0"; or "management", "ingress", "child", "fork server"
+    victim: str  # a member of the job such as "wafer-0"; or "management", "child", "fork server"
     moment: str  # one of the hook's; or "random"
     action: str = "kill"
     at: float = 0  # the count of the step; with "random" the seconds after the first output
@@ -121,10 +119,6 @@ def victim_process(cluster: RunningCluster, victim: str) -> psutil.Process | Non
             return _with_words(cluster, "appliance", "--announce-fd")
         case "fork server":
             return _with_words(cluster, "nodes.launch.fork_server")
-        case "coordinator":
-            return _named(cluster, "coordinator")
-        case "ingress":
-            pids = [node.process_id for node in cluster.nodes(node_pb2.ROLE_INGRESS)]
         case "child":
             return _named(cluster, "workers.child")
         case _:

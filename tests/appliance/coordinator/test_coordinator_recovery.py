@@ -247,6 +247,25 @@ def test_a_job_without_a_spare_says_what_it_waits_for_and_goes_on_with_the_next_
     assert losses(got) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
 
 
+def test_a_client_may_leave_an_execution_whose_nodes_are_being_replaced(
+    cluster: Any, client: Callable[..., Any]
+) -> None:
+    cluster.add(**FULL)
+    one = client(max_num_restarts=3, run_ahead_steps=4)
+    one.compile()
+    one.begin(100_000)
+    one.start()
+    all_outputs(one, 10)
+    cluster.kill(ROLES.index("wafer"))
+    next(told for told in one.session if told.queue.waiting_for)
+    one.call.cancel()
+    cluster.add(wafer=1)
+    assert one.stub.Shards(request_for(one, 0), timeout=20).shards
+    one.begin(5)
+    one.start()
+    assert losses(all_outputs(one, 5)) == [(step, float(step)) for step in range(1, 6)]
+
+
 def test_a_job_that_finds_no_replacement_ends_with_the_cause(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
