@@ -143,11 +143,7 @@ class Job:
 
     def wait_for_nodes(self) -> JobNodes:
         """The nodes, once all are attached. Raises JobFailed."""
-        with self._changed:
-            while not self._ready:
-                self._raise_if_over()
-                self._changed.wait()
-            self._raise_if_over()
+        self._wait_until(lambda: self._ready)
         return self._nodes
 
     def prepare_input(self, prepared: node_pb2.PrepareInput) -> None:
@@ -161,10 +157,7 @@ class Job:
         """Where MemoryX is reached, when it has the states, or the snapshot of a step. Raises JobFailed."""
         nodes = self.wait_for_nodes()
         self.recovery.wait_until_live()
-        with self._changed:
-            while self._executions.is_awaited:
-                self._raise_if_over()
-                self._changed.wait()
+        self._wait_until(lambda: not self._executions.is_awaited)
         execution = self._executions.current
         if step and execution is not None:
             execution.wait_for_snapshot(step)
@@ -226,8 +219,7 @@ class Job:
         )
 
     def _next_epoch(self) -> int:
-        number = self._executions.next_epoch()
-        self.observation.began(number)
+        self.observation.began(number := self._executions.next_epoch())
         return number
 
     def end_execution(self, execution: Execution) -> None:
@@ -293,11 +285,15 @@ class Job:
         self._acquiring.join()
         self.recovery.close()
 
-    def _raise_if_over(self) -> None:
-        if self.verdict.failure is not None:
-            raise JobFailed(self.verdict.failure)
-        if self._over:
-            raise JobFailed(node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=f"{self.name} has ended"))
+    def _wait_until(self, ready: Callable[[], bool]) -> None:
+        """Raises JobFailed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.verdict.failure is not None or self._over or ready())
+            if self.verdict.failure is not None:
+                raise JobFailed(self.verdict.failure)
+            if self._over:
+                message = f"{self.name} has ended"
+                raise JobFailed(node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=message))
 
     def _failed(self) -> None:
         """There is a verdict."""

@@ -20,7 +20,7 @@ from cstorch.errors import (
     NodeLostError,
     VersionMismatchError,
 )
-from cstorch.session import job
+from cstorch.session import connecting
 from cstorch.utils.data import DataExecutor, DataLoader
 from wsc.v1 import node_pb2
 
@@ -95,7 +95,7 @@ def test_a_compile_error_and_a_version_mismatch(cluster: FakeCluster, tmp_path: 
 
 
 def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.2)
     config = ClusterConfig(mgmt_address="127.0.0.1:1")
     backend = cstorch.backend("CSX", artifact_dir=tmp_path, cluster_config=config)
     try:

@@ -12,7 +12,7 @@ from link_pairs import raise_defect
 from tokens_shown import token
 
 from cstorch.errors import ClusterError, ConfigurationError, CstorchError, InternalError, NodeLostError
-from cstorch.session import failures, job, transfer
+from cstorch.session import connecting, failures, transfer
 from cstorch.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
 from interconnect.links.listener import LinkListener
 from interconnect.rpc.server import make_channel, make_server
@@ -166,7 +166,7 @@ def test_a_write_of_the_wrong_size_is_refused(connection: ShardConnection) -> No
 
 
 def test_a_shard_that_goes_away(shard: Shard, connection: ShardConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.2)
     connection.write([outgoing("small")])
     shard.server.stop(None).wait(5)
     with pytest.raises(ClusterError):
@@ -187,7 +187,7 @@ def test_batches_are_small_unless_one_state_is_large() -> None:
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.2)
     connection = ShardConnection(coordinator_pb2.StateShard(shard=2, address="127.0.0.1:1", job="job"), "auto", Job())
     with pytest.raises(ClusterError, match="no MemoryX shard 2 answers"):
         next(connection.read("x", (1,), torch.float32, 0))

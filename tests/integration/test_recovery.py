@@ -75,7 +75,7 @@ def test_the_results_are_those_of_a_run_in_which_the_coordinator_does_not_die(
 ) -> None:
     with running_cluster(tmp_path / "cluster", cache, wafers=1, memoryx=1, swarmx=1, workers=1) as cluster:
         expected, _ = run(start_script, cluster, nothing)
-        for options in ((), ("--restartable",), ("--stop", 25)):
+        for options in ((), ("--restartable",)):
             output, errors = run(start_script, cluster, kill_coordinator(cluster), *options)
             assert output == expected, options
             assert "another has taken up the job" in errors

@@ -9,7 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from link_pairs import LANES, connect, filled, raise_defect
 
 from cstorch.errors import ClusterUnreachableError
-from cstorch.session import job
+from cstorch.session import connecting
 from interconnect.links.listener import LinkListener
 from interconnect.rpc.address import bind
 from interconnect.rpc.server import make_channel, make_server
@@ -82,9 +82,9 @@ def test_who_has_a_certificate_of_another_authority_is_not(
 
 def test_who_has_no_certificate_is_told_what_to_do(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TLS_VARIABLE)
-    monkeypatch.setattr(job, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 1.0)
     with pytest.raises(ClusterUnreachableError, match="if the cluster uses TLS, WAFERBOX_TLS_DIR must name a folder"):
-        job.connect(address, "management service", "")
+        connecting.connect(address, "management service", "")
 
 
 def test_a_clients_certificate_does_not_pass_for_a_process_of_the_cluster(
