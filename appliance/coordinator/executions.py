@@ -34,6 +34,7 @@ class Executions:
         self._lock = threading.Lock()
         self._current: Execution | None = None
         self._restoring: Execution | None = None  # puts back the states of the last
+        self._was_left = False  # the last, by its client: its states are those of any step
         self._last_epoch = record.last_epoch
         self._last = last = record.execution  # that was begun
         self._index = last.index if last is not None else 0
@@ -59,7 +60,7 @@ class Executions:
             execution = self._make(last.index, last.begin, plan, ClientProgress(), loses_states=True)
             self._restoring = execution
         try:
-            execution.restore()
+            execution.restore(was_left=self._was_left)
             self._loses_states = False
         finally:
             self._restoring = None
@@ -92,6 +93,7 @@ class Executions:
             if self._current is not execution:
                 return False
             self._current = None
+            self._was_left = execution.was_left
         self._record.ended(execution.index)
         return True
 

@@ -75,7 +75,7 @@ class Execution:
             )
         self._waiting = Waiting(verdict, is_disturbed)
         self._epoch: Epoch | None = None
-        self._is_closed = False
+        self._is_closed = self.was_left = False  # by its client, before its end
         self._attempt = 0  # the epoch in which the client was asked for states last
         self._keeps_nothing = loses_states  # whoever keeps states may have lost them since the last execution
         self._sent: coordinator_pb2.StateSent | None = None  # the client's answer to an attempt
@@ -207,6 +207,7 @@ class Execution:
     def abandon(self) -> None:
         """The client is not there any more: whatever waits raises Abandoned."""
         if not self._is_closed:
+            self.was_left = True
             self._waiting.abandon()
 
     def stop(self) -> None:
@@ -262,10 +263,10 @@ class Execution:
         epoch.results.consumed(self._client.consumed_step)
         return done_steps
 
-    def restore(self) -> None:
-        """After its end: put the states back on those who keep them. Raises as resume."""
+    def restore(self, *, was_left: bool) -> None:
+        """After its end, or after it was left: put the states back on those who keep them. Raises as resume."""
         assert self._points is not None
-        if self._points.done_steps() != self._schedule.num_steps:
+        if not was_left and self._points.done_steps() != self._schedule.num_steps:
             raise NoRecoveryPoint("its states after the last step could not be kept anywhere")
         self._begin_epoch(self._schedule.num_steps, self._points.complete).restore()
 
