@@ -188,7 +188,9 @@ def test_batches_are_small_unless_one_state_is_large() -> None:
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.2)
-    connection = ShardConnection(coordinator_pb2.StateShard(shard=2, address="127.0.0.1:1", job="job"), "auto", Job())
+    job = Job()
+    job.where = coordinator_pb2.StateShard(shard=2, address="127.0.0.1:1", job="job")
+    connection = ShardConnection(job.where, "auto", job)
     with pytest.raises(ClusterError, match="no MemoryX shard 2 answers"):
         next(connection.read("x", (1,), torch.float32, 0))
 

@@ -11,6 +11,7 @@ import pytest
 from appliance.coordinator import record
 from appliance.coordinator.execution import execution_points
 from appliance.coordinator.recovery import point_schedule, recovery
+from appliance.ingress.process import Ingress, IngressSettings
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterError, NodeLostError
 from cstorch.session import job as session_job
@@ -32,10 +33,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 class Script:
     """What a script does with its job."""
 
-    def __init__(self, cluster: Any, artifact: str = "artifact-good") -> None:
+    def __init__(self, cluster: Any, artifact: str = "artifact-good", ingress: str = "") -> None:
         self.cluster = cluster
         self.artifact = artifact
-        self.job = Job(cluster.address, ClusterConfig(run_ahead_steps=4), "")
+        self.job = Job(ingress or cluster.address, ClusterConfig(run_ahead_steps=4), "")
         self.job.compile(artifact.removeprefix("artifact-"), OPTIONS)
         self.job.prepare_input(INPUT)
         self.stream: ExecutionStream
@@ -172,6 +173,27 @@ def test_before_the_states_are_where_no_death_takes_them(cluster: Any, script: C
     one.answer(again, wrote=True)
     one.stream.receive("started")
     one.finish(NUM_STEPS)
+
+
+def test_at_an_ingress(cluster: Any, script: Callable[..., Script], tmp_path: Path) -> None:
+    ingress = Ingress(IngressSettings(management=cluster.address, cache_root=tmp_path / "cache"))
+    ingress.start()
+    try:
+        cluster.wait_for_nodes(5)
+        one = script(ingress=ingress.address)
+        assert one.job.gateway
+        one.begin(NUM_STEPS)
+        one.start()
+        go = hold(cluster, 15)
+        one.run(10)
+        ingress._coordinators._children[one.job.name].kill()
+        cluster.until(lambda: one.job.turn)
+        go.set()
+        one.finish(NUM_STEPS)
+        one.close()
+        cluster.until(lambda: not ingress._coordinators.count())
+    finally:
+        ingress.close()
 
 
 def test_while_a_checkpoint_is_read(cluster: Any, script: Callable[..., Script]) -> None:
