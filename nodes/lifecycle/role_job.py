@@ -104,8 +104,8 @@ class RoleJob(ABC):
         self._execution = Execution(self.context, request.execution, lambda: program.run(schedule), interrupt)
         self._watchdog = ProgressWatchdog(hang_seconds())
         self._execution.start()
-        number, done = request.execution, request.done_steps
-        logger.info("execution %d begins: %d steps, of which %d are done", number, request.num_steps, done)
+        done = f", of which {request.done_steps} are done" if request.done_steps else ""
+        logger.info("execution %d begins: %d steps%s", request.execution, request.num_steps, done)
 
     def stop(self, execution: int) -> None:
         if execution == self._number:

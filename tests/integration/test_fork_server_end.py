@@ -42,7 +42,8 @@ def _is_fork_server(process: psutil.Process) -> bool:
 
 
 def start_training(start_script: StartScript, management: str | None) -> RunningScript:
-    script = start_script(FAULTS, "runs", "--artifacts", "artifacts", "--num-steps", FOR_EVER, management=management)
+    arguments = ("runs", "--artifacts", "artifacts", "--num-steps", FOR_EVER)
+    script = start_script(FAULTS, *arguments, management=management, WAFERBOX_MAX_NUM_RESTARTS="0")
     script.wait_for_output("step 50\n")
     return script
 

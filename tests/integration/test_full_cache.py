@@ -23,9 +23,13 @@ def test_a_full_disk_under_the_cache_is_named_and_ends_no_job(start_script: Star
     assert script.wait() == 0, script.errors
     assert script.output.endswith("step 20\ndone\n")
     warnings = [line.partition("WARNING:")[2].strip() for line in script.errors.splitlines() if "WARNING" in line]
-    plan, kernels = sorted(warnings)
-    way_out = "Make room there, or start the cluster with WAFERBOX_CACHE set to another folder"
-    for message, folder in ((plan, disk / "cache"), (kernels, disk / "cache" / "kernels")):
-        assert f" be kept in {folder}" in message
+    point, plan, kernels = sorted(warnings)
+    way_out = "Make room there, or start the cluster with {} set to another folder"
+    for message, folder, variable in (
+        (point, disk / "cache" / "recovery", "WAFERBOX_RECOVERY_DIR"),
+        (plan, disk / "cache", "WAFERBOX_CACHE"),
+        (kernels, disk / "cache" / "kernels", "WAFERBOX_CACHE"),
+    ):
+        assert f" in {folder}" in message
         assert "No space left on device (" in message
-        assert message.endswith(way_out)
+        assert message.endswith(way_out.format(variable))

@@ -80,4 +80,5 @@ def test_the_results_are_those_of_a_run_in_which_the_coordinator_does_not_die(
             assert output == expected, options
             assert "another has taken up the job" in errors
             assert "The job goes on from step" in errors
-        wait_for(lambda: not list((cache / "jobs").iterdir()))
+        records = [cache / "jobs" / job.job for job in cluster.jobs()]
+        wait_for(lambda: not any(record.exists() for record in records))
