@@ -99,7 +99,7 @@ def make_channel(address: str, token: str | None = None) -> grpc.Channel:
     if token := command_token(dialled) if token is None else token:
         entries.append(bearer(token))
     channel = open_channel(dialled, channel_options())
-    return grpc.intercept_channel(channel, _WithMetadata(entries)) if entries else channel
+    return _MarkedChannel(channel, entries) if entries else channel
 
 
 def channel_options() -> list[tuple[str, int]]:
@@ -120,24 +120,54 @@ def is_from_ingress(error: grpc.Call) -> bool:
     return any(key == INGRESS_KEY for key, _ in error.trailing_metadata() or ())
 
 
-class _WithMetadata(
-    grpc.UnaryUnaryClientInterceptor,  # type: ignore[type-arg]  # generic for mypy only
-    grpc.UnaryStreamClientInterceptor,  # type: ignore[type-arg]
-    grpc.StreamStreamClientInterceptor,  # type: ignore[type-arg]
-):
-    """Puts on each call for whom it is, and who makes it."""
+class _MarkedMethod:
+    """A method of a channel, each call of which says for whom it is, and who makes it."""
 
-    def __init__(self, entries: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, method: Any, entries: Sequence[tuple[str, str]]) -> None:
+        self._method = method
         self._entries = entries
 
-    def _marked(self, details: Any) -> Any:
-        return details._replace(metadata=(*self._entries, *(details.metadata or ())))
+    def __call__(self, request: Any, timeout: float | None = None, metadata: Any = None, **options: Any) -> Any:
+        return self._method(request, timeout, metadata=(*self._entries, *(metadata or ())), **options)
 
-    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._marked(client_call_details), request)
+    def future(self, request: Any, timeout: float | None = None, metadata: Any = None, **options: Any) -> Any:
+        return self._method.future(request, timeout, metadata=(*self._entries, *(metadata or ())), **options)
 
-    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._marked(client_call_details), request)
 
-    def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        return continuation(self._marked(client_call_details), request_iterator)
+class _MarkedChannel(grpc.Channel):
+    """A channel of such methods.
+
+    No interceptors: these look a method up in each call, which ends the process (grpcio 1.80) where another thread has
+    just closed the channel.
+    """
+
+    def __init__(self, channel: grpc.Channel, entries: Sequence[tuple[str, str]]) -> None:
+        self._channel = channel
+        self._entries = entries
+
+    def unary_unary(self, *arguments: Any, **options: Any) -> Any:
+        return _MarkedMethod(self._channel.unary_unary(*arguments, **options), self._entries)
+
+    def unary_stream(self, *arguments: Any, **options: Any) -> Any:
+        return _MarkedMethod(self._channel.unary_stream(*arguments, **options), self._entries)
+
+    def stream_unary(self, *arguments: Any, **options: Any) -> Any:
+        return _MarkedMethod(self._channel.stream_unary(*arguments, **options), self._entries)
+
+    def stream_stream(self, *arguments: Any, **options: Any) -> Any:
+        return _MarkedMethod(self._channel.stream_stream(*arguments, **options), self._entries)
+
+    def subscribe(self, *arguments: Any, **options: Any) -> None:
+        self._channel.subscribe(*arguments, **options)
+
+    def unsubscribe(self, callback: Any) -> None:
+        self._channel.unsubscribe(callback)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> "_MarkedChannel":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
