@@ -9,13 +9,11 @@ from interconnect.security.tokens import Kind
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_call_on_a_closed_channel_is_an_error_and_no_crash(waits: bool) -> None:
+def test_a_call_on_a_closed_channel_is_an_error_and_no_crash() -> None:
     channel: grpc.Channel = make_channel("127.0.0.1:1", token(Kind.NODE))
     stub = coordinator_pb2_grpc.CoordinatorStub(channel)
     channel.close()
-    with pytest.raises(ValueError, match="closed channel"):
-        if waits:
-            stub.Shards(coordinator_pb2.ShardsRequest(), timeout=1.0)
-        else:
-            stub.Shards.future(coordinator_pb2.ShardsRequest(), timeout=1.0)
+    with pytest.raises(ValueError, match="closed"):
+        stub.Shards(coordinator_pb2.ShardsRequest(), timeout=1.0)
+    with pytest.raises(ValueError, match="closed"):
+        stub.Shards.future(coordinator_pb2.ShardsRequest(), timeout=1.0)
