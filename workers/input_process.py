@@ -157,8 +157,9 @@ class InputProcess:
     def close(self) -> None:
         """End the process and those that it has started."""
         self._connection.close()
-        if self._process.poll() is None and os.getpgid(self._process.pid) == self._process.pid:
-            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended just now
+            if self._process.poll() is None and os.getpgid(self._process.pid) == self._process.pid:
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.close()
         self._output.close()
 
