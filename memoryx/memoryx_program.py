@@ -8,6 +8,7 @@ plan keeps for longer is copied.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -16,6 +17,7 @@ from interconnect.links.frame import INLINE_BYTES
 from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from interconnect.links.shared_memory import Slice
+from memoryx.due_states import keep_due_states
 from memoryx.kernels import Buffers, Call, StateKernel, make_kernels
 from memoryx.paging import Paging
 from memoryx.recovery_points import RecoveryPoints
@@ -92,15 +94,7 @@ class MemoryXProgram:
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
         recovery_points = self._recovery_points
-
-        def keep_states(step: int) -> None:
-            if recovery_points.due_step == schedule.global_step(step):
-                recovery_points.keep_due(schedule.global_step(step))
-            if schedule.keeps_snapshot(step):
-                self.progress.waits = True  # for a client that has not done with the snapshot before
-                self._snapshots.take(schedule.global_step(step))
-                self.progress.waits = False
-
+        keep_states = partial(keep_due_states, recovery_points, self._snapshots, schedule, self.progress)
         for link in self._links.values():
             link.limit_ahead(schedule.run_ahead_steps)
         if schedule.checkpoint_steps:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import stat
 from pathlib import Path
 
 from interconnect.folders import CACHE_VARIABLE as CACHE_VARIABLE
@@ -16,6 +17,13 @@ def recovery_root() -> Path:
     """$WAFERBOX_RECOVERY_DIR, or a folder in the cache: what jobs go on from when somebody has died."""
     named = os.environ.get(RECOVERY_VARIABLE)
     return Path(named).absolute() if named else cache_root() / "recovery"
+
+
+def check_private(folder: Path) -> None:
+    """Raises PermissionError where others may read or write what is in the folder, or it is theirs; OSError."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not a folder of this user alone")
 
 
 def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:

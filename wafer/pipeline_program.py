@@ -9,12 +9,14 @@ have ended the step. No region begins a step before all have ended the one befor
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 
 from interconnect.links.elements import torch_dtype
 from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import Link
+from memoryx.due_states import keep_due_states
 from memoryx.recovery_points import RecoveryPoints
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore
@@ -78,15 +80,7 @@ class PipelineProgram:
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
         recovery_points = self._recovery_points
-
-        def keep_states(step: int) -> None:
-            if recovery_points.due_step == schedule.global_step(step):
-                recovery_points.keep_due(schedule.global_step(step))
-            if schedule.keeps_snapshot(step):
-                self.progress.waits = True  # for a client that has not done with the snapshot before
-                self._snapshots.take(schedule.global_step(step))
-                self.progress.waits = False
-
+        keep_states = partial(keep_due_states, recovery_points, self._snapshots, schedule, self.progress)
         self._coordinator.limit_ahead(schedule.run_ahead_steps)
         recovery_points.keep_first(self.progress)
         self._threads.start(schedule, self.progress)

@@ -90,9 +90,8 @@ def _fastest_pipeline(text: str, target: Target, keep: Keep | None) -> plan_pb2.
             if too_large is not None:
                 raise CompileError(f"{too_large}; micro-batches do not help: {error}") from error
             raise
-        if (
-            candidate.plan.pipeline.flops < THREADED_FLOPS
-        ):  # its regions take turns in one thread: there is nothing to fill
+        if candidate.plan.pipeline.flops < THREADED_FLOPS:
+            # Its regions take turns in one thread: there is nothing to fill.
             best = 0.0, candidate
             break
         seconds = make_report(candidate.plan, "", NOMINAL).totals.step_seconds

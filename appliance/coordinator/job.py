@@ -364,7 +364,6 @@ class Job:
         self._silence.heard(member.name)
         if self.observation.responded(member, response):
             return
-        execution = self._executions.current
         if response.WhichOneof("kind") == "recovery_point_kept":
             self._points.responded(member.name, response.recovery_point_kept)
             return
@@ -372,7 +371,7 @@ class Job:
             for each in self._executions.live():
                 each.responded(member, response)
             return
-        failure = response.failed
+        failure, execution = response.failed, self._executions.current
         failure.node = failure.node or member.name
         if not (failure.peer and execution is not None and execution.is_epoch_over):
             self._report_failure(failure)

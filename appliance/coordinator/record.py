@@ -7,9 +7,7 @@ outlive the process, not the host, so nothing waits until it is on the disk.
 import contextlib
 import hashlib
 import logging
-import os
 import shutil
-import stat
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +17,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from appliance.coordinator.execution.recovery_points import RecoveryPoint
-from nodes.folders import why_not_kept, write_whole
+from nodes.folders import check_private, why_not_kept, write_whole
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2, record_pb2
 
 RECORDS: Final = "jobs"
@@ -50,7 +48,7 @@ class JobRecord:
     def take_up(self) -> None:
         """Have what another coordinator had kept, in its place. Raises RecordLost."""
         try:
-            _check_owner(self._folder)
+            check_private(self._folder)
             self._record.ParseFromString((self._folder / RECORD).read_bytes())
             for artifact in self.artifacts.values():
                 self.plans[artifact] = plan_pb2.Plan.FromString((self._folder / _plan_file(artifact)).read_bytes())
@@ -210,7 +208,7 @@ class JobRecord:
             return
         data = content()
         try:
-            _check_owner(self._folder)
+            check_private(self._folder)
             write_whole(self._folder / name, data, durable=False)
         except OSError as error:
             self._is_kept = False
@@ -239,10 +237,3 @@ def _plan_file(artifact: str) -> str:
 
 def _input_file(loader: str) -> str:
     return f"input-{hashlib.sha256(loader.encode()).hexdigest()[:32]}"
-
-
-def _check_owner(folder: Path) -> None:
-    """Raises PermissionError where others may read or write what is in it, or it is theirs."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{folder} is not a folder of this user alone")

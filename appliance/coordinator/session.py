@@ -17,7 +17,7 @@ class ClientSession:
         self,
         on_missing: Callable[[str], None],
         on_defect: Callable[[Exception], None],
-        seconds: float = SESSION_SECONDS,
+        seconds: float,
     ) -> None:
         """on_missing(message): no client has come within so many seconds. on_defect(error): of what waits."""
         self._lock = threading.Lock()

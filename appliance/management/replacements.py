@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from appliance.management.allocation import Inventory, how_to_add
-from appliance.management.job_queue import Admission
+from appliance.management.job_queue import IN_TURN, Admission
 from appliance.members import PACKAGES, counted
 from wsc.v1 import management_pb2
 
@@ -92,7 +92,7 @@ class Replacements:
         return statuses
 
     def _ordered(self) -> Sequence[Replacement]:
-        return sorted(self._waiting.values(), key=lambda waiting: (waiting.priority, waiting.created, waiting.job))
+        return sorted(self._waiting.values(), key=IN_TURN)
 
 
 def _held(waiting: Replacement, nodes: Sequence[management_pb2.NodeInfo]) -> dict[str, management_pb2.NodeInfo]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
+from appliance.coordinator.reporting import MAX_RESTARTS
 from appliance.management.job_queue import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
 from appliance.members import PACKAGES
 from wsc.v1 import management_pb2, plan_pb2
@@ -16,7 +17,6 @@ MAX_LABELS = 64
 MAX_TEXT = 256  # characters of a label, a name or an address
 MAX_FOLDER = 4096  # characters of a path
 MAX_MESSAGE = 10_000  # characters of what a job reports
-MAX_RESTARTS = 20  # that a job tells of
 MAX_ARTIFACTS = 64  # that a job names
 MAX_KEYS = 1024  # labels that one call takes away
 

@@ -1,7 +1,7 @@
 """The management service: nodes register here, clients ask for jobs, coordinators ask for nodes.
 
-It keeps nothing on disk. When it ends, jobs go on; when it is started anew at the same
-address, nodes and coordinators come back and tell it what it must know.
+It keeps nothing on disk. When it ends, jobs go on; when it is started anew at the same address, nodes and coordinators
+come back and tell it what it must know.
 
 Calls are coroutines of one event loop, so that an open stream costs no thread; what they decide on is plain code under
 locks. What may block, as the start of a process does, is done in threads of the loop.

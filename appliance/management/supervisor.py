@@ -222,16 +222,9 @@ class Supervisor:
             process.terminate()
 
     def _end(self, job: Job, phase: "management_pb2.JobPhase.ValueType", message: str) -> None:
-        last = job.report
-        report = management_pb2.JobReport(
-            phase=phase,
-            message=message,
-            step=last.step,
-            num_steps=last.num_steps,
-            artifacts=last.artifacts,
-            restarts=last.restarts,
-            num_restarts=last.num_restarts,
-        )
+        report = management_pb2.JobReport()
+        report.CopyFrom(job.report)
+        report.phase, report.message = phase, message
         job.nodes = job.nodes or self.registry.held(job.name)
         if self.jobs.end(job, report):
             self.registry.release(job.name)

@@ -1,7 +1,6 @@
 """Where recovery points lie: in a folder for each job one for each of its members, with a file for each point."""
 
 import contextlib
-import os
 import re
 import stat
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from memoryx.recovery.point_file import PARTIAL, is_point
+from nodes.folders import check_private
 
 SWEPT_SECONDS: Final = 24 * 3600.0  # after so long without any change a job's folder has no owner
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
@@ -29,9 +29,7 @@ def make_member_folder(folder: Path) -> None:
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
     for made in (folder.parent, folder):
         made.mkdir(mode=0o700, exist_ok=True)
-        found = made.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise PermissionError(f"{made} is not a folder of this user alone")
+        check_private(made)
 
 
 def remove_partial(folder: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +39,6 @@ class Injector:
         self._orders = orders
         self._faults = faults
         self.times: dict[int, float] = {}  # since 1970, by the fault's place in the sequence
-        self._pids: dict[int, int] = {}
         self._resume_at: dict[int, float] = {}  # by process id
         self._first_output = threading.Event()
         self._over = threading.Event()
@@ -116,27 +115,19 @@ def victim_process(cluster: RunningCluster, victim: str) -> psutil.Process | Non
     """Who has that part now; None: nobody."""
     match victim:
         case "management":
-            return _with_words(cluster, "appliance", "--announce-fd")
+            return _find(cluster, lambda process: {"appliance", "--announce-fd"} <= set(process.cmdline()))
         case "fork server":
-            return _with_words(cluster, "nodes.launch.fork_server")
+            return _find(cluster, lambda process: "nodes.launch.fork_server" in process.cmdline())
         case "child":
-            return _named(cluster, "workers.child")
+            return _find(cluster, lambda process: process.name() == "workers.child")
         case _:
             pids = [node.process_id for node in cluster.nodes() if node.member == victim and node.job]
     return psutil.Process(pids[0]) if pids and psutil.pid_exists(pids[0]) else None
 
 
-def _with_words(cluster: RunningCluster, *words: str) -> psutil.Process | None:
+def _find(cluster: RunningCluster, is_meant: Callable[[psutil.Process], bool]) -> psutil.Process | None:
     for process in cluster.surroundings.processes():
         with contextlib.suppress(psutil.Error):
-            if set(words) <= set(process.cmdline()):
-                return process
-    return None
-
-
-def _named(cluster: RunningCluster, name: str) -> psutil.Process | None:
-    for process in cluster.surroundings.processes():
-        with contextlib.suppress(psutil.Error):
-            if process.name() == name:
+            if is_meant(process):
                 return process
     return None

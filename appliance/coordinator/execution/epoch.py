@@ -192,16 +192,17 @@ class Epoch:
     def _load_of(self, member: Member, links: list[node_pb2.LinkSpec]) -> node_pb2.AttachRequest:
         load = node_pb2.Load(execution=self.number, links=links)
         point = self._point
+        number = point.number if point is not None else 0
         match member.role:
             case node_pb2.ROLE_WAFER if self._plan.HasField("pipeline"):
                 load.pipeline.CopyFrom(self._plan.pipeline)
-                load.recovery_point = point.number if point is not None else 0
+                load.recovery_point = number
             case node_pb2.ROLE_WAFER:
                 load.wafer.CopyFrom(self._plan.wafer)
                 load.wafer_number = member.index
             case node_pb2.ROLE_MEMORYX:
                 load.memoryx.CopyFrom(self._plan.memoryx[member.index])
-                load.recovery_point = point.number if point is not None else 0
+                load.recovery_point = number
             case node_pb2.ROLE_SWARMX:
                 load.swarmx.CopyFrom(self._plan.swarmx)
             case node_pb2.ROLE_WORKER:

@@ -105,7 +105,7 @@ class CoordinatorLink:
         Args:
             is_wanted: whether to wait; `wake` has it looked at again.
         """
-        if not _is_gone(error):
+        if not is_gone(error):
             return False
         deadline = time.monotonic() + ANOTHER_SECONDS
         with self._changed:
@@ -126,7 +126,7 @@ class CoordinatorLink:
             Whether there is one; if not, no other will come.
         """
         assert isinstance(error, grpc.Call)
-        if not _is_gone(error) or (self._gateway and not is_from_ingress(error)):
+        if not is_gone(error) or (self._gateway and not is_from_ingress(error)):
             return False
         deadline = time.monotonic() + ANOTHER_SECONDS
         away_since: float | None = None
@@ -139,7 +139,7 @@ class CoordinatorLink:
                 away_since = away_since or now
                 assert isinstance(refusal, grpc.Call)
                 is_late = refusal.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-                if not (is_late or _is_gone(refusal)) or now - away_since > AWAY_SECONDS:
+                if not (is_late or is_gone(refusal)) or now - away_since > AWAY_SECONDS:
                     return False
                 self._closing.wait(RETRY_SECONDS)
                 continue
@@ -196,7 +196,7 @@ class CoordinatorLink:
         return is_wanted
 
 
-def _is_gone(error: grpc.RpcError) -> bool:
+def is_gone(error: grpc.RpcError) -> bool:
     """Whether nobody has answered; a channel that was closed in favour of another has cancelled the call."""
     assert isinstance(error, grpc.Call)
     return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)

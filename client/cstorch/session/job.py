@@ -14,7 +14,7 @@ from cstorch.distributed.restarts import max_num_restarts
 from cstorch.errors import CompileError, ConfigurationError, CstorchError, NodeLostError
 from cstorch.session import failures
 from cstorch.session.connecting import CONNECT_SECONDS, connect
-from cstorch.session.coordinator_link import CoordinatorLink
+from cstorch.session.coordinator_link import CoordinatorLink, is_gone
 from interconnect.rpc.server import is_from_ingress
 from interconnect.rpc.version import __version__
 from interconnect.security.own_tokens import user_name, user_token
@@ -66,18 +66,19 @@ class Job:
         )
         try:
             self._management = management_pb2_grpc.ManagementStub(self._management_channel)
-            created = self._create(management, compile_dir)
+            num_restarts = max_num_restarts()
+            created = self._create(management, compile_dir, num_restarts)
             self.name = created.job
             self.gateway = management if created.gateway else ""
             self._token = created.token
-            self._link = CoordinatorLink(created, self.gateway, self._management, goes_on=max_num_restarts() > 0)
+            self._link = CoordinatorLink(created, self.gateway, self._management, goes_on=num_restarts > 0)
         except BaseException:
             self._management_channel.close()
             raise
         self._watcher = GuardedThread(self._watch, name="cstorch session", on_defect=self._watch_failed)
         self._watcher.start()
 
-    def _create(self, management: str, compile_dir: str) -> management_pb2.CreateJobResponse:
+    def _create(self, management: str, compile_dir: str, num_restarts: int) -> management_pb2.CreateJobResponse:
         request = management_pb2.CreateJobRequest(
             version=__version__,
             num_csx=self.config.num_csx,
@@ -91,7 +92,7 @@ class Job:
             host=socket.gethostname(),
             priority=int(self.config.job_priority.removeprefix("p")),
             execution_strategy=self.strategy,
-            max_num_restarts=max_num_restarts(),
+            max_num_restarts=num_restarts,
         )
         give_up = time.monotonic() + CONNECT_SECONDS
         while True:
@@ -168,8 +169,7 @@ class Job:
         try:
             job = self._management.GetJob(request, timeout=CAUSE_SECONDS + ANSWER_SECONDS).job
         except grpc.RpcError as error:
-            assert isinstance(error, grpc.Call)
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            if is_gone(error):
                 return "the management service has ended too; where the cluster was started, `waferbox status` says why"
             return ""
         return job.message if job.ended else ""
