@@ -1,6 +1,6 @@
 """Where processes of a user find what they share: the cache folder, and keys that its owner alone may read."""
 
-import contextlib
+import fcntl
 import os
 import secrets
 import stat
@@ -25,20 +25,29 @@ def secret_key(path: Path) -> bytes:
     Of processes that come at the same time all get the same key. Raises OSError.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if read_secret_key(path) is None:
-            path.unlink(missing_ok=True)
-            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(secrets.token_bytes(KEY_BYTES))
-            with contextlib.suppress(FileExistsError):
-                os.link(fresh, path)  # whole, and the first to come
+        fcntl.flock(folder, fcntl.LOCK_EX)  # held for as long as it takes to write one small file
+        key = read_secret_key(path)
+        if key is None:
+            _make_secret_key(path)
+            key = read_secret_key(path)
     finally:
-        fresh.unlink(missing_ok=True)
-    key = read_secret_key(path)
+        os.close(folder)
     if key is None:
         raise OSError(f"{path} belongs to somebody else, or its folder does")
     return key
+
+
+def _make_secret_key(path: Path) -> None:
+    """In place of whatever is there."""
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+        fresh.replace(path)  # whole: others may read it without the lock
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def read_secret_key(path: Path) -> bytes | None:

@@ -8,7 +8,7 @@ from appliance.coordinator.execution.client_progress import ClientProgress
 from appliance.coordinator.execution.execution import Execution
 from appliance.coordinator.plans import Plans
 from appliance.coordinator.record import JobRecord
-from wsc.v1 import coordinator_pb2, plan_pb2, record_pb2
+from wsc.v1 import coordinator_pb2, plan_pb2
 
 
 class MakeExecution(Protocol):
@@ -20,6 +20,7 @@ class MakeExecution(Protocol):
         progress: ClientProgress,
         /,
         *,
+        follows_left: bool,
         loses_states: bool,
     ) -> Execution: ...
 
@@ -34,9 +35,8 @@ class Executions:
         self._lock = threading.Lock()
         self._current: Execution | None = None
         self._restoring: Execution | None = None  # puts back the states of the last
-        self._was_left = False  # the last, by its client: its states are those of any step
         self._last_epoch = record.last_epoch
-        self._last = last = record.execution  # that was begun
+        last = record.execution
         self._index = last.index if last is not None else 0
         # Begun with the coordinator before this one, and not over: the client goes on with it.
         self.is_awaited = last is not None and not last.over
@@ -53,14 +53,16 @@ class Executions:
     def restore(self) -> None:
         """Between executions: put the states back on the nodes. Raises as Execution.restore."""
         with self._lock:
-            last = self._last
+            last = self._record.execution
             if last is None or self._current is not None:
                 return  # what begins now puts them back
             plan = self._plans[last.begin.artifact]
-            execution = self._make(last.index, last.begin, plan, ClientProgress(), loses_states=True)
+            execution = self._make(
+                last.index, last.begin, plan, ClientProgress(), follows_left=last.follows_left, loses_states=True
+            )
             self._restoring = execution
         try:
-            execution.restore(was_left=self._was_left)
+            execution.restore(from_any_step=last.left and last.started)
             self._loses_states = False
         finally:
             self._restoring = None
@@ -71,19 +73,19 @@ class Executions:
             if self._current is not None:
                 return None
             plan = self._plans[begin.artifact]
-            last, point = self._last, self._record.point
+            last, point = self._record.execution, self._record.point
             progress = ClientProgress.of(begin.resumption)
             if begin.HasField("resumption") and last is not None and last.begin.id == begin.id:
-                index = last.index
-                has_point = point is not None and point.execution == index
+                has_point = point is not None and point.execution == last.index
                 progress.is_started |= last.started or has_point
             else:
-                index = self._index = self._index + 1
-                self._record.began(index, begin)
-                self._last = record_pb2.RecordedExecution(index=index, begin=begin)
+                self._index += 1
+                last = self._record.began(self._index, begin)
             # What the nodes keep is not known while it is put back, or where that has failed.
             loses_states = self._loses_states or self._restoring is not None
-            self._current = self._make(index, begin, plan, progress, loses_states=loses_states)
+            self._current = self._make(
+                last.index, begin, plan, progress, follows_left=last.follows_left, loses_states=loses_states
+            )
             self._loses_states = self.is_awaited = False
             return self._current
 
@@ -93,8 +95,7 @@ class Executions:
             if self._current is not execution:
                 return False
             self._current = None
-            self._was_left = execution.was_left
-        self._record.ended(execution.index)
+            self._record.ended(execution.index, left=execution.was_left)
         return True
 
     def next_epoch(self) -> int:

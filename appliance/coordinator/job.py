@@ -34,6 +34,7 @@ from wsc.v1.plan_pb2 import EXECUTION_STRATEGY_PIPELINE as PIPELINE
 
 logger = logging.getLogger(__name__)
 
+LEFT_SECONDS = 15.0  # until the nodes have stopped an execution that its client has left
 DEATHS_SECONDS = 0.2  # within which the deaths of a node and of management are one event
 
 
@@ -181,6 +182,9 @@ class Job:
     def begin(self, begin: coordinator_pb2.Begin) -> Execution | None:
         """A new execution, or None while there is another. Raises JobFailed; KeyError for an unknown artifact."""
         self.wait_for_nodes()
+        self._wait_until(
+            lambda: self._executions.current is None, LEFT_SECONDS
+        )  # the client has left the last just now
         execution = self._executions.begin(begin)
         with self._changed:
             self._changed.notify_all()
@@ -197,6 +201,7 @@ class Job:
         plan: plan_pb2.Plan,
         progress: ClientProgress,
         *,
+        follows_left: bool,
         loses_states: bool,
     ) -> Execution:
         return Execution(
@@ -204,6 +209,7 @@ class Job:
             begin=begin,
             plan=plan,
             progress=progress,
+            follows_left=follows_left,
             loses_states=loses_states,
             run_ahead_steps=self.request.run_ahead_steps,
             nodes=self._nodes,
@@ -226,6 +232,8 @@ class Job:
         """The execution is over; the job can take another one. To be called once or more."""
         if self._executions.end(execution):
             execution.close()
+            with self._changed:
+                self._changed.notify_all()
             self.recovery.execution_ended()
             self.observation.ended()
             self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
@@ -285,10 +293,10 @@ class Job:
         self._acquiring.join()
         self.recovery.close()
 
-    def _wait_until(self, ready: Callable[[], bool]) -> None:
-        """Raises JobFailed."""
+    def _wait_until(self, ready: Callable[[], bool], seconds: float | None = None) -> None:
+        """Until then, for so many seconds at most. Raises JobFailed."""
         with self._changed:
-            self._changed.wait_for(lambda: self.verdict.failure is not None or self._over or ready())
+            self._changed.wait_for(lambda: self.verdict.failure is not None or self._over or ready(), seconds)
             if self.verdict.failure is not None:
                 raise JobFailed(self.verdict.failure)
             if self._over:

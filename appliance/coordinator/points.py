@@ -21,7 +21,7 @@ class JobPoints:
         self, nodes: JobNodes, record: JobRecord, pace: Pace, current_execution: Callable[[], Execution | None]
     ) -> None:
         """record: knows the last that was complete with another coordinator, and is told of each that is."""
-        self.points = RecoveryPoints(record.point, self._completed)
+        self.points = RecoveryPoints(record.point, self._completed, self._forgotten)
         self._nodes = nodes
         self._record = record
         self._current_execution = current_execution
@@ -57,3 +57,7 @@ class JobPoints:
     def _completed(self, point: RecoveryPoint) -> None:
         self._record.completed(point)
         self.drop(point.number)
+
+    def _forgotten(self, before: int) -> None:
+        self._record.forgot_point()
+        self.drop(before)

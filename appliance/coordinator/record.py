@@ -129,9 +129,14 @@ class JobRecord:
 
         self._change(change)
 
-    def began(self, index: int, begin: coordinator_pb2.Begin) -> None:
+    def began(self, index: int, begin: coordinator_pb2.Begin) -> record_pb2.RecordedExecution:
         """An execution was begun."""
-        self._change(lambda record: record.execution.CopyFrom(record_pb2.RecordedExecution(index=index, begin=begin)))
+        before = self.execution
+        execution = record_pb2.RecordedExecution(
+            index=index, begin=begin, follows_left=before is not None and before.left
+        )
+        self._change(lambda record: record.execution.CopyFrom(execution))
+        return execution
 
     def started(self, index: int) -> None:
         """Nothing that the client has sent for an execution can be lost any more."""
@@ -141,11 +146,12 @@ class JobRecord:
 
         self._change(change)
 
-    def ended(self, index: int) -> None:
-        """An execution is over."""
+    def ended(self, index: int, *, left: bool) -> None:
+        """An execution is over. left: by its client, before its end."""
 
         def change(record: record_pb2.JobRecord) -> None:
-            record.execution.over |= record.execution.index == index
+            if record.execution.index == index:
+                record.execution.over, record.execution.left = True, left
 
         self._change(change)
 
@@ -164,6 +170,10 @@ class JobRecord:
             )
 
         self._change(change)
+
+    def forgot_point(self) -> None:
+        """There is none that the job could go on from."""
+        self._change(lambda record: record.ClearField("point"))
 
     def compiled(self, artifact: str, asked: bytes, plan: plan_pb2.Plan, placed: Mapping[str, int]) -> None:
         """A step has a plan, which has given places to states."""

@@ -65,6 +65,8 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
                 logger.exception("a defect in a tick of %s", settings.job)
                 job.verdict.report_defect(error)
         job.close()
+    if job.verdict.failure is not None:
+        job.session.wait_until_open(LAST_MESSAGES_SECONDS)  # a client that comes later would not hear of the failure
     server.stop(LAST_MESSAGES_SECONDS).wait()
     listener.close()
     return 0

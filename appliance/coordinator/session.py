@@ -21,7 +21,7 @@ class ClientSession:
     ) -> None:
         """on_missing(message): no client has come within so many seconds. on_defect(error): of what waits."""
         self._lock = threading.Lock()
-        self._is_open = False
+        self._opened = threading.Event()
         self._messages: queue.SimpleQueue[coordinator_pb2.SessionResponse | None] = queue.SimpleQueue()
         self._timeout = GuardedTimer(
             seconds,
@@ -38,10 +38,14 @@ class ClientSession:
         """The client is here; False if it was before."""
         self._timeout.cancel()
         with self._lock:
-            if self._is_open:
+            if self._opened.is_set():
                 return False
-            self._is_open = True
+            self._opened.set()
         return True
+
+    def wait_until_open(self, seconds: float) -> None:
+        """For a client that is on its way."""
+        self._opened.wait(seconds)
 
     def tell(self, message: coordinator_pb2.SessionResponse) -> None:
         """Queue a message to the client. Never blocks."""

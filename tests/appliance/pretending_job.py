@@ -38,6 +38,7 @@ class Behaviour:
     starts: dict[str, list[node_pb2.Start]] = field(default_factory=dict)
     dropped: dict[str, list[int]] = field(default_factory=dict)
     keeps_points: bool = True
+    gives_up: Callable[[int], bool] = lambda number: False  # which recovery points: their disk is full
     told_to_trace: set[str] = field(default_factory=set)
 
 
@@ -59,7 +60,7 @@ class PretendingProgram:
 
     def keep(self, number: int) -> None:
         if number and self.context.node.startswith("memoryx"):
-            kept = node_pb2.RecoveryPointKept(recovery_point=number)
+            kept = node_pb2.RecoveryPointKept(recovery_point=number, given_up=self.behaviour.gives_up(number))
             self.context.emit(node_pb2.AttachResponse(recovery_point_kept=kept))
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:

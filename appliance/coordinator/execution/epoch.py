@@ -7,7 +7,7 @@ from appliance.coordinator.execution.recovery_points import RecoveryPoint
 from appliance.coordinator.execution.results import Results
 from appliance.coordinator.execution.scalars import OnScalars
 from appliance.coordinator.execution.waiting import EpochOver, Waiting
-from appliance.coordinator.failures.verdict import JobFailed, Verdict, internal_failure
+from appliance.coordinator.failures.verdict import Verdict, internal_failure
 from appliance.coordinator.nodes.job_nodes import JobNodes
 from appliance.coordinator.nodes.topology import COORDINATOR, Member
 from interconnect.links.link import Link, LinkLost
@@ -49,8 +49,8 @@ class Epoch:
         self.finished: set[str] = set()  # members, as in the following
         self.missing: set[str] = set()  # states
         self.seconds: dict[str, float] = {}
-        self.snapshots: dict[int, set[str]] = defaultdict(set)
-        self.input_states: dict[int, dict[str, bytes]] = defaultdict(dict)  # step, worker
+        self._snapshots: dict[int, set[str]] = defaultdict(set)
+        self._input_states: dict[int, dict[str, bytes]] = defaultdict(dict)  # step, worker
         self._loaded: set[str] = set()
         self._stopped: set[str] = set()
         self._begin = begin
@@ -69,6 +69,15 @@ class Epoch:
     @property
     def all_finished(self) -> bool:
         return len(self.finished) == len(self._nodes.topology.members())
+
+    def has_snapshot(self, step: int) -> bool:
+        """Whether all who keep states have the snapshot of a step."""
+        return len(self._snapshots[step]) == len(self._nodes.topology.state_keepers)
+
+    def input_states(self, step: int) -> list[bytes]:
+        """Where the loaders of all workers stand after a step, wafer by wafer; empty until all have said it."""
+        states, workers = self._input_states[step], self._nodes.topology.workers
+        return [states[worker.name] for worker in workers] if len(states) == len(workers) else []
 
     def load(self) -> None:
         """Load the plan into all nodes and open all links. Raises JobFailed, Abandoned, EpochOver."""
@@ -151,10 +160,10 @@ class Epoch:
                 for what, seconds in response.finished.seconds.items():
                     self.seconds[f"{member.name}.{what}"] = seconds
             case "snapshot" if not self.over:
-                self.snapshots[response.snapshot.step].add(member.name)
+                self._snapshots[response.snapshot.step].add(member.name)
             case "input_state" if response.input_state.execution == self.number:
                 if response.input_state.step in self._begin.checkpoint_steps:
-                    self.input_states[response.input_state.step][member.name] = response.input_state.state
+                    self._input_states[response.input_state.step][member.name] = response.input_state.state
             case "stopped" if response.stopped.execution == self.number:
                 self._stopped.add(member.name)
 
@@ -186,8 +195,7 @@ class Epoch:
             node=late[0],
             message=f"{', '.join(late)} did not load the plan within {LOAD_SECONDS:g} s",
         )
-        self._verdict.report(failure)
-        raise JobFailed(failure)
+        raise self._verdict.fail(failure)
 
     def _load_of(self, member: Member, links: list[node_pb2.LinkSpec]) -> node_pb2.AttachRequest:
         load = node_pb2.Load(execution=self.number, links=links)

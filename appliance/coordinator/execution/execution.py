@@ -33,6 +33,7 @@ class Execution:
         begin: coordinator_pb2.Begin,
         plan: plan_pb2.Plan,
         progress: ClientProgress,
+        follows_left: bool,
         loses_states: bool,
         run_ahead_steps: int,
         nodes: JobNodes,
@@ -48,11 +49,12 @@ class Execution:
     ) -> None:
         """Of a job, the index-th, counted from 1.
 
-        progress: of the client, where it has begun with another coordinator. loses_states: whether the nodes may have
-        lost what they kept before. points: None where a death ends the job. is_disturbed: whether a node is missing
-        now. next_number: of the next epoch. on_started(index): nothing that the client has sent can be lost.
-        on_failure: a link of the coordinator's is lost. on_progress(step) is called now and then while the client gets
-        its outputs, and when all steps are done. on_scalars: as Results has it.
+        progress: of the client, where it has begun with another coordinator. follows_left: whether the execution before
+        was left before its end. loses_states: whether the nodes may have lost what they kept before. points: None where
+        a death ends the job. is_disturbed: whether a node is missing now. next_number: of the next epoch.
+        on_started(index): nothing that the client has sent can be lost. on_failure: a link of the coordinator's is
+        lost. on_progress(step) is called now and then while the client gets its outputs, and when all steps are done.
+        on_scalars: as Results has it.
         """
         self.index = index
         self._begin = begin
@@ -71,7 +73,12 @@ class Execution:
         self._points: ExecutionPoints | None = None
         if points is not None:
             self._points = ExecutionPoints(
-                points, nodes, execution=index, num_steps=self._schedule.num_steps, is_received=self._is_received
+                points,
+                nodes,
+                execution=index,
+                follows_left=follows_left,
+                num_steps=self._schedule.num_steps,
+                is_received=self._is_received,
             )
         self._waiting = Waiting(verdict, is_disturbed)
         self._epoch: Epoch | None = None
@@ -111,13 +118,18 @@ class Execution:
 
     def load(self) -> coordinator_pb2.StateWanted:
         """Load the plan into all nodes and open all links. Raises JobFailed, Abandoned, EpochOver."""
-        point = self._points.any_complete if self._points is not None and self._keeps_nothing else None
+        point = None
+        if self._points is not None and self._keeps_nothing and self.index > 1:  # the first begins with nothing
+            try:
+                point = self._points.usable()
+            except NoRecoveryPoint as error:
+                lost = f"the states that this execution begins with are lost: {error}"
+                raise self._verdict.fail(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=lost)) from error
         epoch = self._begin_epoch(0, point)
         self._attempt, self._keeps_nothing = epoch.number, True
         epoch.load()
-        return coordinator_pb2.StateWanted(
-            missing=sorted(epoch.missing), shards=self._nodes.state_shards(), attempt=self._attempt
-        )
+        missing, shards = sorted(epoch.missing), self._nodes.state_shards()
+        return coordinator_pb2.StateWanted(missing=missing, shards=shards, attempt=self._attempt)
 
     def state_sent(self, sent: coordinator_pb2.StateSent) -> None:
         """The client has written the states, or has found that it need not."""
@@ -142,9 +154,10 @@ class Execution:
             epoch.start()
         else:
             points = self._points
-            first = points.make_first(epoch.number) if sent.wrote or points.any_complete is None else 0
+            first = 0 if points.has_start() and not sent.wrote else points.make_first(epoch.number)
             epoch.start(recovery_point=first, last_recovery_point=points.make_last(epoch.number))
             self._waiting.until(lambda: points.has(first), epoch=epoch)
+            points.forget_before(first)  # what is still complete, if this one could not be
         self._on_started(self.index)
         with self._waiting.changed:
             self._client.is_started = True
@@ -152,7 +165,6 @@ class Execution:
     def responses(self) -> Iterator[coordinator_pb2.ExecuteResponse]:
         """Outputs and checkpoints in the order of the steps, and then the end. Raises JobFailed, Abandoned."""
         shown = time.monotonic()
-        num_shards = len(self._nodes.topology.state_keepers)
         has_outputs = bool(self._plan.coordinator.outputs)
         for step in self._schedule.steps_for_client(has_outputs=has_outputs):
             if has_outputs and self._schedule.outputs_leave(step) and step > self._client.shown_step:
@@ -163,7 +175,7 @@ class Execution:
                     shown = time.monotonic()
                     self._on_progress(step)
             if self._schedule.keeps_snapshot(step) and step not in self._client.told:
-                self._waiting.until(lambda step=step: len(self._current().snapshots[step]) == num_shards)  # type: ignore[misc]
+                self._waiting.until(lambda step=step: self._current().has_snapshot(step))  # type: ignore[misc]
                 ready = coordinator_pb2.CheckpointReady(step=step, input_states=self._take_input_states(step))
                 with self._waiting.changed:
                     self._client.told.add(step)
@@ -175,9 +187,8 @@ class Execution:
 
     def finished(self) -> coordinator_pb2.ExecuteResponse:
         """The last message, after stop."""
-        return coordinator_pb2.ExecuteResponse(
-            finished=coordinator_pb2.ExecutionFinished(seconds=self._current().seconds)
-        )
+        finished = coordinator_pb2.ExecutionFinished(seconds=self._current().seconds)
+        return coordinator_pb2.ExecuteResponse(finished=finished)
 
     def consumed(self, step: int) -> None:
         """The client has done with the outputs of all steps up to this one."""
@@ -201,8 +212,7 @@ class Execution:
         with self._waiting.changed:
             if step not in self._client.told or step in self._client.taken:
                 return
-        num_shards = len(self._nodes.topology.state_keepers)
-        self._waiting.until(lambda: self._epoch is not None and len(self._epoch.snapshots[step]) == num_shards)
+        self._waiting.until(lambda: self._epoch is not None and self._epoch.has_snapshot(step))
 
     def abandon(self) -> None:
         """The client is not there any more: whatever waits raises Abandoned."""
@@ -217,13 +227,9 @@ class Execution:
         if self._epoch is not None and not self._epoch.over:
             late = self._epoch.stop(self._nodes.live_members())
             if late:
-                self._on_failure(
-                    node_pb2.Failure(
-                        kind=node_pb2.Failure.KIND_NODE,
-                        node=late[0].name,
-                        message=f"{', '.join(member.name for member in late)} did not stop in time",
-                    )
-                )
+                message = f"{', '.join(member.name for member in late)} did not stop in time"
+                kind = node_pb2.Failure.KIND_NODE
+                self._on_failure(node_pb2.Failure(kind=kind, node=late[0].name, message=message))
 
     def close(self) -> None:
         """Let go of the links; after stop, or because the job is over."""
@@ -254,8 +260,9 @@ class Execution:
         Raises JobFailed, Abandoned, EpochOver, NoRecoveryPoint.
         """
         assert self._points is not None
-        done_steps = self._points.done_steps()
-        epoch = self._begin_epoch(done_steps, self._points.complete)
+        point = self._points.usable()
+        done_steps = self._points.done_steps(point)
+        epoch = self._begin_epoch(done_steps, point)
         epoch.load()
         is_done = done_steps == self._schedule.num_steps
         epoch.start(last_recovery_point=0 if is_done else self._points.make_last(epoch.number))
@@ -263,29 +270,21 @@ class Execution:
         epoch.results.consumed(self._client.consumed_step)
         return done_steps
 
-    def restore(self, *, was_left: bool) -> None:
-        """After its end, or after it was left: put the states back on those who keep them. Raises as resume."""
+    def restore(self, *, from_any_step: bool) -> None:
+        """After it: put the states back on those who keep them. Raises as resume.
+
+        from_any_step: whether the states may be those after any of its steps, and not only after the last.
+        """
         assert self._points is not None
-        if not was_left and self._points.done_steps() != self._schedule.num_steps:
+        if not from_any_step and not self._points.has_end():
             raise NoRecoveryPoint("its states after the last step could not be kept anywhere")
-        self._begin_epoch(self._schedule.num_steps, self._points.complete).restore()
+        self._begin_epoch(self._schedule.num_steps, self._points.usable()).restore()
 
     def keep_point(self, step: int) -> bool:
         """Have a recovery point made after this step, which is not reached yet, or soon after; False if it has none."""
-        topology = self._nodes.topology
-        step = -(-step // topology.num_workers_per_wafer) * topology.num_workers_per_wafer
-        epoch = self._current()
-        if step >= self._schedule.num_steps or epoch.over:
-            return False
         assert self._points is not None
-        number = self._points.make_next(epoch.number, step)
-        if number is None:
-            return False
-        keep = node_pb2.KeepRecoveryPoint(execution=epoch.number, step=step, recovery_point=number)
-        self._nodes.send(
-            [*topology.state_keepers, *topology.workers], lambda _: node_pb2.AttachRequest(keep_recovery_point=keep)
-        )
-        return True
+        epoch = self._current()
+        return not epoch.over and self._points.make_next(epoch.number, step)
 
     def may_keep_point(self) -> bool:
         """Whether the client waits for nothing that would be lost with an earlier one: it reads no snapshot."""
@@ -393,8 +392,6 @@ class Execution:
         """Where the loaders of all workers stand after a step; waits for them."""
         if not self._begin.wants_input_states:
             return []
-        workers = self._nodes.topology.workers
-        self._waiting.until(lambda: len(self._current().input_states[step]) == len(workers))
+        self._waiting.until(lambda: self._current().input_states(step))
         with self._waiting.changed:
-            states = self._current().input_states[step]
-            return [states[worker.name] for worker in workers]
+            return self._current().input_states(step)

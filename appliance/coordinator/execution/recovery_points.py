@@ -3,6 +3,12 @@
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
+
+# Numbers of recovery points: that of the epoch, and these bits for the order within it.
+POINT_BITS: Final = 32
+FIRST_POINT: Final = 1
+LAST_POINT: Final = (1 << POINT_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +19,11 @@ class RecoveryPoint:
     execution: int  # of the job, from 1
     step: int  # of the execution; 0: before its first
     input_states: Sequence[bytes]  # of the loaders of all workers, wafer by wafer; empty: they skip what they have done
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it was made after the last step of its execution."""
+        return self.number & LAST_POINT == LAST_POINT
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,9 +40,19 @@ class _Making:
 class RecoveryPoints:
     """The last one that is complete, and those in the making. Thread-safe."""
 
-    def __init__(self, complete: RecoveryPoint | None, on_complete: Callable[[RecoveryPoint], None]) -> None:
-        """complete: one that there is already. on_complete(point): those before this one are not wanted any more."""
+    def __init__(
+        self,
+        complete: RecoveryPoint | None,
+        on_complete: Callable[[RecoveryPoint], None],
+        on_forgotten: Callable[[int], None],
+    ) -> None:
+        """complete: one that there is already.
+
+        on_complete(point): those before this one are not wanted any more. on_forgotten(number): all before this number
+        are not, and there is none.
+        """
         self._on_complete = on_complete
+        self._on_forgotten = on_forgotten
         self._lock = threading.Lock()
         self._complete = complete
         self._making: dict[int, _Making] = {}
@@ -64,6 +85,13 @@ class RecoveryPoints:
         """A member cannot keep its states: the point is waited for no longer, and an earlier one stays."""
         with self._lock:
             self._making.pop(number, None)
+
+    def forget(self, before: int) -> None:
+        """If the last that is complete has a lower number, the job cannot go on from it any more."""
+        with self._lock:
+            if self._complete is None or self._complete.number < before:
+                self._on_forgotten(before)  # before anybody counts on steps that follow
+                self._complete = None
 
     def is_over(self, number: int) -> bool:
         """Whether a point is not being made any more: it is complete, or a later one is, or it was given up."""

@@ -37,6 +37,11 @@ class Verdict:
         else:
             self._reach(failure)
 
+    def fail(self, failure: node_pb2.Failure) -> "JobFailed":
+        """Report what the job cannot go on after, and return what is to be raised then."""
+        self.report(failure)
+        return JobFailed(failure)
+
     def report_defect(self, error: Exception) -> None:
         """A thread of the coordinator ended by an exception that it did not expect."""
         self._reach(internal_failure(error))

@@ -269,8 +269,7 @@ class Recovery:
                 self._executions.restore()
         except NoRecoveryPoint as error:
             failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=f"{causes}; {error}")
-            self._verdict.report(failure)
-            raise JobFailed(failure) from error
+            raise self._verdict.fail(failure) from error
         return None  # the client writes the states anew, or says how far it is
 
     def _replace_dead(self) -> str:

@@ -27,11 +27,17 @@ class RecordedExecution(_message.Message):
     BEGIN_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     OVER_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    FOLLOWS_LEFT_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """in the job, from 1"""
     started: _builtins.bool
     """nothing that the client has sent can be lost"""
     over: _builtins.bool
+    left: _builtins.bool
+    """by its client before its end: the states are those of any of its steps"""
+    follows_left: _builtins.bool
+    """the one before it was left"""
     @_builtins.property
     def begin(self) -> _coordinator_pb2.Begin: ...
     def __init__(
@@ -41,10 +47,12 @@ class RecordedExecution(_message.Message):
         begin: _coordinator_pb2.Begin | None = ...,
         started: _builtins.bool = ...,
         over: _builtins.bool = ...,
+        left: _builtins.bool = ...,
+        follows_left: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "index", b"index", "over", b"over", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "follows_left", b"follows_left", "index", b"index", "left", b"left", "over", b"over", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,7 +8,7 @@ import pytest
 
 from interconnect.threads import GuardedThread, GuardedTimer
 from nodes.telemetry import outbox
-from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
+from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
 DEADLINE = 30.0
@@ -131,6 +131,35 @@ def test_a_defect_in_what_the_main_thread_does_every_second_ends_the_job(
     one.compile()
     monkeypatch.setattr(Observation, "tick", tick)
     assert "Defect: in a tick" in failure_of(one).message
+
+
+def test_a_client_that_comes_after_the_end_hears_of_it(
+    cluster: Any, break_thread: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from appliance.coordinator import serving
+    from appliance.coordinator.job import Job
+    from interconnect.rpc.server import make_channel
+    from interconnect.rpc.version import __version__
+
+    ended = threading.Event()
+    close = Job.close
+
+    def note_end(job: Any) -> None:
+        close(job)
+        ended.set()
+
+    monkeypatch.setattr(Job, "close", note_end)
+    monkeypatch.setattr(serving, "LAST_MESSAGES_SECONDS", DEADLINE)
+    cluster.add(**FULL)
+    break_thread("management")
+    created = cluster.stub.CreateJob(
+        management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1), timeout=20
+    )
+    assert ended.wait(DEADLINE)
+    with make_channel(created.coordinator, created.token) as channel:
+        stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+        (told,) = stub.Session(coordinator_pb2.SessionRequest(token=created.token), timeout=DEADLINE)
+    assert "Defect: in management" in told.failure.message
 
 
 def test_a_timer_calls_once_or_never() -> None:
