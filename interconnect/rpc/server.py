@@ -30,6 +30,10 @@ MAX_RESPONSE_BYTES: Final = 256 * 1024 * 1024
 # with a stream; a process with more streams than that has an AsyncServer.
 MAX_THREADS: Final = 2048
 
+# Calls that have arrived and that Python has not looked at yet. By default gRPC cancels some of them when they are more
+# than 1,000, at random: those of a thousand wafers come at once.
+MAX_UNSEEN_CALLS: Final = 16_384
+
 # A peer that is silent for so long gets a ping, and is given up when it does not answer within 5/3 of it: who is cut
 # off, or hangs, is given up within 8 s.
 KEEPALIVE_VARIABLE: Final = "WAFERBOX_KEEPALIVE_SECONDS"
@@ -85,7 +89,12 @@ def server_options(max_message_bytes: int, *, for_scripts: bool = False) -> list
     """
     keepalive = _keepalive(SUSPENDED_SECONDS if for_scripts else _keepalive_seconds() * TIMEOUT_PER_KEEPALIVE)
     # One port, one process: without so_reuseport=0 a second process could take the same port.
-    return [*_OPTIONS, *keepalive, ("grpc.max_receive_message_length", max_message_bytes), ("grpc.so_reuseport", 0)]
+    unseen = [
+        ("grpc.server.max_pending_requests", MAX_UNSEEN_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_UNSEEN_CALLS),
+    ]
+    largest = ("grpc.max_receive_message_length", max_message_bytes)
+    return [*_OPTIONS, *keepalive, *unseen, largest, ("grpc.so_reuseport", 0)]
 
 
 def make_channel(address: str, token: str | None = None) -> grpc.Channel:
