@@ -1,6 +1,7 @@
 """Adam and AdamW: one update rule, two places for the weight decay."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -48,6 +49,8 @@ class AdamBase(UpdateRule):
             "correct_bias": correct_bias,
             "amsgrad": amsgrad,
         }
+        if self.decoupled_weight_decay:
+            defaults["l2_regularization_rate"] = 0.0  # the real system's groups have it, and its Adam's decay is in it
         super().__init__(params, defaults)
 
     def preinitialize(self) -> None:
@@ -103,6 +106,14 @@ class Adam(AdamBase):
         amsgrad: bool = False,
     ) -> None:
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As `Optimizer.load_state_dict`; groups of the real system's Adam have the decay by another name."""
+        groups = [dict(group) for group in state_dict["param_groups"]]
+        for group in groups:
+            if rate := group.pop("l2_regularization_rate", 0.0):
+                group["weight_decay"] = rate
+        super().load_state_dict({**state_dict, "param_groups": groups})
 
 
 class AdamW(AdamBase):

@@ -33,8 +33,3 @@ class LRScheduler(Scheduler):
             f"{type(self).__name__} must define _get_closed_form_lr(self): "
             "the learning rate as a tensor computed from self.last_epoch"
         )
-
-
-def renamed(name: str) -> property:
-    """An attribute by the name that it has of a learning rate; a loaded state may set it by that."""
-    return property(lambda self: getattr(self, name), lambda self, value: setattr(self, name, value))

@@ -2,7 +2,7 @@
 
 import torch
 
-from cstorch.optim.lr_scheduler.base import LRScheduler, renamed
+from cstorch.optim.lr_scheduler.base import LRScheduler
 from cstorch.optim.lr_scheduler.decays import ConstantLR
 from cstorch.optim.scheduler import ChainedScheduler as BaseChainedScheduler
 from cstorch.optim.scheduler import (
@@ -12,7 +12,7 @@ from cstorch.optim.scheduler import (
     ScalePerParamScheduler,
     SequentialScheduler,
 )
-from cstorch.optim.scheduler.base import Tags
+from cstorch.optim.scheduler.base import Renamed, Tags
 
 
 class SequentialLR(SequentialScheduler, LRScheduler):
@@ -56,6 +56,8 @@ class ChainedScheduler(ChainedLR):
 class ScalePerParamLR(ScalePerParamScheduler, LRScheduler):
     """The scheduler's value, for each parameter group times its "adjust_learning_rate" (1 where it has none)."""
 
+    _scalars_name = "lr_adjustment_scalars"
+
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler, param_group_tags: Tags = None) -> None:
         super().__init__(optimizer, scheduler, param_group_tags)
 
@@ -63,7 +65,7 @@ class ScalePerParamLR(ScalePerParamScheduler, LRScheduler):
 class LambdaLR(LambdaScheduler, LRScheduler):
     """The product of `initial * f(e)`, for each function f that `set_value_lambda`, to be overridden, returns."""
 
-    initial_learning_rate = renamed("initial_val")
+    initial_learning_rate = Renamed("initial_val")
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, initial_learning_rate: float, param_group_tags: Tags = None
@@ -74,7 +76,7 @@ class LambdaLR(LambdaScheduler, LRScheduler):
 class MultiplicativeLR(MultiplicativeScheduler, LRScheduler):
     """`initial * coefficient^e`; a subclass may compute the coefficient from e: `set_value_lambda`."""
 
-    initial_learning_rate = renamed("initial_val")
+    initial_learning_rate = Renamed("initial_val")
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 import torch
 
-from cstorch.optim.lr_scheduler.base import LRScheduler, renamed
+from cstorch.optim.lr_scheduler.base import LRScheduler
 from cstorch.optim.scheduler import (
     CosineAnnealingScheduler,
     CosineAnnealingWarmRestartsScheduler,
@@ -10,14 +10,14 @@ from cstorch.optim.scheduler import (
     CyclicScheduler,
     OneCycleScheduler,
 )
-from cstorch.optim.scheduler.base import Tags
+from cstorch.optim.scheduler.base import Renamed, Tags
 
 
 class CosineDecayLR(CosineDecayScheduler, LRScheduler):
     """`end + (initial - end) * (1 + cos(pi * min(e, T) / T)) / 2`."""
 
-    initial_learning_rate = renamed("initial_val")
-    end_learning_rate = renamed("end_val")
+    initial_learning_rate = Renamed("initial_val")
+    end_learning_rate = Renamed("end_val")
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class CosineDecayLR(CosineDecayScheduler, LRScheduler):
 class CosineAnnealingLR(CosineAnnealingScheduler, LRScheduler):
     """`eta_min + (initial - eta_min) * (1 + cos(pi * e / T_max)) / 2`: down until T_max, and up again after it."""
 
-    initial_learning_rate = renamed("initial_val")
+    initial_learning_rate = Renamed("initial_val")
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class CosineAnnealingLR(CosineAnnealingScheduler, LRScheduler):
 class CosineAnnealingWarmRestarts(CosineAnnealingWarmRestartsScheduler, LRScheduler):
     """`eta_min + (initial - eta_min) * (1 + cos(pi * (e mod T_0) / T_0)) / 2`; T_mult must be 1."""
 
-    initial_learning_rate = renamed("initial_val")
+    initial_learning_rate = Renamed("initial_val")
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class CosineAnnealingWarmRestarts(CosineAnnealingWarmRestartsScheduler, LRSchedu
 class CyclicLR(CyclicScheduler, LRScheduler):
     """From base_lr to max_lr and back, again and again, scaled by the mode: see CyclicScheduler."""
 
-    base_lr = renamed("base_val")
-    max_lr = renamed("max_val")
+    base_lr = Renamed("base_val")
+    max_lr = Renamed("max_val")
 
     def __init__(
         self,
@@ -89,8 +89,8 @@ class CyclicLR(CyclicScheduler, LRScheduler):
 class OneCycleLR(OneCycleScheduler, LRScheduler):
     """Up to max_lr once, and down to `initial / final_div_factor`: see OneCycleScheduler."""
 
-    initial_learning_rate = renamed("initial_val")
-    max_lr = renamed("max_val")
+    initial_learning_rate = Renamed("initial_val")
+    max_lr = Renamed("max_val")
 
     def __init__(
         self,

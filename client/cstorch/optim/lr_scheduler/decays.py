@@ -2,7 +2,7 @@
 
 import torch
 
-from cstorch.optim.lr_scheduler.base import LRScheduler, renamed
+from cstorch.optim.lr_scheduler.base import LRScheduler
 from cstorch.optim.scheduler import (
     ConstantScheduler,
     ExponentialScheduler,
@@ -13,13 +13,13 @@ from cstorch.optim.scheduler import (
     PolynomialScheduler,
     StepScheduler,
 )
-from cstorch.optim.scheduler.base import Tags
+from cstorch.optim.scheduler.base import Renamed, Tags
 
 
 class ConstantLR(ConstantScheduler, LRScheduler):
     """learning_rate, always."""
 
-    learning_rate = renamed("val")
+    learning_rate = Renamed("val")
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class ConstantLR(ConstantScheduler, LRScheduler):
 class PolynomialLR(PolynomialScheduler, LRScheduler):
     """`(initial - end) * (1 - e / T)^power + end`, and end from T on; with cycle starting again at multiples of T."""
 
-    initial_learning_rate = renamed("initial_val")
-    end_learning_rate = renamed("end_val")
+    initial_learning_rate = Renamed("initial_val")
+    end_learning_rate = Renamed("end_val")
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class PolynomialLR(PolynomialScheduler, LRScheduler):
 class LinearLR(LinearScheduler, LRScheduler):
     """From initial to end in T equal steps, then end."""
 
-    initial_learning_rate = renamed("initial_val")
-    end_learning_rate = renamed("end_val")
+    initial_learning_rate = Renamed("initial_val")
+    end_learning_rate = Renamed("end_val")
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class LinearLR(LinearScheduler, LRScheduler):
 class ExponentialLR(ExponentialScheduler, LRScheduler):
     """`initial * decay_rate^(e / T)`; with staircase the exponent is rounded down."""
 
-    initial_learning_rate = renamed("initial_val")
+    initial_learning_rate = Renamed("initial_val")
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class ExponentialLR(ExponentialScheduler, LRScheduler):
 class StepLR(StepScheduler, LRScheduler):
     """`initial * gamma^floor(e / step_size)`."""
 
-    initial_learning_rate = renamed("initial_val")
+    initial_learning_rate = Renamed("initial_val")
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class StepLR(StepScheduler, LRScheduler):
 class MultiStepLR(MultiStepScheduler, LRScheduler):
     """`initial * gamma^n`, n the number of milestones that are at most e."""
 
-    initial_learning_rate = renamed("initial_val")
+    initial_learning_rate = Renamed("initial_val")
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class MultiStepLR(MultiStepScheduler, LRScheduler):
 class InverseExponentialTimeDecayLR(InverseExponentialTimeDecayScheduler, LRScheduler):
     """`initial / (1 + decay_rate * e^step_exponent / T)`; with staircase `e^step_exponent / T` is rounded down."""
 
-    initial_learning_rate = renamed("initial_val")
+    initial_learning_rate = Renamed("initial_val")
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class InverseExponentialTimeDecayLR(InverseExponentialTimeDecayScheduler, LRSche
 class InverseSquareRootDecayLR(InverseSquareRootDecayScheduler, LRScheduler):
     """`initial * scale / sqrt(max(warmup_steps, e))`."""
 
-    initial_learning_rate = renamed("initial_val")
+    initial_learning_rate = Renamed("initial_val")
 
     def __init__(
         self,

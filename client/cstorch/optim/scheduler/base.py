@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 
@@ -12,6 +12,11 @@ from cstorch.optim.optimizer import Optimizer
 from cstorch.tracing.context import is_tracing
 
 Tags = str | list[str | None] | None
+
+# In the saved state of the real system, of this release or of older ones, and computed anew here.
+_NOT_LOADED: Final = frozenset(
+    {"_get_called_within_step", "_get_lr_called_within_step", "_last_lr", "_last_value", "_step_count", "base_lrs"}
+)
 
 
 class Scheduler(ABC):
@@ -113,18 +118,56 @@ class Scheduler(ABC):
         return not own.isdisjoint(self.param_group_tags)
 
     def state_dict(self) -> dict[str, Any]:
-        """The counter and the settings."""
-        return {name: value for name, value in vars(self).items() if name != "optimizer" and not name.startswith("_")}
+        """The counter and the settings, by the names that the real system saves them by."""
+        names = {kept: name for name, kept in self._other_names().items()}
+        own = {name: value for name, value in vars(self).items() if name != "optimizer" and not name.startswith("_")}
+        return {
+            **{names.get(name, name): value for name, value in own.items()},
+            "_last_value": [self._value_for(group, self.get_last_value()) for group in self.optimizer.param_groups],
+            "_step_count": int(self.last_epoch) + 1,
+            "_get_called_within_step": False,
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over the counter and the settings. The counter keeps its identity."""
-        for name, value in state_dict.items():
-            if name == "last_epoch":
-                with torch.no_grad():
-                    self.last_epoch.copy_(torch.as_tensor(value))
-            else:
-                setattr(self, name, value)
+        """Take over the counter and the settings. The counter keeps its identity.
+
+        A setting may have the name that it has of this schedule, or the general one (`end_learning_rate`, `end_val`).
+        Raises ValueError, and changes nothing, where one is of another schedule, or there is no counter.
+        """
+        settings = {name: value for name, value in state_dict.items() if name not in _NOT_LOADED}
+        names = self._other_names()
+        if strange := sorted(name for name in settings if names.get(name, name) not in vars(self)):
+            raise ValueError(
+                f"the loaded state has {', '.join(map(repr, strange))}, which {type(self).__name__} does not have: "
+                "was it saved from another schedule?"
+            )
+        if "last_epoch" not in settings:
+            raise ValueError(f"the loaded state has no 'last_epoch', so it is of no {type(self).__name__}")
+        with torch.no_grad():
+            self.last_epoch.copy_(torch.as_tensor(settings.pop("last_epoch")))
+        for name, value in settings.items():
+            setattr(self, names.get(name, name), value)
         self.update_last_value()
+
+    @classmethod
+    def _other_names(cls) -> dict[str, str]:
+        """The attributes that keep the settings, by the other names that these have."""
+        found = (attribute for kind in cls.__mro__ for attribute in vars(kind).items())
+        return {name: attribute.name for name, attribute in found if isinstance(attribute, Renamed)}
+
+
+class Renamed(property):
+    """An attribute of a schedule by another name, by which it is saved."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(self._read, self._write)
+        self.name = name
+
+    def _read(self, schedule: Scheduler) -> Any:
+        return getattr(schedule, self.name)
+
+    def _write(self, schedule: Scheduler, value: Any) -> None:
+        setattr(schedule, self.name, value)
 
 
 def own_optimizer(optimizer: torch.optim.Optimizer, scheduler: Scheduler) -> Optimizer:

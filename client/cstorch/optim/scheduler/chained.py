@@ -1,7 +1,7 @@
 """Schedules multiplied, and schedules scaled."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -40,6 +40,7 @@ class ScalePerParamScheduler(CompositeScheduler):
     """The scheduler's value, for each parameter group times its "adjust_learning_rate" (1 where it has none)."""
 
     has_values_of_groups = True
+    _scalars_name: ClassVar[str] = "adjustment_scalars"  # by which they are saved
 
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Scheduler, param_group_tags: Tags = None) -> None:
         super().__init__(optimizer, [scheduler], param_group_tags=param_group_tags)
@@ -55,6 +56,18 @@ class ScalePerParamScheduler(CompositeScheduler):
 
     def _get_closed_form(self) -> torch.Tensor:
         return self._schedulers[0].get()
+
+    def _parts_dict(self) -> dict[str, Any]:
+        return {"_scheduler": self._schedulers[0].state_dict(), self._scalars_name: self.adjustment_scalars}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        own = dict(state_dict)
+        scalars = own.pop(self._scalars_name, self.adjustment_scalars)
+        if list(scalars) != self.adjustment_scalars:
+            raise ValueError(
+                f"the loaded state scales the parameter groups by {list(scalars)}, these have {self.adjustment_scalars}"
+            )
+        super().load_state_dict(own)
 
     def _value_for(self, group: Mapping[str, Any], value: Any) -> Any:
         return value * _factor(group)

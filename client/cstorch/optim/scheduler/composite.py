@@ -32,11 +32,16 @@ class CompositeScheduler(Scheduler):
         super().__init__(optimizer, None, last_epoch, param_group_tags)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "schedulers": [scheduler.state_dict() for scheduler in self._schedulers]}
+        return {**super().state_dict(), **self._parts_dict()}
+
+    def _parts_dict(self) -> dict[str, Any]:
+        return {"_schedulers": [scheduler.state_dict() for scheduler in self._schedulers]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         own = dict(state_dict)
-        parts = own.pop("schedulers")
+        saved = [own.pop(name) for name in ("_schedulers", "schedulers", "_scheduler") if name in own]
+        parts = saved[0] if len(saved) == 1 else ()
+        parts = [parts] if isinstance(parts, Mapping) else parts
         if len(parts) != len(self._schedulers):
             raise ValueError(
                 f"the loaded state has {len(parts)} schedulers, this {type(self).__name__} {len(self._schedulers)}"

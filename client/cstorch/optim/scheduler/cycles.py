@@ -38,7 +38,7 @@ class CyclicScheduler(Scheduler):
         self.mode = mode
         self.gamma = gamma
         self.scale_mode = scale_mode
-        self._scale = self.set_scale_fn()
+        self.set_scale_fn()  # raises for an unknown mode
         super().__init__(optimizer, None, param_group_tags=param_group_tags)
 
     @property
@@ -59,12 +59,13 @@ class CyclicScheduler(Scheduler):
         raise ValueError(f"mode must be 'triangular', 'triangular2' or 'exp_range', not {self.mode!r}")
 
     def _get_closed_form(self) -> torch.Tensor:
+        scale = self.set_scale_fn()
         epoch, length = self.last_epoch, self.step_size_up + self.step_size_down
         place = epoch % length
         rising, falling = place / self.step_size_up, (length - place) / self.step_size_down
         height = torch.where(place <= self.step_size_up, rising, falling) * (self.max_val - self.base_val)
         counted = epoch if self.scale_mode == "iterations" else epoch // length + 1
-        return height * self._scale(counted) + self.base_val
+        return height * scale(counted) + self.base_val
 
 
 class OneCycleScheduler(Scheduler):

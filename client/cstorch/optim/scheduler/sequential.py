@@ -2,12 +2,14 @@
 
 import torch
 
-from cstorch.optim.scheduler.base import Scheduler, Tags
+from cstorch.optim.scheduler.base import Renamed, Scheduler, Tags
 from cstorch.optim.scheduler.composite import CompositeScheduler
 
 
 class SequentialScheduler(CompositeScheduler):
     """schedulers[i] up to milestones[i] (exclusive), then the next, which starts at its own epoch 0 there."""
+
+    _milestones = Renamed("milestones")
 
     def __init__(
         self,
