@@ -1,5 +1,6 @@
 """A role's job that only pretends to work: it steps through its programs and sends what is due."""
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from interconnect.links.cancellation import CancellationToken
-from interconnect.links.hub import Hub
+from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import Link
 from interconnect.links.shared_memory import SharedMemory, Slice
 from nodes.lifecycle.node_job import JobContext, LinkKey
@@ -29,6 +30,7 @@ class Behaviour:
     loads: dict[str, list[node_pb2.Load]] = field(default_factory=dict)
     links: dict[str, set[LinkKey]] = field(default_factory=dict)
     on_step: dict[str, Callable[[JobContext, int], None]] = field(default_factory=dict)
+    may_begin: dict[str, Callable[[int], object]] = field(default_factory=dict)  # a step, which waits until it may
     on_attach: dict[str, Callable[[], None]] = field(default_factory=dict)
     on_stop: dict[str, Callable[[], None]] = field(default_factory=dict)
     on_load: dict[str, Callable[[JobContext], None]] = field(default_factory=dict)
@@ -57,6 +59,7 @@ class PretendingProgram:
         self.progress = Progress("compute")
         self.done_steps = 0
         self.due: node_pb2.KeepRecoveryPoint | None = None
+        self._interrupted = threading.Event()
 
     def keep(self, number: int) -> None:
         if number and self.context.node.startswith("memoryx"):
@@ -66,6 +69,7 @@ class PretendingProgram:
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
         self.done_steps = schedule.done_steps
         for step in range(1, schedule.num_steps + 1):
+            self._wait_until_it_may_begin(schedule.global_step(step))
             hook = self.behaviour.on_step.get(self.context.node)
             if hook is not None:
                 hook(self.context, schedule.global_step(step))
@@ -88,6 +92,12 @@ class PretendingProgram:
         self.progress.end_trace()
         return {"compute": 1.5}
 
+    def _wait_until_it_may_begin(self, step: int) -> None:
+        may_begin = self.behaviour.may_begin.get(self.context.node)
+        while may_begin is not None and not may_begin(step):
+            if self._interrupted.wait(0.005):
+                raise Stopped
+
     def send(self, step: int) -> None:
         if self.context.node == "swarmx-0":
             for group in self.load.swarmx.groups:
@@ -105,7 +115,7 @@ class PretendingProgram:
         self.hub.send(self.link, group.id, step, Slice(self.memory, 0, group.nbytes), window="ack", as_bytes=True)
 
     def interrupt(self) -> None:
-        pass  # it waits only in the hub
+        self._interrupted.set()
 
     def close(self) -> None:
         self.behaviour.stopped.append(self.context.node)

@@ -12,6 +12,7 @@ import grpc
 import psutil
 from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings, running_cluster, wait_for
 from injected_faults import Fault, Injector
+from script_server import ScriptServer
 
 HOOK = Path(__file__).parent / "chaos_hook.py"
 SCRIPT = SCRIPTS / "recovering.py"
@@ -70,8 +71,11 @@ class Outcome:
 class Laboratory:
     """A cluster to be injured, and what the scripts print on it when it is not."""
 
-    def __init__(self, cluster: RunningCluster, folder: Path, cache: Path, *, steps: int, pause: float) -> None:
+    def __init__(
+        self, cluster: RunningCluster, server: ScriptServer, folder: Path, cache: Path, *, steps: int, pause: float
+    ) -> None:
         self.cluster = cluster
+        self._server = server
         self._folder = folder
         self._cache = cache
         self._options = ("--steps", steps, "--stop", 0, "--checkpoint-steps", steps // 3, "--pause", pause)
@@ -96,7 +100,8 @@ class Laboratory:
         with Injector(self.cluster, self._folder / "orders", faults) as injector:
             arguments = ("--artifacts", "artifacts", *size.options, *self._options)
             variables = {"WAFERBOX_MAX_NUM_RESTARTS": "20"}
-            script = RunningScript(surroundings, SCRIPT, arguments, self.cluster.management, variables)
+            management = self.cluster.management
+            script = RunningScript(surroundings, SCRIPT, arguments, management, variables, server=self._server)
             try:
                 times = self._watch(script, surroundings.folder / "output", injector)
                 outcome.survived = script.process.poll() == 0
@@ -168,5 +173,8 @@ def laboratory(folder: Path, cache: Path, *, steps: int = 150, pause: float = 0.
         "WAFERBOX_RECOVERY_SECONDS": "0.5",
     }
     roles = {"wafers": 2, "memoryx": 2, "swarmx": 1, "workers": 4}
-    with running_cluster(folder / "cluster", cache, variables=variables, **roles) as cluster:
-        yield Laboratory(cluster, folder, cache, steps=steps, pause=pause)
+    with (
+        contextlib.closing(ScriptServer(folder)) as server,
+        running_cluster(folder / "cluster", cache, variables=variables, **roles) as cluster,
+    ):
+        yield Laboratory(cluster, server, folder, cache, steps=steps, pause=pause)

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import grpc
 import psutil
+from script_server import ForkedScript, ScriptServer
 
 from benchmarks import by_hand
 from benchmarks.network import HERE, Host
@@ -37,6 +38,7 @@ class Surroundings:
     def __init__(self, folder: Path, cache: Path) -> None:
         self.folder = folder
         self.mark = secrets.token_hex(8)
+        self.sessions: set[int] = set()  # of processes that were forked, and have another's mark or none
         self.temporary = folder / "temporary"
         self.temporary.mkdir(parents=True)
         self._cache = cache
@@ -55,11 +57,12 @@ class Surroundings:
         return {**inherited, "OMP_NUM_THREADS": "1", **own, **more}
 
     def processes(self) -> list[psutil.Process]:
-        """All that live and have the mark."""
+        """All that live and have the mark, or are in one of the sessions."""
         found = []
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                own = process.environ().get(MARK) == self.mark or os.getsid(process.pid) in self.sessions
+                if own and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
@@ -180,20 +183,32 @@ class RunningScript:
         management: str | None,
         variables: dict[str, str] | None = None,
         prefix: Sequence[str] = (),
+        server: ScriptServer | None = None,
     ) -> None:
-        """prefix: the words before the command, of one that runs it somewhere else."""
+        """prefix: the words before the command, of one that runs it somewhere else.
+
+        server: who forks it, instead of a Python of its own.
+        """
         self.surroundings = surroundings
         self._output = surroundings.folder / "output"
         self._errors = surroundings.folder / "errors"
         address = {} if management is None else {"WAFERBOX_MANAGEMENT": management}
+        environment = surroundings.variables(**address, **(variables or {}))
+        words = [str(argument) for argument in arguments]
+        self.process: subprocess.Popen[bytes] | ForkedScript
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
+            if server is not None:
+                outputs = [output.fileno(), errors.fileno()]
+                self.process = server.start(script, words, surroundings.folder, environment, outputs)
+                surroundings.sessions.add(self.process.pid)
+                return
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, str(script), *map(str, arguments)],
+                [*prefix, sys.executable, str(script), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
                 cwd=surroundings.folder,
-                env=surroundings.variables(**address, **(variables or {})),
+                env=environment,
                 start_new_session=True,
             )
 

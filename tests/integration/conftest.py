@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
 
 import pytest
 from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartScript, Surroundings, running_cluster
+from script_server import ScriptServer
 
 sys.path.insert(0, str(SCRIPTS))  # for workers too, which import the functions that make input
 
@@ -26,9 +27,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[R
         yield cluster
 
 
+@pytest.fixture(scope="session")
+def script_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptServer]:
+    with closing(ScriptServer(tmp_path_factory.mktemp("script_server"))) as server:
+        yield server
+
+
 @pytest.fixture
-def start_script(tmp_path: Path, cache: Path) -> Iterator[StartScript]:
-    """start_script(path, *arguments, management=None | address, prefix=(), **variables); nothing may be left."""
+def start_script(tmp_path: Path, cache: Path, script_server: ScriptServer) -> Iterator[StartScript]:
+    """start_script(path, *arguments, management=None | address, prefix=(), fresh=False, **variables).
+
+    fresh: as a Python of its own, as a user's. Nothing may be left.
+    """
     numbers = count()
     with ExitStack() as stack:
 
@@ -37,10 +47,12 @@ def start_script(tmp_path: Path, cache: Path) -> Iterator[StartScript]:
             *arguments: object,
             management: str | None,
             prefix: Sequence[str] = (),
+            fresh: bool = False,
             **variables: str,
         ) -> RunningScript:
             surroundings = Surroundings(tmp_path / f"script{next(numbers)}", cache)
-            started = RunningScript(surroundings, script, arguments, management, variables, prefix)
+            server = None if fresh or prefix else script_server
+            started = RunningScript(surroundings, script, arguments, management, variables, prefix, server)
             stack.callback(surroundings.assert_nothing_left)
             stack.callback(started.close)
             return started

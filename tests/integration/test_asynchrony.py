@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartScript, Surroundings, wait_for
+from script_server import ScriptServer
 
 BOUND = 20
 STEPS = 80
@@ -18,7 +19,9 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")
-def seen(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory, cache: Path) -> dict[str, Any]:
+def seen(
+    cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory, cache: Path, script_server: ScriptServer
+) -> dict[str, Any]:
     """What the closures saw, and when, and when the batches were made."""
     surroundings = Surroundings(tmp_path_factory.mktemp("asynchrony") / "script", cache)
     result = surroundings.folder / "result.json"
@@ -29,6 +32,7 @@ def seen(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory, cach
         arguments,
         cluster.management,
         {"WAFERBOX_RUN_AHEAD_STEPS": str(BOUND)},
+        server=script_server,
     )
     assert script.wait() == 0, script.errors
     surroundings.assert_nothing_left()

@@ -28,7 +28,7 @@ def on_cluster(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_example_learns_the_digits_and_leaves_checkpoints(
     start_script: StartScript, cluster: RunningCluster, tmp_path: Path
 ) -> None:
-    script = start_script(TRAIN, "--model-dir", tmp_path, management=cluster.management)
+    script = start_script(TRAIN, "--model-dir", tmp_path, management=cluster.management, fresh=True)
     assert script.wait() == 0, script.errors
     lines = [(found["mode"], int(found["step"])) for found in LINE.finditer(script.errors)]
     assert lines == [("Train", step) for step in range(50, 401, 50)] + [("Eval", step) for step in range(1, 6)]

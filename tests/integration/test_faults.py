@@ -81,13 +81,16 @@ def test_a_missing_role_is_named_with_the_command_that_adds_one(
 # --- deaths -----------------------------------------------------------------------------------------------------------
 
 
-def start_long(start_script: StartScript, cluster: RunningCluster | None, **variables: str) -> RunningScript:
+def start_long(
+    start_script: StartScript, cluster: RunningCluster | None, *, fresh: bool = False, **variables: str
+) -> RunningScript:
     """On 2 wafers with a worker each and 2 shards; returns when some steps are done."""
     size = ["--num-csx", 2, "--shards", 2]
     script = start_script(
         FAULTS,
         *("runs", "--artifacts", "artifacts", "--num-steps", FOR_EVER, *size),
         management=None if cluster is None else cluster.management,
+        fresh=fresh,
         **ENDS,
         **variables,
     )
@@ -293,7 +296,7 @@ def test_ctrl_c_cancels_the_job(start_script: StartScript, cluster: RunningClust
 
 
 def test_ctrl_c_ends_the_embedded_cluster(start_script: StartScript) -> None:
-    script = start_long(start_script, None)
+    script = start_long(start_script, None, fresh=True)
     assert len(script.surroundings.processes()) > 10
     script.interrupt()
     script.wait_for_error("KeyboardInterrupt", FAILURE_SECONDS)

@@ -26,12 +26,21 @@ def management(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterato
 
 
 def run(
-    start_script: StartScript, script: Path, on_cpu: Arguments, on_cluster: Arguments, management: str | None = None
+    start_script: StartScript,
+    script: Path,
+    on_cpu: Arguments,
+    on_cluster: Arguments,
+    management: str | None = None,
+    *,
+    fresh: bool = True,
 ) -> list[str]:
-    """What the script prints on the CPU and on the cluster; both run at once."""
+    """What the script prints on the CPU and on the cluster; both run at once.
+
+    fresh: that on the cluster is as a user starts it.
+    """
     started = [
         start_script(script, *on_cpu, management=None),
-        start_script(script, *on_cluster, management=management),
+        start_script(script, *on_cluster, management=management, fresh=fresh),
     ]
     for running in started:
         assert running.wait(150.0) == 0, running.errors  # of a busy machine
@@ -52,7 +61,7 @@ def test_release_1_8(start_script: StartScript, management: str, tmp_path: Path)
         for name, settings in backends.items():
             checkpoint = ["--checkpoint-path", tmp_path / name / load] if load else []
             lines.append([*settings, "--model-dir", tmp_path / name / model_dir, *checkpoint, *arguments])
-        return run(start_script, folder / script, *lines)
+        return run(start_script, folder / script, *lines, fresh=not load)
 
     steps = ["--checkpoint-steps", 10, "--num-steps", 30]
     cpu, cluster = (numbers(output, "Loss") for output in both("train.py", "", *steps))
@@ -112,7 +121,8 @@ def test_release_2_2_and_its_summaries_in_tensorboard(
             folder = tmp_path / backend / run_name
             own = ["--backend", backend, "--model-dir", folder, "--summaries", folder / "summaries"]
             lines.append([*own, "--data", tmp_path / "digits.pt", "--checkpoint-steps", 10, *arguments])
-        run(start_script, EXAMPLES / "fc_digits" / "train.py", *lines, management)
+        fresh = "--load" not in arguments
+        run(start_script, EXAMPLES / "fc_digits" / "train.py", *lines, management, fresh=fresh)
         return [scalars(tmp_path / backend / run_name / "summaries") for backend in ("CPU", "CSX")]
 
     for arguments in (["--num-steps", 20], ["--num-steps", 5, "--load", tmp_path / "CSX" / "20" / "checkpoint_20.mdl"]):

@@ -21,7 +21,7 @@ def test_the_script_of_the_readme_before_and_after(
     before, after = tmp_path / "before.py", tmp_path / "after.py"
     for script, mark in ((before, "-"), (after, "+")):
         script.write_text("\n".join(line[1:] for line in lines if line[0] in (" ", mark)))
-    started = start_script(after, management=cluster.management)
+    started = start_script(after, management=cluster.management, fresh=True)
     runpy.run_path(str(before))
     plain = [float(line) for line in capsys.readouterr().out.split()]
     assert len(plain) == 1797 // 64

@@ -22,12 +22,12 @@ def test_on_a_cluster_as_on_the_cpu(start_script: StartScript, cluster: RunningC
     imports = {"PYTHONPATH": os.pathsep.join([str(PROGRAM.parents[1]), *([inherited] if inherited else [])])}
     runs = {name: tmp_path / name for name in ("CPU", "CSX", "resumed")}
     started = [
-        start_script(PROGRAM, device, runs[device], management=management, **imports)
+        start_script(PROGRAM, device, runs[device], management=management, fresh=True, **imports)
         for device, management in (("CPU", None), ("CSX", cluster.management))
     ]
     assert [script.wait(200.0) for script in started] == [0, 0], [script.errors for script in started]
     arguments = ("CSX", runs["resumed"], "--load-from", runs["CSX"] / "checkpoint_6.mdl")
-    resumed = start_script(PROGRAM, *arguments, management=cluster.management, **imports)
+    resumed = start_script(PROGRAM, *arguments, management=cluster.management, fresh=True, **imports)
     assert resumed.wait(200.0) == 0, resumed.errors
 
     for name in ("loss", "gradient_norm", "rate_of_learning", "validate_0/loss", "validate_0/accuracy"):

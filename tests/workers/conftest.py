@@ -1,8 +1,10 @@
 """What the tests of workers share."""
 
+import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from nodes.launch.fork_server_process import ForkServerProcess
+from nodes.launch.spawn import SOCKET_VARIABLE
 from workers.child import batches
 from wsc.v1 import node_pb2
 
@@ -21,6 +25,19 @@ sys.path.insert(0, str(Path(__file__).parent))  # for input_functions
 def _nobody_asked_for_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of this process may have."""
     monkeypatch.setattr(batches, "_rank_was_asked", lambda: False)
+
+
+@pytest.fixture(scope="session")
+def fork_server_process() -> Iterator[ForkServerProcess]:
+    with closing(ForkServerProcess(["torch"], dict(os.environ))) as server:
+        yield server
+
+
+@pytest.fixture
+def forked(fork_server_process: ForkServerProcess, monkeypatch: pytest.MonkeyPatch) -> ForkServerProcess:
+    """The processes of input_fns are forked, as in a cluster; else each imports torch."""
+    monkeypatch.setenv(SOCKET_VARIABLE, fork_server_process.name)
+    return fork_server_process
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from worker_rig import ROWS, Wafer, start, worker_plan
 from workers.worker_job import WorkerJob
 from wsc.v1 import node_pb2
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("forked")]
 
 NUM_STEPS = 28  # of five batches a pass
 DONE_STEPS = 14

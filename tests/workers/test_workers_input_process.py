@@ -26,7 +26,7 @@ from workers.child import loader_state
 from workers.input_process import InputProcess, _read_state
 from wsc.v1 import node_pb2, plan_pb2
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("forked")]
 
 ROWS = 4
 SLOT_BYTES = 4096
@@ -283,18 +283,19 @@ def test_an_interpreter_that_is_not_on_this_host(prepare: Prepare) -> None:
         harness.batch()
 
 
-def test_forked_by_the_fork_server(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ForkServerProcess(["torch"], dict(os.environ))
-    try:
-        monkeypatch.setenv(SOCKET_VARIABLE, server.name)
-        with running(prepare(input_functions.random_rows, ROWS)) as harness:
-            assert len(harness.batch()) == ROWS
-            assert psutil.Process(harness.process._process.pid).ppid() == server.pid
-        with (
-            running(prepare(input_functions.raising)) as harness,
-            pytest.raises(JobFailure, match="no such file") as caught,
-        ):
-            harness.batch()
-        assert "workers/child" not in caught.value.traceback
-    finally:
-        server.close()
+@pytest.mark.parametrize("is_forked", [True, False], ids=["forked", "a Python of its own"])
+def test_with_the_fork_server_and_without(
+    prepare: Prepare, forked: ForkServerProcess, monkeypatch: pytest.MonkeyPatch, *, is_forked: bool
+) -> None:
+    if not is_forked:
+        monkeypatch.delenv(SOCKET_VARIABLE)
+    with running(prepare(input_functions.random_rows, ROWS)) as harness:
+        assert len(harness.batch()) == ROWS
+        parent = psutil.Process(harness.process._process.pid).ppid()
+        assert parent == (forked.pid if is_forked else os.getpid())
+    with (
+        running(prepare(input_functions.raising)) as harness,
+        pytest.raises(JobFailure, match="no such file") as caught,
+    ):
+        harness.batch()
+    assert "workers/child" not in caught.value.traceback

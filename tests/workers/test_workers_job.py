@@ -13,7 +13,7 @@ from nodes.steps.schedule import BATCH_SLOTS
 from workers.worker_job import WorkerJob
 from wsc.v1 import node_pb2
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("forked")]
 
 LANES = {"shared memory": node_pb2.LANE_SHARED_MEMORY, "grpc": node_pb2.LANE_GRPC}
 Prepare = Callable[..., node_pb2.PrepareInput]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from appliance.coordinator import record
+from appliance.coordinator import record, serving
 from appliance.coordinator.execution import execution_points
 from appliance.coordinator.recovery import point_schedule, recovery
 from appliance.ingress.process import Ingress, IngressSettings
@@ -17,6 +17,7 @@ from cstorch.errors import ClusterError, NodeLostError
 from cstorch.session import job as session_job
 from cstorch.session.execution.stream import ExecutionStream
 from cstorch.session.job import Job
+from nodes.telemetry import outbox
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -141,10 +142,12 @@ def test_from_the_last_point_that_was_complete(
 ) -> None:
     monkeypatch.setenv(execution_points.INTERVAL_VARIABLE, "0")
     monkeypatch.setattr(point_schedule, "LEAD_SECONDS", 0.0)
+    monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
     one = script()
     for name in ("wafer-0", "worker-0"):
-        cluster.behaviour.on_step[name] = lambda _, step: cluster.until(
-            lambda: step <= 4 or (cluster.behaviour.sent and cluster.behaviour.sent[-1] + 4 >= step)
+        cluster.behaviour.may_begin[name] = lambda step: (
+            step <= 4 or (cluster.behaviour.sent and cluster.behaviour.sent[-1] + 4 >= step)
         )
     one.begin(100_000)
     one.start()

@@ -8,8 +8,10 @@ from typing import Any
 import numpy
 import pytest
 
+from appliance.coordinator import serving
 from appliance.coordinator.execution import epoch, execution_points
 from appliance.coordinator.recovery import point_schedule, recovery
+from nodes.telemetry import outbox
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -120,12 +122,14 @@ def test_a_job_goes_on_from_the_last_point_that_is_complete(
 ) -> None:
     monkeypatch.setenv(execution_points.INTERVAL_VARIABLE, "0")
     monkeypatch.setattr(point_schedule, "LEAD_SECONDS", 0.0)
+    monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
     cluster.add(**FULL)
     one = client(max_num_restarts=3, run_ahead_steps=4)
     one.compile()
     for name in ("wafer-0", "worker-0"):
-        cluster.behaviour.on_step[name] = lambda _, step: cluster.until(
-            lambda: step <= 4 or (cluster.behaviour.sent and cluster.behaviour.sent[-1] + 4 >= step)
+        cluster.behaviour.may_begin[name] = lambda step: (
+            step <= 4 or (cluster.behaviour.sent and cluster.behaviour.sent[-1] + 4 >= step)
         )
     one.begin(100_000)
     one.start()
@@ -248,8 +252,10 @@ def test_a_job_without_a_spare_says_what_it_waits_for_and_goes_on_with_the_next_
 
 
 def test_a_client_may_leave_an_execution_whose_nodes_are_being_replaced(
-    cluster: Any, client: Callable[..., Any]
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(recovery, "LAUNCHER_SECONDS", 0.1)
+    monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
     cluster.add(**FULL)
     one = client(max_num_restarts=3, run_ahead_steps=4)
     one.compile()

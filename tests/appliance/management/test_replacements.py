@@ -308,6 +308,10 @@ class Linked:
         self.link.listen(self.listening)
         self.nodes = self.link.acquire(management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=1)).nodes
 
+    def close(self) -> None:
+        self.link.report(management_pb2.JobReport(phase=management_pb2.JOB_PHASE_CANCELLED))  # else management waits
+        self.link.close(wait=False)
+
 
 @pytest.fixture
 def linked(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Linked]:
@@ -316,7 +320,7 @@ def linked(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
     linked = Linked(cluster, tmp_path)
     yield linked
-    linked.link.close(wait=False)
+    linked.close()
 
 
 def test_the_link_waits_for_a_node_that_comes_later(cluster: Any, linked: Linked) -> None:
@@ -365,7 +369,7 @@ def test_the_wait_for_replacements_has_ends(cluster: Any, linked: Linked) -> Non
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(linked.link.replace, [lost])
         cluster.until(lambda: any(s.waiting_for for s in linked.listening.statuses))
-        linked.link.close(wait=False)
+        linked.close()
         with pytest.raises(ManagementLost):
             answer.result(WAIT_SECONDS)
 
