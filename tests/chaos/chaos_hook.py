@@ -2,9 +2,9 @@
 
 WAFERBOX_CHAOS names this file, and CHAOS_ORDERS a folder. An order is a file "<number>.order" there, a JSON object with
 the member, the moment, which one ("at": the number of the step, else how often the moment has come in the job; at the
-first that is not before it), and what is to be done: "kill", "stop" (whoever ordered it sends SIGCONT), "full" (the
-disk) or "damage" and "shorten" (the recovery point). Whoever does it writes "<number>.done" first, with its process id
-and the time.
+first that is not before it), and what is to be done: "kill", "stop" (whoever ordered it sends SIGCONT), "hang" (the
+thread), "full" (the disk) or "damage" and "shorten" (the recovery point). Whoever does it writes "<number>.done" first,
+with its process id and the time.
 """
 
 import errno
@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -74,6 +75,8 @@ class Hook:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            case "hang":
+                threading.Event().wait()
             case "full":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             case "damage":
