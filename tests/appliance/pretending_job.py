@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from interconnect.links.cancellation import CancellationToken
-from interconnect.links.hub import Hub
+from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import Link
 from interconnect.links.shared_memory import SharedMemory, Slice
 from nodes.lifecycle.node_job import JobContext, LinkKey
@@ -57,6 +57,7 @@ class PretendingProgram:
         self.progress = Progress("compute")
         self.done_steps = 0
         self.due: node_pb2.KeepRecoveryPoint | None = None
+        self.is_interrupted = False
 
     def keep(self, number: int) -> None:
         if number and self.context.node.startswith("memoryx"):
@@ -69,6 +70,8 @@ class PretendingProgram:
             hook = self.behaviour.on_step.get(self.context.node)
             if hook is not None:
                 hook(self.context, schedule.global_step(step))
+            if self.is_interrupted:
+                raise Stopped
             begin = time.perf_counter()
             if self.link is not None and schedule.outputs_leave(step):
                 self.link.limit_ahead(schedule.run_ahead_steps)
@@ -105,7 +108,7 @@ class PretendingProgram:
         self.hub.send(self.link, group.id, step, Slice(self.memory, 0, group.nbytes), window="ack", as_bytes=True)
 
     def interrupt(self) -> None:
-        pass  # it waits only in the hub
+        self.is_interrupted = True
 
     def close(self) -> None:
         self.behaviour.stopped.append(self.context.node)
