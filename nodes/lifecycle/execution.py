@@ -8,6 +8,7 @@ from interconnect.links.hub import Stopped
 from interconnect.links.link import LinkLost
 from interconnect.threads import GuardedThread
 from nodes.lifecycle.node_job import JobContext, JobFailure
+from nodes.refused_memory import is_refused_memory
 from wsc.v1 import node_pb2
 
 
@@ -88,4 +89,7 @@ def report_failure(context: JobContext, error: Exception) -> None:
         context.fail(node_pb2.Failure.KIND_INTERNAL, f"{context.node} hangs: {error}", error.stack, is_unfit=True)
     else:
         text = "".join(traceback.format_exception(error))
-        context.fail(node_pb2.Failure.KIND_INTERNAL, f"{type(error).__name__}: {error}", text)
+        message, is_unfit = f"{type(error).__name__}: {error}", is_refused_memory(error)
+        if is_unfit:
+            message = f"{context.node} was refused memory: {message}"
+        context.fail(node_pb2.Failure.KIND_INTERNAL, message, text, is_unfit=is_unfit)
