@@ -24,6 +24,8 @@ class Host:
 
     namespace: str
     address: str  # without a port
+    switch: str = ""  # the namespace of what it is plugged into
+    port: str = ""  # there
 
     def command(self, *words: str) -> list[str]:
         """What runs a command on the host."""
@@ -36,6 +38,17 @@ class Host:
             self.command("cat", path), capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True
         )
         return int(done.stdout)
+
+    def cut_off(self) -> None:
+        """Frames from and to the host are lost from now on, without a word to anybody."""
+        self._set_port("0")  # disabled
+
+    def reconnect(self) -> None:
+        """As before cut_off."""
+        self._set_port("3")  # forwarding
+
+    def _set_port(self, state: str) -> None:
+        _run("ip", "netns", "exec", self.switch, "bridge", "link", "set", "dev", self.port, "state", state)
 
 
 HERE: Final = Host(namespace="", address="127.0.0.1")
@@ -56,7 +69,10 @@ def hosts(count: int, rate: str, last_sends: str = "") -> Iterator[list[Host]]:
         raise NoNetwork("network namespaces need root, ip and tc")
     mark = secrets.token_hex(2)
     switch = f"wb{mark}switch"
-    made = [Host(namespace=f"wb{mark}host{number}", address=f"10.77.0.{number}") for number in range(1, count + 1)]
+    made = [
+        Host(namespace=f"wb{mark}host{number}", address=f"10.77.0.{number}", switch=switch, port=f"port{number}")
+        for number in range(1, count + 1)
+    ]
     with contextlib.ExitStack() as stack:
         try:
             for namespace in (switch, *(host.namespace for host in made)):
@@ -65,16 +81,17 @@ def hosts(count: int, rate: str, last_sends: str = "") -> Iterator[list[Host]]:
                 _run("ip", "-n", namespace, "link", "set", "lo", "up")
             _run("ip", "-n", switch, "link", "add", "bridge0", "type", "bridge")
             _run("ip", "-n", switch, "link", "set", "bridge0", "up")
-            for number, host in enumerate(made):
+            for host in made:
                 sending_rate = last_sends if last_sends and host is made[-1] else rate
-                _plug_in(host, switch, f"port{number}", sending_rate, rate)
+                _plug_in(host, sending_rate, rate)
         except subprocess.CalledProcessError as error:
             raise NoNetwork(f"{' '.join(error.cmd)}: {error.stderr.strip()}") from error
         yield made
 
 
-def _plug_in(host: Host, switch: str, port: str, sending_rate: str, receiving_rate: str) -> None:
+def _plug_in(host: Host, sending_rate: str, receiving_rate: str) -> None:
     """Shaped in both directions: what the host sends, and what the switch sends to it."""
+    switch, port = host.switch, host.port
     _run("ip", "link", "add", "uplink", "netns", host.namespace, "type", "veth", "peer", "name", port, "netns", switch)
     _run("ip", "-n", switch, "link", "set", port, "master", "bridge0", "up")
     _run("ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "uplink")

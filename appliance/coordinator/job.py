@@ -10,6 +10,7 @@ from appliance.coordinator.compilation import Compile, CompileRefused
 from appliance.coordinator.execution.client_progress import ClientProgress
 from appliance.coordinator.execution.execution import Execution
 from appliance.coordinator.executions import Executions
+from appliance.coordinator.failures.causes import cause_of_replacement
 from appliance.coordinator.failures.silence import SilenceWatch
 from appliance.coordinator.failures.verdict import JobFailed, Verdict
 from appliance.coordinator.management_events import ManagementEvents
@@ -28,7 +29,7 @@ from appliance.coordinator.session import SESSION_SECONDS, ClientSession
 from appliance.coordinator.settings import CoordinatorSettings
 from interconnect.links.listener import LinkListener
 from interconnect.threads import GuardedThread
-from nodes.telemetry.watchdog import hang_seconds
+from nodes.telemetry.watchdog import IDLE_PARTS, hang_seconds
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 from wsc.v1.plan_pb2 import EXECUTION_STRATEGY_PIPELINE as PIPELINE
 
@@ -80,7 +81,7 @@ class Job:
             self.verdict.report_defect,
         )
         self.observation = Observation(management.tell, self._nodes.send_all, self._advise)
-        self._silence = SilenceWatch(max(1, round(hang_seconds())))
+        self._silence = SilenceWatch(hang_seconds() / IDLE_PARTS)
         self._executions = Executions(self._make_execution, self.plans, record)
         self._points = JobPoints(self._nodes, record, self.observation.pace, lambda: self._executions.current)
         self._inputs = Inputs(self._nodes, record.inputs)
@@ -128,8 +129,7 @@ class Job:
         execution = self._executions.current
         silent = self._silence.tick(execution.reporting() if execution is not None else ())
         for name in silent[:1]:
-            who = self._nodes.describe(name)
-            self._died(name, f"{who} hangs: it has its connections and has said nothing for {hang_seconds():g} s")
+            self._died(name, self._silence.words(self._nodes.describe(name)))
         if self._recovers:
             self._points.tick()
 
@@ -381,7 +381,10 @@ class Job:
             return
         failure, execution = response.failed, self._executions.current
         failure.node = failure.node or member.name
-        if not (failure.peer and execution is not None and execution.is_epoch_over):
+        if failure.is_unfit and self._recovers:
+            logger.warning("%s\n%s", failure.message, failure.traceback)
+            self.recovery.died(member, cause_of_replacement(failure, self._nodes.describe(member.name)))
+        elif not (failure.peer and execution is not None and execution.is_epoch_over):
             self._report_failure(failure)
 
     def _node_lost(self, member: Member, reason: str) -> None:

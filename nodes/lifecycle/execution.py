@@ -8,11 +8,17 @@ from interconnect.links.hub import Stopped
 from interconnect.links.link import LinkLost
 from interconnect.threads import GuardedThread
 from nodes.lifecycle.node_job import JobContext, JobFailure
+from nodes.refused_memory import is_refused_memory
 from wsc.v1 import node_pb2
 
 
 class ExecutionHangs(RuntimeError):
     """The thread of an execution does not end; only the end of the process ends it."""
+
+    def __init__(self, message: str, stack: str) -> None:
+        """stack: of the thread, as in a traceback."""
+        super().__init__(message)
+        self.stack = stack
 
 
 class Execution:
@@ -50,7 +56,7 @@ class Execution:
         if self._thread.ident is not None:
             self._thread.join(seconds)
             if self._thread.is_alive():
-                raise ExecutionHangs(f"{self._thread.name} did not end within {seconds:g} s")
+                raise ExecutionHangs(f"{self._thread.name} did not end within {seconds:g} s", self.stack())
 
     def stack(self) -> str:
         """What the thread does now, as in a traceback; empty if it has ended."""
@@ -79,6 +85,11 @@ def report_failure(context: JobContext, error: Exception) -> None:
         context.fail(error.kind, error.message, error.traceback, error.peer)
     elif isinstance(error, LinkLost):
         context.fail(node_pb2.Failure.KIND_NODE, str(error), peer=error.peer)
+    elif isinstance(error, ExecutionHangs):
+        context.fail(node_pb2.Failure.KIND_INTERNAL, f"{context.node} hangs: {error}", error.stack, is_unfit=True)
     else:
         text = "".join(traceback.format_exception(error))
-        context.fail(node_pb2.Failure.KIND_INTERNAL, f"{type(error).__name__}: {error}", text)
+        message, is_unfit = f"{type(error).__name__}: {error}", is_refused_memory(error)
+        if is_unfit:
+            message = f"{context.node} was refused memory: {message}"
+        context.fail(node_pb2.Failure.KIND_INTERNAL, message, text, is_unfit=is_unfit)

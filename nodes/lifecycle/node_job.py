@@ -46,9 +46,19 @@ class JobContext:
     listener: LinkListener
     emit: Callable[[node_pb2.AttachResponse], None]  # to the coordinator; from any thread, never blocks
 
-    def fail(self, kind: "node_pb2.Failure.Kind.ValueType", message: str, traceback: str = "", peer: str = "") -> None:
-        """Tell the coordinator that the job cannot go on. From any thread."""
-        failure = node_pb2.Failure(kind=kind, node=self.node, message=message, traceback=traceback, peer=peer)
+    def fail(
+        self,
+        kind: "node_pb2.Failure.Kind.ValueType",
+        message: str,
+        traceback: str = "",
+        peer: str = "",
+        *,
+        is_unfit: bool = False,
+    ) -> None:
+        """Tell the coordinator that the job cannot go on; is_unfit: with this node. From any thread."""
+        failure = node_pb2.Failure(
+            kind=kind, node=self.node, message=message, traceback=traceback, peer=peer, is_unfit=is_unfit
+        )
         self.emit(node_pb2.AttachResponse(failed=failure))
 
     def open_links(self, specs: Iterable[node_pb2.LinkSpec], cancellation: CancellationToken) -> dict[LinkKey, Link]:
@@ -114,7 +124,7 @@ class NodeJob(Protocol):
         """How it goes, while an execution runs. From any thread."""
 
     def check_progress(self) -> None:
-        """Fail the job if its execution hangs. About once a second, from one thread."""
+        """Say so if the execution hangs. About once a second, from one thread."""
 
     def trace(self, request: observation_pb2.Trace) -> None:
         """Record some steps; Spans are emitted when that is done, and none when the execution is over."""

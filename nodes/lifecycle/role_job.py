@@ -133,13 +133,19 @@ class RoleJob(ABC):
         if program is None or hub is None or execution is None or watchdog is None or not execution.running:
             return
         moved = sum(link.received_bytes + link.sent_bytes for link in list(self._links.values()))
-        if watchdog.hangs(program.progress, waits=hub.waiting or program.progress.waits, moved_bytes=moved):
+        hang = watchdog.hang(
+            program.progress,
+            waits=hub.waiting or program.progress.waits,
+            moved_bytes=moved,
+            cpu_seconds=time.process_time(),
+        )
+        if hang:
             self._watchdog, self._hangs = None, True
             self.context.fail(
                 node_pb2.Failure.KIND_INTERNAL,
-                f"{self.context.node} hangs in step {program.progress.step + 1}: it has been busy with one thing for "
-                f"more than {hang_seconds():g} s",
+                f"{self.context.node} hangs in step {program.progress.step + 1}: {hang}",
                 execution.stack(),
+                is_unfit=True,
             )
 
     def trace(self, request: observation_pb2.Trace) -> None:

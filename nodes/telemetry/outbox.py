@@ -11,6 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from nodes.refused_memory import is_refused_memory
 from nodes.telemetry.advice import is_advice
 from wsc.v1 import node_pb2, observation_pb2
 
@@ -95,6 +96,7 @@ class Outbox:
             node=self._node,
             message=f"{type(error).__name__}: {error}",
             traceback="".join(traceback.format_exception(error)),
+            is_unfit=is_refused_memory(error),
         )
         return node_pb2.AttachResponse(failed=failed)
 

@@ -1,7 +1,8 @@
 """Notices an execution that hangs: its thread has been busy with one thing for far too long.
 
 A thread that waits owes nothing: for its peers, for a slow input_fn, for a client that runs a slow closure or sits in a
-debugger. One that does not wait owes an end of what it does: a kernel, a copy, a send.
+debugger. One that does not wait owes an end of what it does: a kernel, a copy, a send. It gets less time for that where
+its process does not even compute.
 """
 
 import os
@@ -12,11 +13,13 @@ from nodes.telemetry.progress import Progress
 
 HANG_VARIABLE: Final = "WAFERBOX_HANG_SECONDS"
 DEFAULT_HANG_SECONDS: Final = 60.0
+IDLE_PARTS: Final = 3  # of that time, one for a process that does not compute
+IDLE_SHARE: Final = 0.02  # of a processor; heartbeats and reports take less
 MAX_COUNTED_SECONDS: Final = 2.0  # between two looks; more has passed only where this process was suspended
 
 
 def hang_seconds() -> float:
-    """How long a role may be busy with one kernel, or silent, before it is said to hang.
+    """How long a role may be busy with one kernel before it is said to hang; one that computes nothing, a third of it.
 
     Raises:
         ValueError: the environment says something else than a positive number.
@@ -42,17 +45,25 @@ class ProgressWatchdog:
         self._seen: tuple[object, ...] | None = None
         self._looked = 0.0
         self._busy = 0.0
+        self._cpu_before = 0.0
 
-    def hangs(self, progress: Progress, *, waits: bool, moved_bytes: int) -> bool:
-        """Whether it has been busy for too long and nothing came of it.
+    def hang(self, progress: Progress, *, waits: bool, moved_bytes: int, cpu_seconds: float) -> str:
+        """What it does, in words, where it has been busy for too long and nothing came of it; empty: all is well.
 
-        waits: whether it waits for somebody else now. moved_bytes: received and sent until now.
+        waits: whether it waits for somebody else now. moved_bytes: received and sent until now. cpu_seconds: that the
+        process has computed until now.
         """
         now = time.monotonic()
         passed, self._looked = now - self._looked, now
-        seen = (progress.step, progress.wait, progress.send, moved_bytes)
+        seen = (progress.step, progress.wait, progress.send, progress.disk, moved_bytes)
         if waits or seen != self._seen:
-            self._seen, self._busy = seen, 0.0
+            self._seen, self._busy, self._cpu_before = seen, 0.0, cpu_seconds
         else:
             self._busy += min(passed, MAX_COUNTED_SECONDS)
-        return self._busy > self._seconds
+        if self._busy > self._seconds:
+            return f"it has been busy with one thing for more than {self._seconds:g} s"
+        idle_seconds = self._seconds / IDLE_PARTS
+        computed = cpu_seconds - self._cpu_before
+        if self._busy > idle_seconds and computed < IDLE_SHARE * self._busy and not progress.uses_disk:
+            return f"it has been busy with one thing for more than {idle_seconds:g} s, and computes nothing"
+        return ""

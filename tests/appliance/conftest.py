@@ -329,10 +329,15 @@ class Client:
         self.call = self.stub.Execute(iter(self.requests.get, None))
 
     def start(self) -> coordinator_pb2.StateWanted:
+        """Send states, again where somebody dies before that is done; returns what was wanted."""
         wanted = self.receive("state_wanted").state_wanted
-        self.send(state_sent=coordinator_pb2.StateSent(attempt=wanted.attempt, wrote=True))
-        self.receive("started")
-        return wanted
+        while True:
+            self.send(state_sent=coordinator_pb2.StateSent(attempt=wanted.attempt, wrote=True))
+            response = next(self.call)
+            if response.WhichOneof("kind") == "started":
+                return wanted
+            assert response.WhichOneof("kind") == "state_wanted", response
+            wanted = response.state_wanted
 
     def send(self, **kind: object) -> None:
         self.requests.put(coordinator_pb2.ExecuteRequest(**kind))  # type: ignore[arg-type]

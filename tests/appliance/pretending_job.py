@@ -73,6 +73,8 @@ class PretendingProgram:
             hook = self.behaviour.on_step.get(self.context.node)
             if hook is not None:
                 hook(self.context, schedule.global_step(step))
+            if self._interrupted.is_set():
+                raise Stopped
             begin = time.perf_counter()
             if self.link is not None and schedule.outputs_leave(step):
                 self.link.limit_ahead(schedule.run_ahead_steps)

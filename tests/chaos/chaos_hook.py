@@ -2,16 +2,18 @@
 
 WAFERBOX_CHAOS names this file, and CHAOS_ORDERS a folder. An order is a file "<number>.order" there, a JSON object with
 the member, the moment, which one ("at": the number of the step, else how often the moment has come in the job; at the
-first that is not before it), and what is to be done: "kill", "stop" (whoever ordered it sends SIGCONT), "full" (the
-disk) or "damage" and "shorten" (the recovery point). Whoever does it writes "<number>.done" first, with its process id
-and the time.
+first that is not before it), and what is to be done: "kill", "stop" (whoever ordered it sends SIGCONT), "hang" (the
+thread), "memory" (is refused), "full" (the disk) or "damage" and "shorten" (the recovery point). Whoever does it writes
+"<number>.done" first, with its process id and the time.
 """
 
 import errno
 import json
 import os
+import resource
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -31,6 +33,7 @@ MOMENTS = (
     "step again",
     "stop again",
 )
+SPARE_BYTES = 1 << 28  # that a process still gets while it is refused more
 KEEPERS_MOMENTS = ("keep", "open point", "write point", "complete point", "put back", "snapshot")
 
 
@@ -74,6 +77,10 @@ class Hook:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            case "hang":
+                threading.Event().wait()
+            case "memory":
+                refuse_memory()
             case "full":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             case "damage":
@@ -84,6 +91,19 @@ class Hook:
             case "shorten":
                 assert path is not None
                 os.truncate(path, path.stat().st_size // 2)
+
+
+def refuse_memory() -> None:
+    """Ask for more than this process may have; what torch raises then."""
+    import torch
+
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, ((pages << 12) + SPARE_BYTES, limits[1]))
+    try:
+        torch.empty(2 * SPARE_BYTES, dtype=torch.uint8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def before(owner: Any, name: str, call: Callable[..., None]) -> None:

@@ -19,6 +19,7 @@ SCRIPT = SCRIPTS / "recovering.py"
 TRIAL_SECONDS = 150.0
 POLL_SECONDS = 0.005
 SETTLE_SECONDS = 40.0  # until all that was killed is there again
+HANG_SECONDS = 12.0  # a third of it for one that does not compute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +172,7 @@ def laboratory(folder: Path, cache: Path, *, steps: int = 150, pause: float = 0.
         "CHAOS_ORDERS": str(folder / "orders"),
         "WAFERBOX_RECOVERY_DIR": str(folder / "recovery"),
         "WAFERBOX_RECOVERY_SECONDS": "0.5",
+        "WAFERBOX_HANG_SECONDS": str(HANG_SECONDS),
     }
     roles = {"wafers": 2, "memoryx": 2, "swarmx": 1, "workers": 4}
     with (

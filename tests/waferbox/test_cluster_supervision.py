@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_management import FakeManagement, node
@@ -13,8 +14,9 @@ from typer.testing import CliRunner
 from nodes.launch.descriptors import readable
 from waferbox.cli import app
 from waferbox.cluster import cluster as cluster_module
-from waferbox.cluster import place
+from waferbox.cluster import liveness, place
 from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
+from waferbox.cluster.liveness import Liveness
 from waferbox.cluster.local_clusters import recorded
 from wsc.v1 import node_pb2
 
@@ -194,6 +196,47 @@ def test_what_ends_is_started_again_with_the_same_arguments(supervised: Supervis
     (wafer, _), *_ = launcher.of("wafer")
     (second, _) = launcher.of("wafer")[1]
     assert f"wafer (pid {wafer.pid}) ended with status -9; started again as pid {second.pid}" in supervised.told
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released after each look at who is a node. Before `supervised`."""
+    monkeypatch.setenv("WAFERBOX_HANG_SECONDS", "0.3")
+    monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(cluster_module, "LOOK_SECONDS", 0.02)
+    done = threading.Semaphore(0)
+    look = Liveness.look
+
+    def noted(*arguments: Any) -> list[int]:
+        silent = look(*arguments)
+        done.release()
+        return silent
+
+    monkeypatch.setattr(Liveness, "look", noted)
+    return done
+
+
+def test_what_lives_and_is_no_node_any_more_is_ended_and_started_again(
+    looks: threading.Semaphore, supervised: Supervised, management: FakeManagement
+) -> None:
+    """As one whose interpreter hangs. One that has never been a node may still be on its way."""
+
+    def wait_for_looks() -> None:
+        for _ in range(20):
+            assert looks.acquire(timeout=WAIT_SECONDS)
+
+    launcher = supervised.launcher
+    ((wafer, arguments),) = launcher.of("wafer")
+    there = [launcher.of(module)[0][0].pid for module in ("memoryx", "swarmx", "wafer")]
+    management.nodes = [node(pid - 100, node_pb2.ROLE_WAFER) for pid in there]
+    wait_for_looks()
+    assert len(launcher.started) == 5
+    management.nodes = [each for each in management.nodes if each.process_id != wafer.pid]
+    launcher.wait_for(lambda: len(launcher.of("wafer")) == 2)
+    assert launcher.of("wafer")[1][1] == arguments
+    wait_for_looks()
+    assert len(launcher.started) == 6
+    assert any(f"wafer (pid {wafer.pid}) lived, and was no node for 0.1 s: it was ended" in t for t in supervised.told)
 
 
 def test_what_ends_again_and_again_is_given_up_and_the_status_says_so(

@@ -1,5 +1,6 @@
 """A cluster: how many of each role, started by a launcher, there until it is closed."""
 
+import math
 import os
 import sys
 import time
@@ -16,7 +17,9 @@ from interconnect.security.tokens import Kind
 from interconnect.swarmx_tree import tree_size
 from nodes.launch.descriptors import readable
 from nodes.launch.spawn import SpawnError
+from nodes.telemetry.watchdog import IDLE_PARTS, hang_seconds
 from waferbox.cluster.launcher import Launcher
+from waferbox.cluster.liveness import LOOK_SECONDS, Liveness
 from waferbox.cluster.management_process import ManagementProcess, ManagementSettings
 from waferbox.cluster.place import FUTILE, Lives, Place
 from wsc.v1 import management_pb2, management_pb2_grpc
@@ -24,6 +27,7 @@ from wsc.v1 import management_pb2, management_pb2_grpc
 START_SECONDS = 60.0
 STOP_SECONDS = 8.0  # for jobs to end
 LISTEN_SECONDS = 0.5  # between looks at whether all processes live
+ANSWER_SECONDS = 2.0  # of management, to who supervises
 
 
 class ClusterError(RuntimeError):
@@ -103,11 +107,16 @@ class Cluster:
             ClusterError: the management service ends again and again, or what starts the nodes.
         """
         assert self._management is not None
+        liveness, look_at = Liveness(hang_seconds() / IDLE_PARTS), time.monotonic() + LOOK_SECONDS
         while True:
             running = [place.process for place in self._places if place.process is not None]
             waited_for = [*self._stop_requests, self._launcher, *self._management.waited_for(), *running]
-            if not readable(waited_for, self._seconds_to_restart()).isdisjoint(self._stop_requests):
+            seconds = min(self._seconds_to_restart(), max(0.0, look_at - time.monotonic()))
+            if not readable(waited_for, seconds).isdisjoint(self._stop_requests):
                 return
+            if time.monotonic() >= look_at:
+                self._end_silent(liveness)
+                look_at = time.monotonic() + LOOK_SECONDS
             messages = self._management.attend()
             if self._management.place.given_up:
                 raise ClusterError(*messages)
@@ -145,12 +154,25 @@ class Cluster:
             place.excuse()
         return readable([*self._stop_requests, ready], None).isdisjoint(self._stop_requests)
 
-    def _seconds_to_restart(self) -> float | None:
-        """Until the next process is to be started again; None if none is."""
+    def _end_silent(self, liveness: Liveness) -> None:
+        """The processes that live and have not been nodes for too long."""
+        request = management_pb2.ListNodesRequest()
+        with make_channel(self.management, own_clusters_token(Kind.ADMIN)) as channel:
+            try:
+                nodes = management_pb2_grpc.ManagementStub(channel).ListNodes(request, timeout=ANSWER_SECONDS).nodes
+            except grpc.RpcError:
+                return  # nobody can be a node now
+        running = (place for place in self._places if place.process is not None and place.process.poll() is None)
+        places = {place.process.pid: place for place in running if place.process is not None}
+        for pid in liveness.look(places.keys(), [node.process_id for node in nodes]):
+            places[pid].replace(f"lived, and was no node for {liveness.seconds:g} s: it was ended")
+
+    def _seconds_to_restart(self) -> float:
+        """Until the next process is to be started again; infinite if none is."""
         assert self._management is not None
         places = [self._management.place, *self._places]
         times = [place.restart_at for place in places if place.restart_at is not None]
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        return max(0.0, min(times) - time.monotonic()) if times else math.inf
 
     def close(self) -> None:
         """End all processes."""

@@ -61,6 +61,16 @@ class Place:
             told += self._restart()
         return told
 
+    def replace(self, why: str) -> None:
+        """End the process, which does nothing any more; attend starts another."""
+        assert self.process is not None
+        pid = self.process.pid
+        self.process.close()
+        self.process = None
+        self._what_ended = f"{self.module} (pid {pid}) {why}"
+        self._lives.end()
+        self.restart_at = time.monotonic()
+
     def excuse(self) -> None:
         """That processes have ended here until now was the fault of what starts them."""
         self._lives = Lives()

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 class SilenceWatch:
     """Counts ticks rather than seconds: while this process is suspended nobody else falls silent. Thread-safe."""
 
-    def __init__(self, max_ticks: int) -> None:
-        """max_ticks: for how many a node may say nothing while it owes reports."""
-        self._max_ticks = max_ticks
+    def __init__(self, seconds: float) -> None:
+        """seconds: that a node may say nothing while it owes reports, with one tick in each; one at least."""
+        self._max_ticks = max(1, round(seconds))
         self._lock = threading.Lock()
         self._silent: dict[str, int] = {}  # ticks, by node
 
@@ -17,6 +17,10 @@ class SilenceWatch:
         """The node has said something."""
         with self._lock:
             self._silent.pop(node, None)
+
+    def words(self, node: str) -> str:
+        """What is told of one that has been silent too long."""
+        return f"{node} hangs: it has its connections and has said nothing for {self._max_ticks} s"
 
     def tick(self, owing: Iterable[str]) -> list[str]:
         """To be called once a second. Returns those of the nodes that owe reports which have been silent too long."""

@@ -781,12 +781,15 @@ class Failure(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     TRACEBACK_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
+    IS_UNFIT_FIELD_NUMBER: _builtins.int
     kind: Global___Failure.Kind.ValueType
     node: _builtins.str
     message: _builtins.str
     traceback: _builtins.str
     peer: _builtins.str
     """the node at the other end of a lost link"""
+    is_unfit: _builtins.bool
+    """the node that reports it can do no more for the job, and another in its place may"""
     def __init__(
         self,
         *,
@@ -795,10 +798,11 @@ class Failure(_message.Message):
         message: _builtins.str = ...,
         traceback: _builtins.str = ...,
         peer: _builtins.str = ...,
+        is_unfit: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "message", b"message", "node", b"node", "peer", b"peer", "traceback", b"traceback"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_unfit", b"is_unfit", "kind", b"kind", "message", b"message", "node", b"node", "peer", b"peer", "traceback", b"traceback"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

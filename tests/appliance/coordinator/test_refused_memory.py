@@ -1,0 +1,103 @@
+"""A node that is refused memory is given up: what it had is free then, and it, or another, has its place anew."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nodes.refused_memory import is_refused_memory
+from wsc.v1 import management_pb2, node_pb2
+
+FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
+NUM_STEPS = 40
+TORCH = (
+    "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+)
+
+
+class Refusal:
+    """Of memory, in a step, so many times."""
+
+    def __init__(self, times: int, error: Exception) -> None:
+        self.times = times
+        self._error = error
+
+    def __call__(self, context: object, step: int = 3) -> None:
+        if step == 3 and self.times:
+            self.times -= 1
+            raise self._error
+
+
+def begun(cluster: Any, client: Callable[..., Any], max_num_restarts: int) -> Any:
+    cluster.add(**FULL)
+    one = client(max_num_restarts=max_num_restarts, run_ahead_steps=4)
+    one.compile()
+    one.begin(NUM_STEPS)
+    return one
+
+
+@pytest.mark.parametrize("name", ["wafer-0", "memoryx-0"])
+def test_a_step_that_was_refused_memory_once_is_run_again(cluster: Any, client: Callable[..., Any], name: str) -> None:
+    cluster.behaviour.on_step[name] = Refusal(1, RuntimeError(TORCH))
+    one = begun(cluster, client, 3)
+    one.start()
+    steps = []
+    for step in range(1, NUM_STEPS + 1):
+        steps.append(one.receive_outputs().step)
+        one.consumed(step)
+    assert steps == list(range(1, NUM_STEPS + 1))
+    one.receive("finished")
+    cluster.until(lambda: cluster.jobs()[0].restarts)
+    (restart,) = cluster.jobs()[0].restarts
+    assert f"{name} (pid " in restart.cause
+    assert " was refused memory: RuntimeError: " in restart.cause
+    assert "test_refused_memory.py" in restart.cause
+
+
+@pytest.mark.parametrize("where", ["on_step", "on_load"])
+def test_one_that_is_refused_it_every_time_ends_the_job_with_all_causes(
+    cluster: Any, client: Callable[..., Any], where: str
+) -> None:
+    refusal = Refusal(100, MemoryError("no room"))
+    getattr(cluster.behaviour, where)["wafer-0"] = refusal
+    one = begun(cluster, client, 2)
+    if where == "on_step":
+        with contextlib.suppress(AssertionError):  # it may end before the first recovery point is complete
+            one.start()
+    failure = one.failure()
+    assert failure.kind == node_pb2.Failure.KIND_NODE
+    assert failure.message.count("was refused memory: MemoryError: no room") == 3
+    assert refusal.times == 97
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
+
+
+def test_it_ends_a_job_that_does_not_recover_with_the_traceback(cluster: Any, client: Callable[..., Any]) -> None:
+    cluster.behaviour.on_step["memoryx-0"] = Refusal(1, MemoryError("no room"))
+    one = begun(cluster, client, 0)
+    one.start()
+    failure = one.failure()
+    assert (failure.kind, failure.node) == (node_pb2.Failure.KIND_INTERNAL, "memoryx-0")
+    assert failure.message == "memoryx-0 was refused memory: MemoryError: no room"
+    assert "in __call__" in failure.traceback
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError(TORCH), True),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), True),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), False),
+        (RuntimeError("shapes do not fit"), False),
+    ],
+    ids=repr,
+)
+def test_refusals_are_known_whoever_raises_them(error: Exception, expected: bool) -> None:
+    assert is_refused_memory(error) == expected
+    wrapped = ValueError("a kernel failed")
+    wrapped.__cause__ = error
+    assert is_refused_memory(wrapped) == expected

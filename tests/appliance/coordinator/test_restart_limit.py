@@ -1,0 +1,101 @@
+"""How often a job goes on: so many deaths in a row as max_num_restarts says; each new recovery point begins anew."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from appliance.coordinator import serving
+from appliance.coordinator.execution import execution_points
+from appliance.coordinator.recovery import point_schedule
+from wsc.v1 import management_pb2, node_pb2
+
+FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
+MAX_NUM_RESTARTS = 3
+
+
+class Run:
+    """An execution whose wafer dies again and again."""
+
+    def __init__(self, cluster: Any, client: Callable[..., Any]) -> None:
+        self._cluster = cluster
+        cluster.add(**FULL)
+        self.job = client(max_num_restarts=MAX_NUM_RESTARTS, run_ahead_steps=4)
+        self.job.compile()
+        for name in ("wafer-0", "worker-0"):  # which nothing else holds back
+            cluster.behaviour.on_step[name] = self._stay_near
+        self.job.begin(1_000_000)
+        self.job.start()
+        self._begun = 0
+        self._starts = 1
+
+    def _stay_near(self, context: object, step: int) -> None:
+        """Not far beyond the steps whose outputs have left, so that recovery points are due soon."""
+        deadline = time.monotonic() + 0.2  # else it could not be stopped
+        sent = self._cluster.behaviour.sent
+        while step > (sent[-1] if sent else 0) + 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def wait_until_it_runs(self) -> None:
+        self._cluster.until(lambda: len(self._cluster.behaviour.starts.get("wafer-0", [])) == self._starts)
+
+    def kill_wafer(self) -> str:
+        """Once it runs; returns the victim's address."""
+        self.wait_until_it_runs()
+        self._starts += 1
+        index = next(index for index, (module, _) in enumerate(self._cluster.nodes) if module == "wafer")
+        address: str = self._cluster.nodes[index][1].address
+        self._cluster.kill(index)
+        self._cluster.add(wafer=1)
+        return address
+
+    def get_further(self) -> None:
+        """Until there is a new recovery point; none are kept from then on."""
+        self.wait_until_it_runs()
+        behaviour = self._cluster.behaviour
+        before = len(behaviour.dropped.get("memoryx-0", []))
+        behaviour.keeps_points = True
+        while len(behaviour.dropped.get("memoryx-0", [])) == before:
+            self._begun += 1
+            self.job.receive_outputs()
+            self.job.consumed(self._begun)
+        behaviour.keeps_points = False
+
+
+@pytest.fixture
+def run(cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv(execution_points.INTERVAL_VARIABLE, "0")
+    monkeypatch.setattr(point_schedule, "LEAD_SECONDS", 0.0)
+    monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
+    return Run(cluster, client)
+
+
+def assert_ends_with(run: Run, cluster: Any, victims: list[str]) -> None:
+    """With these causes listed, and no others."""
+    failure = run.job.failure()
+    assert failure.kind == node_pb2.Failure.KIND_NODE
+    assert f"{len(victims)} times without having got further, and max_num_restarts is 3:" in failure.message
+    listed = failure.message.splitlines()[1:]
+    assert len(listed) == len(victims)
+    for number, (line, victim) in enumerate(zip(listed, victims, strict=True), 1):
+        assert line.startswith(f"  {number}. wafer-0 (pid ")
+        assert victim in line
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
+
+
+def test_the_fourth_of_five_deaths_ends_the_job_and_all_four_are_listed(run: Run, cluster: Any) -> None:
+    run.get_further()
+    assert_ends_with(run, cluster, [run.kill_wafer() for _ in range(MAX_NUM_RESTARTS + 1)])
+    cluster.kill(len(cluster.nodes) - 1)  # the fifth is nobody's business any more
+
+
+def test_the_count_begins_anew_when_the_job_has_got_further(run: Run, cluster: Any) -> None:
+    for _ in range(2):
+        run.get_further()
+        for _ in range(MAX_NUM_RESTARTS):
+            run.kill_wafer()
+    run.wait_until_it_runs()
+    cluster.until(lambda: cluster.jobs()[0].num_restarts == 2 * MAX_NUM_RESTARTS)
+    run.get_further()
+    assert_ends_with(run, cluster, [run.kill_wafer() for _ in range(MAX_NUM_RESTARTS + 1)])

@@ -1,0 +1,54 @@
+"""Hosts that cannot reach each other for 10 s in the middle of training: the job goes on, with the same results."""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from cluster_rig import SCRIPTS, RunningScript, StartScript, cluster_by_hand
+
+from benchmarks.network import Host, NoNetwork, hosts
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+SCRIPT = SCRIPTS / "recovering.py"
+SECONDS = 10.0  # which is what is promised; longer than a lease lasts, and than a silent peer is waited for
+
+
+@pytest.fixture
+def three_hosts() -> Iterator[list[Host]]:
+    try:
+        with hosts(3, "1gbit") as made:
+            yield made
+    except NoNetwork as error:
+        pytest.skip(str(error))
+
+
+def cut_off(victims: Sequence[Host]) -> None:
+    """From everybody, and so from each other."""
+    for host in victims:
+        host.cut_off()
+    time.sleep(SECONDS)
+    for host in victims:
+        host.reconnect()
+
+
+def test_the_results_are_those_of_a_run_in_which_all_hosts_reach_each_other(
+    three_hosts: list[Host], start_script: StartScript, cache: Path, tmp_path: Path
+) -> None:
+    first, states_host, wafers_host = three_hosts
+    places = [("memoryx", states_host), ("swarmx", states_host), ("wafer", wafers_host), ("workers", wafers_host)]
+    with cluster_by_hand(tmp_path / "cluster", cache, places, host=first) as management:
+
+        def start(pause: float) -> RunningScript:
+            arguments = ("--artifacts", "artifacts", "--steps", 60, "--stop", 0, "--pause", pause)
+            return start_script(SCRIPT, *arguments, management=management, prefix=first.command())
+
+        undisturbed = start(pause=0.0)
+        assert undisturbed.wait(120) == 0, undisturbed.errors
+        script = start(pause=0.05)
+        script.wait_for_output("20 ")
+        cut_off([states_host, wafers_host])
+        assert script.wait(120) == 0, script.errors
+    assert script.output == undisturbed.output
+    assert "The job goes on from step" in script.errors
