@@ -60,6 +60,9 @@ class KeptStates:
         self.snapshots.reset()
         with self._service.alone(self._context.job):
             self.missing = self.recovery_points.load(plan, recovery_point)
+        if recovery_point:
+            kept = self.recovery_points.loaded_point()
+            self._context.emit(node_pb2.AttachResponse(recovery_point_kept=kept))
 
     def close(self) -> None:
         """Drop everything; no execution uses it any more."""

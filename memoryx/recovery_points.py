@@ -124,6 +124,12 @@ class RecoveryPoints:
             file.close()
         return missing
 
+    def loaded_point(self) -> node_pb2.RecoveryPointKept:
+        """What there is to be told of the point that was loaded: it is kept here, though perhaps nowhere else."""
+        with self._changed:
+            assert self._newest is not None, "it has just been loaded"
+            return _kept(self._folder(), self._newest_number, self._newest.nbytes)
+
     def interrupt(self) -> None:
         """Make waits for a point raise Stopped, until load."""
         with self._changed:
@@ -252,8 +258,13 @@ class RecoveryPoints:
             advise("recovery", f"If a process dies the job starts again from further back: no recovery point in {why}")
 
     def _tell(self, folder: Path, number: int, point: RecoveryPoint, begin: float, same_as: int = 0) -> None:
-        kept = node_pb2.RecoveryPointKept(recovery_point=number, nbytes=point.nbytes, same_as=same_as)
-        kept.seconds = time.monotonic() - begin
-        with contextlib.suppress(OSError):
-            kept.folder = folder_identity(folder.parent.parent)
+        kept = _kept(folder, number, point.nbytes)
+        kept.same_as, kept.seconds = same_as, time.monotonic() - begin
         self._announce(kept)
+
+
+def _kept(folder: Path, number: int, nbytes: int) -> node_pb2.RecoveryPointKept:
+    kept = node_pb2.RecoveryPointKept(recovery_point=number, nbytes=nbytes)
+    with contextlib.suppress(OSError):
+        kept.folder = folder_identity(folder.parent.parent)
+    return kept

@@ -65,8 +65,10 @@ class JobPoints:
             execution.settle_point()
 
     def _copy(self, kept: Mapping[str, node_pb2.RecoveryPointKept]) -> Collection[str]:
-        """All keep a point: have copies made where a disk may be lost alone; returns the members of whose files."""
+        """If all keep a point, have copies made where a disk may be lost alone; returns the members of whose files."""
         members = {member.name: member for member in self._nodes.topology.state_keepers}
+        if not members.keys() <= kept.keys():
+            return ()
         copiers = choose_copiers(
             [Keeper(name=name, host=m.node.host, folder=kept[name].folder) for name, m in members.items()]
         )

@@ -77,10 +77,10 @@ class PointCopies:
             try:
                 file = self._fetch(address, self._member, path, rooms=1, cancellation=self._cancellation)
             except (NotFetched, DamagedPoint) as error:
-                logger.warning("%s", error)
+                _log(error)
                 continue
             file.complete()
-            logger.warning("recovery point %s came from %s, in %.2f s", path.name, address, time.monotonic() - begin)
+            logger.info("recovery point %s came from %s, in %.2f s", path.name, address, time.monotonic() - begin)
             return True
         return False
 
@@ -137,12 +137,14 @@ class PointCopies:
         except OSError as error:
             self._advise(request, path, error)
         except (NotFetched, DamagedPoint) as error:
-            logger.warning("%s", error)
+            _log(error)
         copied.seconds = time.monotonic() - begin
         self._announce(copied)
 
     def _make(self, request: node_pb2.CopyRecoveryPoint, path: Path, cancellation: CancellationToken) -> None:
         make_member_folder(path.parent)
+        if path.exists():
+            return
         if request.same_as and (path.parent / str(request.same_as)).exists():
             copy_point(path.parent, request.same_as, request.recovery_point)
             return
@@ -168,3 +170,8 @@ class PointCopies:
             why = why_not_kept(path.parent, COPY_ROOMS * request.nbytes, error.strerror, RECOVERY_VARIABLE)
             lost = f"If the host of {request.member} is lost with its disk, the job may end"
             advise("recovery-copy", f"{lost}: no copy of its recovery point in {why}")
+
+
+def _log(error: Exception) -> None:
+    """Damage is worth a warning; that somebody has no file, or is gone, is not."""
+    logger.log(logging.WARNING if isinstance(error, DamagedPoint) else logging.INFO, "%s", error)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -26,18 +27,23 @@ class Shards:
         self._cluster = cluster
         self._folder = folder
         self._stack = stack
+        self._numbers = count()
         self._started: dict[int, tuple[subprocess.Popen[bytes], Path]] = {}  # by process id
 
-    def start(self) -> None:
-        """One more, on a disk that nobody has used."""
-        disk = self._folder / f"disk{len(self._started)}"
+    def start(self, number: int = 1) -> None:
+        """So many more, on disks that nobody has used."""
+        started = [self._start() for _ in range(number)]
+        wait_for(lambda: {*started} <= {node.process_id for node in self._cluster.nodes(node_pb2.ROLE_MEMORYX)})
+
+    def _start(self) -> int:
+        disk = self._folder / f"disk{next(self._numbers)}"
         command = [sys.executable, "-m", "memoryx", "--management", self._cluster.management]
         variables = self._cluster.surroundings.variables(WAFERBOX_RECOVERY_DIR=str(disk))
         process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL)
         self._stack.callback(process.wait, END_SECONDS)
         self._stack.callback(process.terminate)
         self._started[process.pid] = process, disk
-        wait_for(lambda: process.pid in [node.process_id for node in self._cluster.nodes(node_pb2.ROLE_MEMORYX)])
+        return process.pid
 
     def lose(self, member: str) -> None:
         """The process dies with its disk."""
@@ -45,16 +51,23 @@ class Shards:
         process, disk = self._started[victim.process_id]
         assert points(disk), "it has kept some"
         process.kill()
-        shutil.rmtree(disk)
         process.wait(END_SECONDS)
+        shutil.rmtree(disk)
+        del self._started[victim.process_id]
 
     def disks(self) -> list[Path]:
+        """Of those that live."""
         return [disk for _, disk in self._started.values()]
 
 
 def points(disk: Path) -> list[str]:
     """The files of points, and the folders, below a disk."""
     return [str(path.relative_to(disk)) for path in disk.rglob("*")]
+
+
+def copies(disk: Path) -> list[Path]:
+    """The complete ones of others' points."""
+    return [path for path in disk.glob("*/*-copy/*") if path.name.isdigit()]
 
 
 @pytest.fixture
@@ -71,8 +84,7 @@ def cluster(tmp_path: Path, cache: Path) -> Iterator[RunningCluster]:
 def shards(cluster: RunningCluster, tmp_path: Path) -> Iterator[Shards]:
     with ExitStack() as stack:
         shards = Shards(cluster, tmp_path, stack)
-        for _ in range(2):
-            shards.start()
+        shards.start(2)
         yield shards
 
 
@@ -94,12 +106,15 @@ def test_the_results_are_those_of_a_run_in_which_no_disk_is_lost(
     assert "The job goes on" not in errors
 
     def lose_one_and_then_the_other(script: RunningScript) -> None:
-        shards.lose("memoryx-0")
-        shards.start()
-        script.wait_for_error("The job goes on from step")
+        for number, member in enumerate(("memoryx-0", "memoryx-1"), 1):
+            shards.lose(member)
+            shards.start()
+            wait_for(lambda number=number: script.errors.count("The job goes on from step") == number)
+            wait_for(lambda: all(copies(disk) for disk in shards.disks()))
 
     output, errors = run(start_script, cluster, lose_one_and_then_the_other)
     assert output == expected
     assert "memoryx-0" in errors
+    assert "memoryx-1" in errors
     for disk in shards.disks():
         wait_for(lambda disk=disk: not disk.exists() or not os.listdir(disk), explain=lambda disk=disk: points(disk))

@@ -186,6 +186,16 @@ def test_a_lost_point_comes_back_from_its_copy(members: list[Member], tmp_path: 
     replacement.close()
 
 
+def test_those_who_share_a_folder_say_so(members: list[Member], tmp_path: Path) -> None:
+    """No copy is to be made then."""
+    neighbour = Member(3, members[0].root)
+    folders = [member.keep(7).folder for member in (*members, neighbour)]
+    neighbour.go_back(7)
+    assert neighbour.points.loaded_point().folder == folders[3] == folders[0]
+    assert len({*folders}) == 3
+    neighbour.close()
+
+
 def test_a_damaged_point_comes_back_from_its_copy(pair: tuple[Member, Member]) -> None:
     owner, copier = pair
     owner.keep(7)

@@ -57,7 +57,8 @@ class RecoveryPoints:
     ) -> None:
         """complete: one that there is already.
 
-        copy(kept): all keep a point, as they have said: has copies made; returns the members of whose files.
+        copy(kept): these members keep a point, as they have said: has copies made if they are all; returns the
+        members of whose files.
         on_complete(point): those before this one are not wanted any more. on_forgotten(number): all before this number
         are not, and there is none.
         """
@@ -67,6 +68,7 @@ class RecoveryPoints:
         self._lock = threading.Lock()
         self._complete = complete
         self._making: dict[int, _Making] = {}
+        self._put_back: dict[str, node_pb2.RecoveryPointKept] = {}  # who has gone back to the one that is complete
 
     @property
     def complete(self) -> RecoveryPoint | None:
@@ -85,6 +87,7 @@ class RecoveryPoints:
         """Those in the making will not be complete: somebody has died."""
         with self._lock:
             self._making.clear()
+            self._put_back.clear()
 
     def kept(self, member: str, kept: node_pb2.RecoveryPointKept) -> None:
         """A member keeps its states."""
@@ -94,6 +97,10 @@ class RecoveryPoints:
                 making.kept[member] = kept
                 if making.is_kept:
                     making.awaited.update(self._copy(making.kept))
+            elif self._complete is not None and kept.recovery_point == self._complete.number:
+                # A copy may have been lost with whoever died.
+                self._put_back[member] = kept
+                self._copy(self._put_back)
 
     def copied(self, member: str, number: int) -> None:
         """There is a copy of a member's file, or there will be none."""

@@ -759,7 +759,7 @@ Global___Stopped: _TypeAlias = Stopped  # noqa: Y015
 
 @_typing.final
 class RecoveryPointKept(_message.Message):
-    """Who keeps states: the point is complete, and outlives this process."""
+    """Who keeps states: the point is complete, and outlives this process. Told again of one that Load has put back."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

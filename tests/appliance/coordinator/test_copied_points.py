@@ -108,3 +108,20 @@ def test_a_later_point_takes_the_place_of_one_that_waits_for_a_copy() -> None:
     points.kept("b", 1)
     assert points.settle() == [2]
     assert len(points.asked) == 2
+
+
+def test_copies_of_the_point_that_the_job_has_gone_back_to_are_made_again() -> None:
+    """Nothing waits for them."""
+    points = Points([])
+    points.make(1)
+    points.kept("a", 1)
+    points.kept("b", 1)
+    assert points.settle() == [1]
+    points.points.give_up()
+    points.asked.clear()
+    points.kept("b", 1)
+    points.points.give_up()  # another has died meanwhile
+    points.kept("a", 1)
+    points.kept("b", 1)
+    assert points.asked[1:] == [{"a": "disk of a"}, {"a": "disk of a", "b": "disk of b"}]
+    assert points.settle() == [1]
