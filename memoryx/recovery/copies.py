@@ -22,6 +22,9 @@ from wsc.v1 import node_pb2
 
 # As much again stays free, for the member's own points.
 COPY_ROOMS: Final = 2
+# A source that takes longer hangs, and the point is not to wait for its copy.
+COPY_SECONDS: Final = 60.0
+SLOWEST_BYTES_PER_SECOND: Final = 10e6
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +78,9 @@ class PointCopies:
         make_member_folder(path.parent)
         for address in self._sources:
             try:
-                file = self._fetch(address, self._member, path, rooms=1, cancellation=self._cancellation)
+                file = self._fetch(
+                    address, self._member, path, 1, None, self._cancellation
+                )  # whose Load has a deadline
             except (NotFetched, DamagedPoint) as error:
                 _log(error)
                 continue
@@ -148,10 +153,11 @@ class PointCopies:
         if request.same_as and (path.parent / str(request.same_as)).exists():
             copy_point(path.parent, request.same_as, request.recovery_point)
             return
-        self._fetch(request.address, request.member, path, rooms=COPY_ROOMS, cancellation=cancellation).complete()
+        timeout = COPY_SECONDS + request.nbytes / SLOWEST_BYTES_PER_SECOND
+        self._fetch(request.address, request.member, path, COPY_ROOMS, timeout, cancellation).complete()
 
     def _fetch(
-        self, address: str, member: str, path: Path, *, rooms: int, cancellation: CancellationToken
+        self, address: str, member: str, path: Path, rooms: int, timeout: float | None, cancellation: CancellationToken
     ) -> PartialFile:
         request = node_pb2.ReadRecoveryPointRequest(job=self._job, member=member, recovery_point=int(path.name))
         return fetch(
@@ -162,6 +168,7 @@ class PointCopies:
             rooms=rooms,
             stays_in_memory=self._stays_in_memory,
             cancellation=cancellation,
+            timeout=timeout,
         )
 
     def _advise(self, request: node_pb2.CopyRecoveryPoint, path: Path, error: OSError) -> None:

@@ -33,10 +33,13 @@ class PartialFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(self.partial, flags, 0o600)
         self._pages = None if stays_in_memory else PassingFile(self._descriptor)
-        disk = os.fstatvfs(self._descriptor)
-        if disk.f_bavail * disk.f_frsize < room_bytes:
+        try:
+            disk = os.fstatvfs(self._descriptor)
+            if disk.f_bavail * disk.f_frsize < room_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
             self.discard()
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise
 
     def write(self, content: memoryview | bytes, offset: int) -> None:
         done, view = 0, memoryview(content)

@@ -37,6 +37,7 @@ def fetch(
     rooms: int,
     stays_in_memory: bool,
     cancellation: CancellationToken,
+    timeout: float | None,
 ) -> PartialFile:
     """Get a file from the member that listens at an address, and check it; the caller completes or discards it.
 
@@ -45,9 +46,10 @@ def fetch(
         path: the name that the file gets.
         rooms: how many files of its size the disk must have room for.
         stays_in_memory: as of PartialFile.
+        timeout: seconds for all of it.
 
     Raises:
-        NotFetched: the member has no such file, is gone, or it is cancelled.
+        NotFetched: the member has no such file, is gone or too slow, or it is cancelled.
         DamagedPoint: what came is not the recovery point that was asked for.
         OSError: it cannot be written here.
     """
@@ -55,7 +57,7 @@ def fetch(
     done = nbytes = 0
     try:
         with make_channel(address, token) as channel:
-            call = node_pb2_grpc.StateServiceStub(channel).ReadRecoveryPoint(request)
+            call = node_pb2_grpc.StateServiceStub(channel).ReadRecoveryPoint(request, timeout)
             with cancellation.on_cancel(lambda: _cancel(call)):
                 for part in call:
                     if file is None:

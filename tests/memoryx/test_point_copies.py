@@ -19,7 +19,7 @@ from interconnect.rpc.server import make_channel, make_server
 from interconnect.security.tokens import Kind
 from memoryx import state_service
 from memoryx.files.state_memory import StateSettings
-from memoryx.recovery import transfer
+from memoryx.recovery import copies, transfer
 from memoryx.recovery.copies import PointCopies
 from memoryx.recovery.folders import copy_folder, member_folder
 from memoryx.recovery_points import RecoveryPoints
@@ -329,6 +329,16 @@ def test_a_copy_that_nobody_wants_any_more_is_given_up(
         assert left(copier.root) == []
     else:
         assert os.listdir(copier.copy_of(owner, 7).parent) == []
+
+
+def test_a_source_that_hangs_is_not_waited_for(pair: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, copier = pair
+    owner.keep(7)
+    gate = Gate(monkeypatch)
+    monkeypatch.setattr(copies, "COPY_SECONDS", 0.5)
+    assert copier.copy(owner, 7).given_up
+    gate.opened.set()
+    assert os.listdir(copier.copy_of(owner, 7).parent) == []
 
 
 def test_who_waits_for_a_lost_point_can_be_interrupted(
