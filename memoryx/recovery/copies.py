@@ -78,9 +78,8 @@ class PointCopies:
         make_member_folder(path.parent)
         for address in self._sources:
             try:
-                file = self._fetch(
-                    address, self._member, path, 1, None, self._cancellation
-                )  # whose Load has a deadline
+                # The Load that it is for has a deadline.
+                file = self._fetch(address, self._member, path, 1, None, self._cancellation)
             except (NotFetched, DamagedPoint) as error:
                 _log(error)
                 continue
