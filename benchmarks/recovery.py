@@ -1,8 +1,9 @@
 """What recovery points cost a process that keeps states: of a model as large as GPT-2 small, with AdamW.
 
-First the rates at which a point is written, and put back. Then steps with points against steps without, in turns: a
-step computes for a while and updates the states from the last layer to the first, with one thread, as a shard has.
-Points are kept far more often than in earnest; what they would cost every 30 s is computed from that.
+First the rates at which a point is written, copied by another process, and put back. Then steps with points, and with
+points that are copied, against steps without, in turns: a step computes for a while and updates the states from the
+last layer to the first, with one thread, as a shard has. Points are kept far more often than in earnest; what they
+would cost every 30 s is computed from that.
 """
 
 import queue
@@ -17,12 +18,19 @@ import torch
 import xxhash
 
 from benchmarks.checkpoints import SHAPES
+from benchmarks.recovery_copier import JOB, OWNER, Copier, new_copier
 from benchmarks.show import show, show_pairs
+from interconnect.rpc.address import bind
+from interconnect.rpc.server import make_server
 from memoryx.files.state_memory import StateSettings
+from memoryx.recovery.folders import find_point
+from memoryx.recovery.transfer import owner_name
 from memoryx.recovery_points import RecoveryPoints
+from memoryx.snapshots import Snapshots
+from memoryx.state_service import StateService
 from memoryx.store import StateStore
 from nodes.telemetry.progress import Progress
-from wsc.v1 import node_pb2, plan_pb2
+from wsc.v1 import node_pb2, node_pb2_grpc, plan_pb2
 
 COMPUTE_SECONDS = 1.0  # of a step
 ROUND_SECONDS = 15.0
@@ -38,12 +46,28 @@ class Shard:
     def __init__(self, folder: Path) -> None:
         self.kept: queue.Queue[node_pb2.RecoveryPointKept] = queue.Queue()
         self.store = StateStore(StateSettings())
-        member = folder / "job" / "memoryx-0"
-        self.points = RecoveryPoints(self.store, lambda: member, "benchmark", self.kept.put, print)
+        member = folder / JOB / OWNER
+        self.points = RecoveryPoints(self.store, lambda: member, owner_name(JOB, OWNER), self._tell, print)
+        self.copier: Copier | None = None  # that copies what is kept
+        self.ordered: queue.SimpleQueue[int] = queue.SimpleQueue()  # copies
+        service = StateService()
+        service.add_job(
+            JOB, self.store, Snapshots(self.store, print), lambda: True, lambda *of: find_point(folder, JOB, *of), print
+        )
+        self._server = make_server()
+        node_pb2_grpc.add_StateServiceServicer_to_server(service, self._server)
+        self.address = bind(self._server, "127.0.0.1:0")
+        self._server.start()
         self._progress = Progress("update")
         self._number = 0
         self._matrix = torch.randn(1024, 1024)
         self._gradients = {shape: torch.randn(shape) for shape in set(SHAPES)}
+
+    def _tell(self, kept: node_pb2.RecoveryPointKept) -> None:
+        self.kept.put(kept)
+        if self.copier is not None:
+            self.copier.copy(kept.recovery_point)
+            self.ordered.put(kept.recovery_point)
 
     def load(self, number: int = 0) -> None:
         names = [f"{number}.{moment}" for number in range(len(SHAPES)) for moment in MOMENTS]
@@ -83,6 +107,7 @@ class Shard:
             )  # fmt: skip
 
     def close(self) -> None:
+        self._server.stop(None).wait()
         self.points.drop(2**64 - 1)
         self.points.close()
         self.store.close()
@@ -109,15 +134,17 @@ def steps_per_second(shard: Shard, *, with_points: bool) -> float:
     return done / (time.perf_counter() - begin)
 
 
-def rates(shard: Shard, repeats: int) -> None:
+def rates(shard: Shard, copier: Copier, repeats: int) -> None:
     nbytes = sum(place.nbytes for place in shard.store.places().values())
     state = memoryview(bytearray(1 << 20))
-    written, read, checked = [], [], []
+    written, copied, read, checked = [], [], [], []
     for _ in range(repeats):
         shard.step()  # what is unchanged is not written
         number = shard.keep()
         kept = shard.kept.get()
         written.append(kept.nbytes / kept.seconds / 1e9)
+        copier.copy(number)
+        copied.append(kept.nbytes / copier.seconds() / 1e9)
         begin = time.perf_counter()
         shard.load(number)
         read.append(nbytes / (time.perf_counter() - begin) / 1e9)
@@ -128,25 +155,40 @@ def rates(shard: Shard, repeats: int) -> None:
         checked.append(1000 * len(state) / (time.perf_counter() - begin) / 1e9)
     print(f"a recovery point of {nbytes / 1e9:.2f} GB")
     show("is kept, while nobody computes", written, "GB/s")
+    show("is copied, and checked", copied, "GB/s")
     show("is put back, from the system's cache", read, "GB/s")
     show("  checksums alone", checked, "GB/s")
 
 
 def bench(repeats: int) -> None:
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, new_shard(Path(folder)) as shard:
+    with (
+        tempfile.TemporaryDirectory(dir=Path.cwd()) as folder,
+        new_shard(Path(folder, "own")) as shard,
+        new_copier(Path(folder, "another"), shard.address) as copier,
+    ):
         shard.load()
-        rates(shard, repeats)
+        rates(shard, copier, repeats)
         with_points: list[float] = []
+        with_copies: list[float] = []
         without: list[float] = []
+        kept: list[float] = []
+        copied: list[float] = []
         for _ in range(repeats):
             without.append(steps_per_second(shard, with_points=False))
             with_points.append(steps_per_second(shard, with_points=True))
-        kept = [shard.kept.get() for _ in range(shard.kept.qsize())]
+            kept += [shard.kept.get().seconds for _ in range(shard.kept.qsize())]
+            shard.copier = copier
+            with_copies.append(steps_per_second(shard, with_points=True))
+            shard.copier = None
+            copied += [copier.seconds() for _ in range(shard.ordered.qsize())]
         print(f"steps with a point every {POINT_SECONDS:g} s")
         show_pairs("with points", with_points, "without", without, "steps/s")
-        show("until a point is kept", [each.seconds for each in kept], "s")
+        show("until a point is kept", kept, "s")
         _show_cost(with_points, without)
+        show_pairs("with points that are copied", with_copies, "without", without, "steps/s")
+        show("until a copy is made", copied, "s")
+        _show_cost(with_copies, without)
 
 
 def _show_cost(with_points: Sequence[float], without: Sequence[float]) -> None:

@@ -17,12 +17,13 @@ ORDER: Final = (
     Kind.USER,
     Kind.VIEWER,
     Kind.JOB,
+    Kind.MEMBER,
     Kind.LEASE,
     Kind.COORDINATOR,
     Kind.MANAGEMENT,
     Kind.NODE,
 )
-OWN: Final = {Kind.USER: "its user", Kind.JOB: "the script of that job"}
+OWN: Final = {Kind.USER: "its user", Kind.JOB: "the script of that job", Kind.MEMBER: "a member of that job"}
 
 
 def _who(right: Right) -> str:

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 
 from interconnect.links.cancellation import CancellationToken
 from memoryx.files.state_memory import StateSettings
+from memoryx.recovery.copies import PointCopies
 from memoryx.recovery.folders import member_folder
+from memoryx.recovery.transfer import owner_name
 from memoryx.recovery_points import RecoveryPoints
 from memoryx.snapshots import Snapshots
 from memoryx.state_service import StateService
@@ -27,12 +29,21 @@ class KeptStates:
         self._service = service
         self.store = StateStore(settings)
         self.snapshots = Snapshots(self.store, self._announce)
+        self.copies = PointCopies(
+            recovery_root,
+            context.job,
+            context.node,
+            lambda copied: context.emit(node_pb2.AttachResponse(recovery_point_copied=copied)),
+            on_defect=lambda error: report_failure(context, error),
+            stays_in_memory=settings.folder is None,
+        )
         self.recovery_points = RecoveryPoints(
             self.store,
             lambda: member_folder(recovery_root(), context.job, context.node),
-            f"{context.node} of {context.job}",
+            owner_name(context.job, context.node),
             lambda kept: context.emit(node_pb2.AttachResponse(recovery_point_kept=kept)),
             on_defect=lambda error: report_failure(context, error),
+            fetch=self.copies.fetch,
         )
         self.missing: Sequence[str] = ()  # of the plan that was loaded last: those that nobody has written
         service.add_job(
@@ -40,6 +51,7 @@ class KeptStates:
             self.store,
             self.snapshots,
             is_running,
+            self.copies.find,
             on_defect=lambda error: report_failure(context, error),
         )
 
@@ -48,12 +60,16 @@ class KeptStates:
         self.snapshots.reset()
         with self._service.alone(self._context.job):
             self.missing = self.recovery_points.load(plan, recovery_point)
+        if recovery_point:
+            kept = self.recovery_points.loaded_point()
+            self._context.emit(node_pb2.AttachResponse(recovery_point_kept=kept))
 
     def close(self) -> None:
         """Drop everything; no execution uses it any more."""
         self._service.remove_job(self._context.job)
         self.snapshots.reset()
         self.recovery_points.close()
+        self.copies.close()
         self.store.close()
 
     def _announce(self, step: int) -> None:
@@ -71,6 +87,7 @@ class StateJob(RoleJob):
         return self._states.missing
 
     def load(self, request: node_pb2.Load, cancellation: CancellationToken) -> Sequence[str]:
+        self._states.copies.expect_loss(request.copies_at, cancellation)
         if request.links or not request.recovery_point:
             return super().load(request, cancellation)
         # Between executions: what the process in whose place this one is has kept is put back, and nothing is run.
@@ -92,6 +109,10 @@ class StateJob(RoleJob):
 
     def drop_recovery_points(self, before: int) -> None:
         self._states.recovery_points.drop(before)
+        self._states.copies.drop(before)
+
+    def copy_recovery_point(self, request: node_pb2.CopyRecoveryPoint) -> None:
+        self._states.copies.copy(request)
 
     def close(self) -> None:
         super().close()

@@ -11,7 +11,7 @@ from typing import Final
 
 from interconnect.links.hub import Stopped
 from interconnect.threads import GuardedThread
-from memoryx.recovery.folders import make_member_folder, remove_partial, remove_points
+from memoryx.recovery.folders import folder_identity, make_member_folder, remove_partial, remove_points
 from memoryx.recovery.point_file import DamagedPoint, PointFile, PointWriter, copy_point
 from memoryx.recovery.recovery_point import RecoveryPoint
 from memoryx.store import StateStore
@@ -37,10 +37,12 @@ class RecoveryPoints:
         owner: str,
         announce: Callable[[node_pb2.RecoveryPointKept], None],
         on_defect: Callable[[Exception], None],
+        fetch: Callable[[Path], bool] = lambda path: False,
     ) -> None:
         """
         folder: makes up the folder of the points, or raises ValueError for a member that can have none.
         announce: tells the coordinator that a point is complete. on_defect(error): what the thread has ended by.
+        fetch(path): gets a point that cannot be read here from another member; False if none has it. May raise OSError.
         """
         self.due_step = 0  # of the execution: a point is to be kept after it; 0: after none
         self._store = store
@@ -48,6 +50,7 @@ class RecoveryPoints:
         self._owner = owner
         self._announce = announce
         self._on_defect = on_defect
+        self._fetch = fetch
         self._changed = threading.Condition()
         self._interrupted = False
         self._due = self._first = self._last = 0  # points
@@ -93,16 +96,12 @@ class RecoveryPoints:
     def _put_back(self, plan: plan_pb2.MemoryXPlan, number: int) -> list[str]:
         path = self._folder() / str(number)
         try:
-            file = PointFile(path, self._owner)
             try:
-                missing = self._store.load(plan, file.places)
-                for name, place in self._store.places().items():
-                    if name in file.places and place.is_like(file.places[name]):
-                        with self._store.states.passing((place.offset, place.nbytes)):
-                            file.read(name, self._store.memory.view(place.offset, place.nbytes))
-                        self._store.mark_written([name])
-            finally:
-                file.close()
+                missing = self._read(plan, path)
+            except (OSError, DamagedPoint):
+                if not self._fetch(path):
+                    raise
+                missing = self._read(plan, path)
         except (OSError, DamagedPoint) as error:
             raise JobFailure(node_pb2.Failure.KIND_NODE, f"recovery point {number} cannot be read: {error}") from error
         with self._changed:
@@ -110,6 +109,26 @@ class RecoveryPoints:
             self._newest.complete = True
             self._newest.end()
         return [name for name in missing if not self._store.is_written(name)]
+
+    def _read(self, plan: plan_pb2.MemoryXPlan, path: Path) -> list[str]:
+        """Raises OSError, DamagedPoint."""
+        file = PointFile(path, self._owner)
+        try:
+            missing = self._store.load(plan, file.places)
+            for name, place in self._store.places().items():
+                if name in file.places and place.is_like(file.places[name]):
+                    with self._store.states.passing((place.offset, place.nbytes)):
+                        file.read(name, self._store.memory.view(place.offset, place.nbytes))
+                    self._store.mark_written([name])
+        finally:
+            file.close()
+        return missing
+
+    def loaded_point(self) -> node_pb2.RecoveryPointKept:
+        """What there is to be told of the point that was loaded: it is kept here, though perhaps nowhere else."""
+        with self._changed:
+            assert self._newest is not None, "it has just been loaded"
+            return _kept(self._folder(), self._newest_number, self._newest.nbytes)
 
     def interrupt(self) -> None:
         """Make waits for a point raise Stopped, until load."""
@@ -214,7 +233,7 @@ class RecoveryPoints:
         finally:
             point.close()
         if point.complete:
-            self._tell(number, point, begin)
+            self._tell(folder, number, point, begin)
 
     def _link(self, folder: Path, point: RecoveryPoint, before: int, number: int, begin: float) -> None:
         """A point of the same states as one before is the same file."""
@@ -225,7 +244,7 @@ class RecoveryPoints:
         except OSError as error:
             self._failed_to_write(point, folder, number, error)
         else:
-            self._tell(number, point, begin)
+            self._tell(folder, number, point, begin, same_as=before)
 
     def _failed_to_write(self, point: RecoveryPoint, folder: Path, number: int, error: OSError) -> None:
         """Nobody else can make the point; the job goes on without it."""
@@ -238,6 +257,14 @@ class RecoveryPoints:
             why = why_not_kept(folder, point.nbytes, error.strerror, RECOVERY_VARIABLE)
             advise("recovery", f"If a process dies the job starts again from further back: no recovery point in {why}")
 
-    def _tell(self, number: int, point: RecoveryPoint, begin: float) -> None:
-        seconds = time.monotonic() - begin
-        self._announce(node_pb2.RecoveryPointKept(recovery_point=number, nbytes=point.nbytes, seconds=seconds))
+    def _tell(self, folder: Path, number: int, point: RecoveryPoint, begin: float, same_as: int = 0) -> None:
+        kept = _kept(folder, number, point.nbytes)
+        kept.same_as, kept.seconds = same_as, time.monotonic() - begin
+        self._announce(kept)
+
+
+def _kept(folder: Path, number: int, nbytes: int) -> node_pb2.RecoveryPointKept:
+    kept = node_pb2.RecoveryPointKept(recovery_point=number, nbytes=nbytes)
+    with contextlib.suppress(OSError):
+        kept.folder = folder_identity(folder.parent.parent)
+    return kept

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import grpc
@@ -24,6 +25,7 @@ from interconnect.links.link import Link, LinkLost
 from interconnect.links.listener import LinkListener, PendingLink
 from interconnect.links.shared_memory import Slice
 from memoryx.files.place import Place
+from memoryx.recovery.transfer import parts_of
 from memoryx.snapshots import Snapshots
 from memoryx.staging import Staging, run_all
 from memoryx.store import StateStore
@@ -65,6 +67,7 @@ class JobStates:
     store: StateStore
     snapshots: Snapshots
     is_running: Callable[[], bool]
+    find_point: Callable[[str, int], Path]
     on_defect: Callable[[Exception], None]
     staging: Staging
     lock: threading.Lock = field(default_factory=threading.Lock)  # held by a transfer, and while a plan is loaded
@@ -120,15 +123,17 @@ class StateService(node_pb2_grpc.StateServiceServicer):
         store: StateStore,
         snapshots: Snapshots,
         is_running: Callable[[], bool],
+        find_point: Callable[[str, int], Path],
         on_defect: Callable[[Exception], None],
     ) -> None:
         """Show a job's states. While is_running() its live state can be neither read nor written.
 
+        find_point(member, number): the file of a recovery point; may raise FileNotFoundError, ValueError.
         on_defect(error): a call has ended by an exception that nobody expected.
         """
         # What is staged lies in memory as a whole.
         staging = Staging(has_room=store.settings.limit_bytes is None)
-        self._jobs[job] = JobStates(store, snapshots, is_running, on_defect, staging)
+        self._jobs[job] = JobStates(store, snapshots, is_running, find_point, on_defect, staging)
 
     def remove_job(self, job: str) -> None:
         """Break off the job's transfers and forget it: its store can be closed."""
@@ -256,6 +261,17 @@ class StateService(node_pb2_grpc.StateServiceServicer):
             states.store.mark_written(names)
             states.staging.clear()
         return node_pb2.InitialiseStatesResponse()
+
+    def ReadRecoveryPoint(
+        self, request: node_pb2.ReadRecoveryPointRequest, context: grpc.ServicerContext
+    ) -> Iterator[node_pb2.RecoveryPointPart]:
+        states = self._states(request.job, context)
+        try:
+            yield from parts_of(states.find_point(request.member, request.recovery_point))
+        except (FileNotFoundError, ValueError) as error:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no such recovery point is here: {error}")
+        except OSError as error:
+            context.abort(grpc.StatusCode.DATA_LOSS, str(error))
 
     def _states(self, job: str, context: grpc.ServicerContext) -> JobStates:
         states = self._jobs.get(job)

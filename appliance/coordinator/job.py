@@ -375,6 +375,9 @@ class Job:
         if response.WhichOneof("kind") == "recovery_point_kept":
             self._points.responded(member.name, response.recovery_point_kept)
             return
+        if response.WhichOneof("kind") == "recovery_point_copied":
+            self._points.copied(response.recovery_point_copied)
+            return
         if response.WhichOneof("kind") != "failed":
             for each in self._executions.live():
                 each.responded(member, response)

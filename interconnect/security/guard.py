@@ -67,7 +67,7 @@ class Guard:
 
     def judge_request(self, caller: Caller, job: str) -> _Refusal | None:
         """Why a caller who may call a method may not call it for a job; None if he may."""
-        if caller.kind is Kind.JOB and caller.name != job:
+        if caller.kind in (Kind.JOB, Kind.MEMBER) and caller.name != job:
             return grpc.StatusCode.PERMISSION_DENIED, "the token is of another job"
         if caller.kind is Kind.USER:
             owner = None if self._owner_of is None else self._owner_of(job)

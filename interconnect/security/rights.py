@@ -12,7 +12,7 @@ class Whose(enum.Enum):
     """Which jobs a caller may call a method for."""
 
     ANY = "any"  # or the method is for none
-    OWN = "own"  # the request names it: users their own jobs, a script its own, admin and viewer any
+    OWN = "own"  # the request names it: users their own jobs, a script and a member its own, admin and viewer any
     SERVED = "served"  # the one that the process works for, or, where messages are handed on, whoever gets them
 
 
@@ -64,6 +64,7 @@ RIGHTS: Final[Mapping[str, Right]] = {
     "/wsc.v1.StateService/WriteState": _STATE,
     "/wsc.v1.StateService/StageStates": _STATE,
     "/wsc.v1.StateService/InitialiseStates": _STATE,
+    "/wsc.v1.StateService/ReadRecoveryPoint": _right(Kind.MEMBER, whose=Whose.OWN),
     "/wsc.v1.Link/Stream": _right(Kind.NODE, Kind.JOB, note="both ends prove that they know the link's own token"),
     "/grpc.health.v1.Health/Check": _EVERYBODY,
     "/grpc.health.v1.Health/Watch": _EVERYBODY,

@@ -20,6 +20,7 @@ class Kind(enum.Enum):
     MANAGEMENT = "management"  # the management service
     COORDINATOR = "coordinator"  # of the job that is named
     LEASE = "lease"  # a coordinator that was given a node: job, instance of the node, number of the lease
+    MEMBER = "member"  # a node that works for a job, to the others: job, member
     JOB = "job"  # the script whose job is named
     USER = "user"  # the user who is named
     ADMIN = "admin"  # the owner of the cluster

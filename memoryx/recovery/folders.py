@@ -1,6 +1,9 @@
 """Where recovery points lie: in a folder for each job one for each of its members, with a file for each point."""
 
 import contextlib
+import errno
+import hashlib
+import os
 import re
 import stat
 import time
@@ -8,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from memoryx.recovery.point_file import PARTIAL, is_point
+from memoryx.recovery.partial_file import PARTIAL
+from memoryx.recovery.point_file import is_point
 from nodes.folders import check_private
 
 SWEPT_SECONDS: Final = 24 * 3600.0  # after so long without any change a job's folder has no owner
+_COPY: Final = "-copy"  # behind the name of a member, for copies that another keeps
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _POINT: Final = re.compile(rf"([0-9]{{1,20}})(\.[0-9a-f]+{re.escape(PARTIAL)})?")
 
@@ -22,6 +27,29 @@ def member_folder(root: Path, job: str, member: str) -> Path:
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"{name[:256]!r} is no name for a folder with recovery points")
     return root / job / member
+
+
+def copy_folder(root: Path, job: str, member: str) -> Path:
+    """Of the copies of a member's points that others keep. Raises ValueError as member_folder."""
+    return member_folder(root, job, member + _COPY)
+
+
+def find_point(root: Path, job: str, member: str, number: int) -> Path:
+    """The file of a member's point, or a copy. Raises FileNotFoundError; ValueError as member_folder."""
+    for folder in (member_folder(root, job, member), copy_folder(root, job, member)):
+        path = folder / str(number)
+        if path.exists():
+            return path
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def folder_identity(root: Path) -> str:
+    """Equal for processes of one machine exactly if this is the same folder to them, by whatever path. Raises OSError.
+
+    Not the host's own identity, which differs between containers: they may share a folder.
+    """
+    boot, found = Path("/proc/sys/kernel/random/boot_id").read_text(), root.stat()
+    return hashlib.sha256(f"{boot}/{found.st_dev}/{found.st_ino}".encode()).hexdigest()[:16]
 
 
 def make_member_folder(folder: Path) -> None:
@@ -47,6 +75,13 @@ def remove_points(folder: Path, before: int) -> None:
     with contextlib.suppress(OSError):
         folder.rmdir()
         folder.parent.rmdir()
+
+
+def remove_copies(job_folder: Path, before: int) -> None:
+    """Remove the copies of points with smaller numbers, of all members of a job; and the folders likewise."""
+    for folder in _folders(job_folder):
+        if folder.name.endswith(_COPY):
+            remove_points(folder, before)
 
 
 def sweep(root: Path, older_than_seconds: float = SWEPT_SECONDS) -> None:

@@ -6,11 +6,9 @@ byte that is not checked. A file has another name until it is complete. It need 
 nothing waits until it is on the disk.
 """
 
-import contextlib
 import errno
 import json
 import os
-import secrets
 import shutil
 import struct
 from collections.abc import Mapping
@@ -19,12 +17,11 @@ from typing import Any, Final
 
 import xxhash
 
-from memoryx.files.file_pages import PassingFile
 from memoryx.files.place import Place
+from memoryx.recovery.partial_file import PartialFile, partial_path
 from wsc.v1 import plan_pb2
 
 MAGIC: Final = b"WAFERPT1"
-PARTIAL: Final = ".partial"
 READ_BYTES: Final = 4 << 20  # that are read and checked at a time
 _END: Final = struct.Struct("<QQQ")  # where the manifest begins, its bytes, and the checksum of both and of itself
 _ROOM: Final = 4096  # in the manifest, for a state with a name of usual length
@@ -49,7 +46,6 @@ class PointWriter:
         """
         self.path = folder / str(number)
         self.nbytes = sum(place.nbytes for place in places.values())
-        self._partial = folder / f"{number}.{secrets.token_hex(4)}{PARTIAL}"
         self._owner = owner
         self._places: dict[str, Place] = {}
         end = len(MAGIC)
@@ -58,14 +54,9 @@ class PointWriter:
             end += place.nbytes
         self._end = end
         self._checksums = {name: xxhash.xxh3_64() for name in places}
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor = os.open(self._partial, flags, 0o600)
-        self._pages = None if stays_in_memory else PassingFile(self._descriptor)
+        self._file = PartialFile(self.path, end + _ROOM * len(places), stays_in_memory=stays_in_memory)
         try:
-            disk = os.fstatvfs(self._descriptor)
-            if disk.f_bavail * disk.f_frsize < end + _ROOM * len(places):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            _write(self._descriptor, memoryview(MAGIC), 0)
+            self._file.write(MAGIC, 0)
         except BaseException:
             self.discard()
             raise
@@ -73,10 +64,7 @@ class PointWriter:
     def write(self, name: str, offset: int, content: memoryview) -> None:
         """The next bytes of a state, which begin at the offset. Those before have been written."""
         self._checksums[name].update(content)
-        begin = self._places[name].offset + offset
-        _write(self._descriptor, content, begin)
-        if self._pages is not None:
-            self._pages.written(begin, len(content))
+        self._file.write(content, self._places[name].offset + offset)
 
     def complete(self) -> None:
         """All states have been written: the file gets its name."""
@@ -89,20 +77,12 @@ class PointWriter:
                 ],
             }
         ).encode()
-        _write(self._descriptor, memoryview(manifest + _end(self._end, manifest)), self._end)
-        os.replace(self._partial, self.path)
-        self._close()
+        self._file.write(manifest + _end(self._end, manifest), self._end)
+        self._file.complete()
 
     def discard(self) -> None:
         """Give the file up; has no effect on one that is complete."""
-        if self._descriptor >= 0:
-            self._close()
-            with contextlib.suppress(OSError):
-                self._partial.unlink()
-
-    def _close(self) -> None:
-        os.close(self._descriptor)
-        self._descriptor = -1
+        self._file.discard()
 
 
 class PointFile:
@@ -135,6 +115,17 @@ class PointFile:
         """Of all states."""
         return sum(place.nbytes for place in self.places.values())
 
+    def check(self) -> None:
+        """Read all states, as read does, and keep nothing. Raises as read."""
+        buffer = memoryview(bytearray(READ_BYTES))
+        for name, place in self.places.items():
+            checksum = xxhash.xxh3_64()
+            for done in range(0, place.nbytes, READ_BYTES):
+                part = buffer[: place.nbytes - done]
+                self._fill(part, place.offset + done)
+                checksum.update(part)
+            self._compare(name, checksum)
+
     def read(self, name: str, target: memoryview) -> None:
         """Put a state where it belongs, which takes as many bytes as it has. What lies there is nothing if that fails.
 
@@ -148,8 +139,7 @@ class PointFile:
             part = target[done : done + READ_BYTES]
             self._fill(part, place.offset + done)
             checksum.update(part)
-        if checksum.intdigest() != self._checksums[name]:
-            raise self._damaged(f"{name} is not what was written")
+        self._compare(name, checksum)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -166,6 +156,10 @@ class PointFile:
         if _end(begin, content) != end:
             raise self._damaged("its manifest is not what was written")
         return json.loads(content)
+
+    def _compare(self, name: str, checksum: xxhash.xxh3_64) -> None:
+        if checksum.intdigest() != self._checksums[name]:
+            raise self._damaged(f"{name} is not what was written")
 
     def _bytes(self, offset: int, nbytes: int) -> bytes:
         content = bytearray(nbytes)
@@ -187,7 +181,7 @@ class PointFile:
 def copy_point(folder: Path, number: int, to: int) -> None:
     """Give a point another number as well. Raises OSError."""
     source, target = folder / str(number), folder / str(to)
-    partial = folder / f"{to}.{secrets.token_hex(4)}{PARTIAL}"
+    partial = partial_path(target)
     try:
         try:
             os.link(source, partial)
@@ -211,9 +205,3 @@ def _end(begin: int, manifest: bytes) -> bytes:
     checksum = xxhash.xxh3_64(manifest)
     checksum.update(struct.pack("<QQ", begin, len(manifest)))
     return _END.pack(begin, len(manifest), checksum.intdigest())
-
-
-def _write(descriptor: int, content: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(content):
-        done += os.pwrite(descriptor, content[done:], offset + done)

@@ -120,6 +120,9 @@ class NodeJob(Protocol):
     def drop_recovery_points(self, before: int) -> None:
         """MemoryX: remove the recovery points with smaller numbers. Other roles: nothing."""
 
+    def copy_recovery_point(self, request: node_pb2.CopyRecoveryPoint) -> None:
+        """MemoryX: keep a copy of another's file of a recovery point."""
+
     def report(self) -> observation_pb2.NodeReport | None:
         """How it goes, while an execution runs. From any thread."""
 

@@ -194,6 +194,8 @@ def _dispatch(job: NodeJob, request: node_pb2.AttachRequest, cancellation: Cance
             job.keep_recovery_point(request.keep_recovery_point)
         case "drop_recovery_points":
             job.drop_recovery_points(request.drop_recovery_points.before)
+        case "copy_recovery_point":
+            job.copy_recovery_point(request.copy_recovery_point)
         case "trace":
             job.trace(request.trace)
         case kind:

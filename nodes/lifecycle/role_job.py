@@ -120,6 +120,9 @@ class RoleJob(ABC):
     def drop_recovery_points(self, before: int) -> None:  # noqa: B027 - a default
         """A role that keeps no recovery points does nothing."""
 
+    def copy_recovery_point(self, request: node_pb2.CopyRecoveryPoint) -> None:
+        raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"{self.context.node} keeps no recovery points")
+
     def report(self) -> observation_pb2.NodeReport | None:
         # From another thread: what is dropped meanwhile still has its figures.
         program, number, links = self._program, self._number, self._links

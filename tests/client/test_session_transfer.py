@@ -35,6 +35,10 @@ VALUES = {
 TYPES = {torch.float32: FLOAT, torch.int64: INT, torch.bool: BOOL}
 
 
+def no_point(member: str, number: int) -> Path:
+    raise FileNotFoundError
+
+
 class Job:
     """One that goes on, or has failed."""
 
@@ -72,7 +76,7 @@ class Shard:
         self.listener.add_to_server(self.server)
         self.service.listen_with(self.listener)
         node_pb2_grpc.add_StateServiceServicer_to_server(self.service, self.server)
-        self.service.add_job("job", self.store, self.snapshots, lambda: self.running, pytest.fail)
+        self.service.add_job("job", self.store, self.snapshots, lambda: self.running, no_point, pytest.fail)
         self.server.start()
 
     def close(self) -> None:
@@ -223,7 +227,7 @@ def test_where_the_job_has_ended_its_end_is_told(shard: Shard, end: str) -> None
     job.failure = NodeLostError("wafer-1 died")
     if end == "dropped":
         shard.service.remove_job("job")
-        shard.service.add_job("another", shard.store, shard.snapshots, lambda: False, pytest.fail)
+        shard.service.add_job("another", shard.store, shard.snapshots, lambda: False, no_point, pytest.fail)
     else:
         for session in shard.service._jobs["job"].sessions.values():
             session.close()
@@ -232,7 +236,7 @@ def test_where_the_job_has_ended_its_end_is_told(shard: Shard, end: str) -> None
     connection.close()
     if end == "dropped":
         shard.service.remove_job("another")
-        shard.service.add_job("job", shard.store, shard.snapshots, lambda: False, pytest.fail)
+        shard.service.add_job("job", shard.store, shard.snapshots, lambda: False, no_point, pytest.fail)
 
 
 def test_a_defect_in_the_state_service_ends_the_job(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ WRONG = {
 }
 CALLERS = [
     *(Caller(kind=kind, names=()) for kind in (Kind.NODE, Kind.MANAGEMENT, Kind.ADMIN, Kind.VIEWER)),
-    *(Caller(kind=kind, names=(job,)) for kind in (Kind.COORDINATOR, Kind.JOB) for job in (OWN, OTHER)),
+    *(Caller(kind=kind, names=(job,)) for kind in (Kind.COORDINATOR, Kind.JOB, Kind.MEMBER) for job in (OWN, OTHER)),
     *(Caller(kind=Kind.USER, names=(user,)) for user in ("ada", "bob")),
     Caller(kind=Kind.LEASE, names=(OWN, "instance", "1")),
 ]
@@ -131,6 +131,8 @@ def is_open(right: Right, caller: Caller, *, knows_job: bool) -> bool:
     match right.whose, caller.kind:
         case (Whose.OWN, Kind.JOB) | (Whose.SERVED, Kind.JOB):
             return caller.name == OWN or not (knows_job or right.whose is Whose.OWN)
+        case (Whose.OWN, Kind.MEMBER):
+            return caller.name == OWN
         case (Whose.OWN, Kind.USER):
             return caller.name == OWNERS[OWN] or not OWNERS
     return True

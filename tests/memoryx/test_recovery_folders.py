@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from memoryx.recovery.folders import make_member_folder, member_folder, remove_partial, remove_points, sweep
+from memoryx.recovery.folders import (
+    folder_identity,
+    make_member_folder,
+    member_folder,
+    remove_partial,
+    remove_points,
+    sweep,
+)
 from memoryx.recovery.point_file import MAGIC
 
 
@@ -80,3 +87,14 @@ def test_jobs_that_nobody_has_touched_are_swept(tmp_path: Path) -> None:
     }
     assert not (tmp_path / "old").exists()
     sweep(tmp_path / "nothing here")
+
+
+def test_a_folder_is_the_same_by_whatever_path(tmp_path: Path) -> None:
+    first, second, link = (tmp_path / name for name in ("first", "second", "link"))
+    first.mkdir()
+    second.mkdir()
+    link.symlink_to(first)
+    assert folder_identity(first) == folder_identity(link) == folder_identity(second / ".." / "first")
+    assert folder_identity(first) != folder_identity(second)
+    with pytest.raises(FileNotFoundError):
+        folder_identity(tmp_path / "nowhere")

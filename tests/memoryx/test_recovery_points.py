@@ -16,7 +16,8 @@ from recovery_cases import recovery_points_of
 from interconnect.links.hub import Stopped
 from memoryx.files import state_memory
 from memoryx.files.state_memory import StateSettings
-from memoryx.recovery.point_file import PARTIAL, PointWriter
+from memoryx.recovery.partial_file import PARTIAL
+from memoryx.recovery.point_file import PointWriter
 from memoryx.recovery_points import RecoveryPoints
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore

@@ -195,6 +195,9 @@ class SmallJob:
             self.links[key] = pending.wait(DEADLINE)
         self.hub.add(self.links["swarmx", 0])
         self.hub.add(self.links["memoryx", 0])
+        for node in self.nodes.memoryx if self.recovery_point else ():
+            kept = node.expect("recovery_point_kept").recovery_point_kept
+            assert (kept.recovery_point, bool(kept.folder)) == (self.recovery_point, True)
         return {node.name: list(node.expect("loaded").loaded.missing_states) for node in self.nodes.all}
 
     def start(self, execution: int, num_steps: int, *, feed: bool = True, **fields: Any) -> StepSchedule:

@@ -211,6 +211,8 @@ class Epoch:
             case node_pb2.ROLE_MEMORYX:
                 load.memoryx.CopyFrom(self._plan.memoryx[member.index])
                 load.recovery_point = number
+                others = [other for other in self._nodes.topology.memoryx if other.name != member.name]
+                load.copies_at.extend(other.node.address for other in others if number)
             case node_pb2.ROLE_SWARMX:
                 load.swarmx.CopyFrom(self._plan.swarmx)
             case node_pb2.ROLE_WORKER:

@@ -1,9 +1,11 @@
 """The recovery points of a job: what it goes on from when somebody has died."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+from wsc.v1 import node_pb2
 
 # Numbers of recovery points: that of the epoch, and these bits for the order within it.
 POINT_BITS: Final = 32
@@ -33,8 +35,14 @@ class _Making:
     step: int
     keepers: frozenset[str]  # members
     workers: Sequence[str]
-    kept: set[str] = field(default_factory=set)
+    kept: dict[str, node_pb2.RecoveryPointKept] = field(default_factory=dict)
+    awaited: set[str] = field(default_factory=set)  # members of whose files copies are being made
     input_states: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether everybody has said that he keeps his states."""
+        return self.keepers <= self.kept.keys()
 
 
 class RecoveryPoints:
@@ -43,19 +51,24 @@ class RecoveryPoints:
     def __init__(
         self,
         complete: RecoveryPoint | None,
+        copy: Callable[[Mapping[str, node_pb2.RecoveryPointKept]], Collection[str]],
         on_complete: Callable[[RecoveryPoint], None],
         on_forgotten: Callable[[int], None],
     ) -> None:
         """complete: one that there is already.
 
+        copy(kept): these members keep a point, as they have said: has copies made if they are all; returns the
+        members of whose files.
         on_complete(point): those before this one are not wanted any more. on_forgotten(number): all before this number
         are not, and there is none.
         """
+        self._copy = copy
         self._on_complete = on_complete
         self._on_forgotten = on_forgotten
         self._lock = threading.Lock()
         self._complete = complete
         self._making: dict[int, _Making] = {}
+        self._put_back: dict[str, node_pb2.RecoveryPointKept] = {}  # who has gone back to the one that is complete
 
     @property
     def complete(self) -> RecoveryPoint | None:
@@ -74,12 +87,26 @@ class RecoveryPoints:
         """Those in the making will not be complete: somebody has died."""
         with self._lock:
             self._making.clear()
+            self._put_back.clear()
 
-    def kept(self, member: str, number: int) -> None:
-        """A member keeps its states under this number."""
+    def kept(self, member: str, kept: node_pb2.RecoveryPointKept) -> None:
+        """A member keeps its states."""
+        with self._lock:
+            making = self._making.get(kept.recovery_point)
+            if making is not None:
+                making.kept[member] = kept
+                if making.is_kept:
+                    making.awaited.update(self._copy(making.kept))
+            elif self._complete is not None and kept.recovery_point == self._complete.number:
+                # A copy may have been lost with whoever died.
+                self._put_back[member] = kept
+                self._copy(self._put_back)
+
+    def copied(self, member: str, number: int) -> None:
+        """There is a copy of a member's file, or there will be none."""
         with self._lock:
             if number in self._making:
-                self._making[number].kept.add(member)
+                self._making[number].awaited.discard(member)
 
     def given_up(self, number: int) -> None:
         """A member cannot keep its states: the point is waited for no longer, and an earlier one stays."""
@@ -113,7 +140,7 @@ class RecoveryPoints:
             ready = [
                 making
                 for making in self._making.values()
-                if making.keepers <= making.kept and (making.execution != execution or is_received(making.step))
+                if making.is_kept and not making.awaited and (making.execution != execution or is_received(making.step))
             ]
             if not ready:
                 return

@@ -298,6 +298,7 @@ class Load(_message.Message):
     RECOVERY_POINT_FIELD_NUMBER: _builtins.int
     DONE_STEPS_FIELD_NUMBER: _builtins.int
     INPUT_STATES_FIELD_NUMBER: _builtins.int
+    COPIES_AT_FIELD_NUMBER: _builtins.int
     execution: _builtins.int
     loader: _builtins.str
     """workers: which prepared input"""
@@ -331,6 +332,10 @@ class Load(_message.Message):
         the others. None: the loader is made to skip batches.
         """
 
+    @_builtins.property
+    def copies_at(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Who keeps states: where the others listen who may have a copy of its file of that point."""
+
     def __init__(
         self,
         *,
@@ -347,10 +352,11 @@ class Load(_message.Message):
         recovery_point: _builtins.int = ...,
         done_steps: _builtins.int = ...,
         input_states: _abc.Iterable[_builtins.bytes] | None = ...,
+        copies_at: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_steps", b"done_steps", "execution", b"execution", "input_states", b"input_states", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "recovery_point", b"recovery_point", "state_steps", b"state_steps", "swarmx", b"swarmx", "wafer", b"wafer", "wafer_number", b"wafer_number", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies_at", b"copies_at", "done_steps", b"done_steps", "execution", b"execution", "input_states", b"input_states", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "recovery_point", b"recovery_point", "state_steps", b"state_steps", "swarmx", b"swarmx", "wafer", b"wafer", "wafer_number", b"wafer_number", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_plan: _TypeAlias = _typing.Literal["wafer", "memoryx", "swarmx", "worker", "pipeline"]  # noqa: Y015
     _WhichOneofArgType_plan: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
@@ -500,6 +506,42 @@ class DropRecoveryPoints(_message.Message):
 Global___DropRecoveryPoints: _TypeAlias = DropRecoveryPoints  # noqa: Y015
 
 @_typing.final
+class CopyRecoveryPoint(_message.Message):
+    """Who keeps states: keep a copy of the file of another, whose host and disk may be lost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    RECOVERY_POINT_FIELD_NUMBER: _builtins.int
+    SAME_AS_FIELD_NUMBER: _builtins.int
+    NBYTES_FIELD_NUMBER: _builtins.int
+    member: _builtins.str
+    """whose file it is"""
+    address: _builtins.str
+    """where that member listens"""
+    recovery_point: _builtins.int
+    same_as: _builtins.int
+    """as in RecoveryPointKept; likewise:"""
+    nbytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        member: _builtins.str = ...,
+        address: _builtins.str = ...,
+        recovery_point: _builtins.int = ...,
+        same_as: _builtins.int = ...,
+        nbytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "member", b"member", "nbytes", b"nbytes", "recovery_point", b"recovery_point", "same_as", b"same_as"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyRecoveryPoint: _TypeAlias = CopyRecoveryPoint  # noqa: Y015
+
+@_typing.final
 class AttachRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -512,6 +554,7 @@ class AttachRequest(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     KEEP_RECOVERY_POINT_FIELD_NUMBER: _builtins.int
     DROP_RECOVERY_POINTS_FIELD_NUMBER: _builtins.int
+    COPY_RECOVERY_POINT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___AttachJob: ...
     @_builtins.property
@@ -530,6 +573,8 @@ class AttachRequest(_message.Message):
     def keep_recovery_point(self) -> Global___KeepRecoveryPoint: ...
     @_builtins.property
     def drop_recovery_points(self) -> Global___DropRecoveryPoints: ...
+    @_builtins.property
+    def copy_recovery_point(self) -> Global___CopyRecoveryPoint: ...
     def __init__(
         self,
         *,
@@ -542,12 +587,13 @@ class AttachRequest(_message.Message):
         trace: _observation_pb2.Trace | None = ...,
         keep_recovery_point: Global___KeepRecoveryPoint | None = ...,
         drop_recovery_points: Global___DropRecoveryPoints | None = ...,
+        copy_recovery_point: Global___CopyRecoveryPoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "drop_recovery_points", b"drop_recovery_points", "keep_recovery_point", b"keep_recovery_point", "kind", b"kind", "load", b"load", "prepare_input", b"prepare_input", "release_snapshot", b"release_snapshot", "start", b"start", "stop", b"stop", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "copy_recovery_point", b"copy_recovery_point", "drop_recovery_points", b"drop_recovery_points", "keep_recovery_point", b"keep_recovery_point", "kind", b"kind", "load", b"load", "prepare_input", b"prepare_input", "release_snapshot", b"release_snapshot", "start", b"start", "stop", b"stop", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "drop_recovery_points", b"drop_recovery_points", "keep_recovery_point", b"keep_recovery_point", "kind", b"kind", "load", b"load", "prepare_input", b"prepare_input", "release_snapshot", b"release_snapshot", "start", b"start", "stop", b"stop", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "copy_recovery_point", b"copy_recovery_point", "drop_recovery_points", b"drop_recovery_points", "keep_recovery_point", b"keep_recovery_point", "kind", b"kind", "load", b"load", "prepare_input", b"prepare_input", "release_snapshot", b"release_snapshot", "start", b"start", "stop", b"stop", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "prepare_input", "load", "start", "stop", "release_snapshot", "trace", "keep_recovery_point", "drop_recovery_points"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "prepare_input", "load", "start", "stop", "release_snapshot", "trace", "keep_recovery_point", "drop_recovery_points", "copy_recovery_point"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -713,7 +759,7 @@ Global___Stopped: _TypeAlias = Stopped  # noqa: Y015
 
 @_typing.final
 class RecoveryPointKept(_message.Message):
-    """Who keeps states: the point is complete, and outlives this process."""
+    """Who keeps states: the point is complete, and outlives this process. Told again of one that Load has put back."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -721,12 +767,18 @@ class RecoveryPointKept(_message.Message):
     NBYTES_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     GIVEN_UP_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    SAME_AS_FIELD_NUMBER: _builtins.int
     recovery_point: _builtins.int
     nbytes: _builtins.int
     seconds: _builtins.float
     """from the end of its step"""
     given_up: _builtins.bool
     """it will not be complete: the disk has no room for it"""
+    folder: _builtins.str
+    """where it lies: equal for members who share the folder; empty: not known"""
+    same_as: _builtins.int
+    """an earlier point whose file this is, by another name; 0: none"""
     def __init__(
         self,
         *,
@@ -734,14 +786,51 @@ class RecoveryPointKept(_message.Message):
         nbytes: _builtins.int = ...,
         seconds: _builtins.float = ...,
         given_up: _builtins.bool = ...,
+        folder: _builtins.str = ...,
+        same_as: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["given_up", b"given_up", "nbytes", b"nbytes", "recovery_point", b"recovery_point", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["folder", b"folder", "given_up", b"given_up", "nbytes", b"nbytes", "recovery_point", b"recovery_point", "same_as", b"same_as", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecoveryPointKept: _TypeAlias = RecoveryPointKept  # noqa: Y015
+
+@_typing.final
+class RecoveryPointCopied(_message.Message):
+    """The copy of another's file is complete, has been checked, and outlives this process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECOVERY_POINT_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    NBYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
+    recovery_point: _builtins.int
+    member: _builtins.str
+    """whose file it is"""
+    nbytes: _builtins.int
+    seconds: _builtins.float
+    given_up: _builtins.bool
+    """there will be none"""
+    def __init__(
+        self,
+        *,
+        recovery_point: _builtins.int = ...,
+        member: _builtins.str = ...,
+        nbytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        given_up: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["given_up", b"given_up", "member", b"member", "nbytes", b"nbytes", "recovery_point", b"recovery_point", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveryPointCopied: _TypeAlias = RecoveryPointCopied  # noqa: Y015
 
 @_typing.final
 class Failure(_message.Message):
@@ -822,6 +911,7 @@ class AttachResponse(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     SPANS_FIELD_NUMBER: _builtins.int
     RECOVERY_POINT_KEPT_FIELD_NUMBER: _builtins.int
+    RECOVERY_POINT_COPIED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached: ...
     @_builtins.property
@@ -842,6 +932,8 @@ class AttachResponse(_message.Message):
     def spans(self) -> _observation_pb2.Spans: ...
     @_builtins.property
     def recovery_point_kept(self) -> Global___RecoveryPointKept: ...
+    @_builtins.property
+    def recovery_point_copied(self) -> Global___RecoveryPointCopied: ...
     def __init__(
         self,
         *,
@@ -855,12 +947,13 @@ class AttachResponse(_message.Message):
         events: _observation_pb2.JobEvents | None = ...,
         spans: _observation_pb2.Spans | None = ...,
         recovery_point_kept: Global___RecoveryPointKept | None = ...,
+        recovery_point_copied: Global___RecoveryPointCopied | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "events", b"events", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "recovery_point_kept", b"recovery_point_kept", "snapshot", b"snapshot", "spans", b"spans", "stopped", b"stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "events", b"events", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "recovery_point_copied", b"recovery_point_copied", "recovery_point_kept", b"recovery_point_kept", "snapshot", b"snapshot", "spans", b"spans", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "events", b"events", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "recovery_point_kept", b"recovery_point_kept", "snapshot", b"snapshot", "spans", b"spans", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "events", b"events", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "recovery_point_copied", b"recovery_point_copied", "recovery_point_kept", b"recovery_point_kept", "snapshot", b"snapshot", "spans", b"spans", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "loaded", "finished", "failed", "snapshot", "stopped", "input_state", "events", "spans", "recovery_point_kept"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "loaded", "finished", "failed", "snapshot", "stopped", "input_state", "events", "spans", "recovery_point_kept", "recovery_point_copied"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1096,3 +1189,54 @@ class InitialiseStatesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InitialiseStatesResponse: _TypeAlias = InitialiseStatesResponse  # noqa: Y015
+
+@_typing.final
+class ReadRecoveryPointRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    RECOVERY_POINT_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    member: _builtins.str
+    """whose file it is"""
+    recovery_point: _builtins.int
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        member: _builtins.str = ...,
+        recovery_point: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "member", b"member", "recovery_point", b"recovery_point"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadRecoveryPointRequest: _TypeAlias = ReadRecoveryPointRequest  # noqa: Y015
+
+@_typing.final
+class RecoveryPointPart(_message.Message):
+    """The next bytes of the file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NBYTES_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    nbytes: _builtins.int
+    """of the whole file"""
+    content: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        nbytes: _builtins.int = ...,
+        content: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "nbytes", b"nbytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveryPointPart: _TypeAlias = RecoveryPointPart  # noqa: Y015

@@ -100,7 +100,7 @@ class NodeService:
 class StateServiceStub:
     """State on its way between the client and a MemoryX shard, or in layer pipelined mode the wafer, which is shard 0: set up
     here, the bytes go over a link. Values that a program makes are made there: staged while nobody knows yet where they
-    will lie, or at their places.
+    will lie, or at their places. Files of recovery points, their own and the copies of others', are read by other members.
     """
 
     def __init__(self, channel):
@@ -134,12 +134,17 @@ class StateServiceStub:
                 request_serializer=wsc_dot_v1_dot_node__pb2.InitialiseStatesRequest.SerializeToString,
                 response_deserializer=wsc_dot_v1_dot_node__pb2.InitialiseStatesResponse.FromString,
                 _registered_method=True)
+        self.ReadRecoveryPoint = channel.unary_stream(
+                '/wsc.v1.StateService/ReadRecoveryPoint',
+                request_serializer=wsc_dot_v1_dot_node__pb2.ReadRecoveryPointRequest.SerializeToString,
+                response_deserializer=wsc_dot_v1_dot_node__pb2.RecoveryPointPart.FromString,
+                _registered_method=True)
 
 
 class StateServiceServicer:
     """State on its way between the client and a MemoryX shard, or in layer pipelined mode the wafer, which is shard 0: set up
     here, the bytes go over a link. Values that a program makes are made there: staged while nobody knows yet where they
-    will lie, or at their places.
+    will lie, or at their places. Files of recovery points, their own and the copies of others', are read by other members.
     """
 
     def OpenState(self, request, context):
@@ -167,6 +172,12 @@ class StateServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def InitialiseStates(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadRecoveryPoint(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -200,6 +211,11 @@ def add_StateServiceServicer_to_server(servicer, server):
                     request_deserializer=wsc_dot_v1_dot_node__pb2.InitialiseStatesRequest.FromString,
                     response_serializer=wsc_dot_v1_dot_node__pb2.InitialiseStatesResponse.SerializeToString,
             ),
+            'ReadRecoveryPoint': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadRecoveryPoint,
+                    request_deserializer=wsc_dot_v1_dot_node__pb2.ReadRecoveryPointRequest.FromString,
+                    response_serializer=wsc_dot_v1_dot_node__pb2.RecoveryPointPart.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'wsc.v1.StateService', rpc_method_handlers)
@@ -211,7 +227,7 @@ def add_StateServiceServicer_to_server(servicer, server):
 class StateService:
     """State on its way between the client and a MemoryX shard, or in layer pipelined mode the wafer, which is shard 0: set up
     here, the bytes go over a link. Values that a program makes are made there: staged while nobody knows yet where they
-    will lie, or at their places.
+    will lie, or at their places. Files of recovery points, their own and the copies of others', are read by other members.
     """
 
     @staticmethod
@@ -339,6 +355,33 @@ class StateService:
             '/wsc.v1.StateService/InitialiseStates',
             wsc_dot_v1_dot_node__pb2.InitialiseStatesRequest.SerializeToString,
             wsc_dot_v1_dot_node__pb2.InitialiseStatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadRecoveryPoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/wsc.v1.StateService/ReadRecoveryPoint',
+            wsc_dot_v1_dot_node__pb2.ReadRecoveryPointRequest.SerializeToString,
+            wsc_dot_v1_dot_node__pb2.RecoveryPointPart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,7 +53,7 @@ def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _ty
 class StateServiceStub:
     """State on its way between the client and a MemoryX shard, or in layer pipelined mode the wafer, which is shard 0: set up
     here, the bytes go over a link. Values that a program makes are made there: staged while nobody knows yet where they
-    will lie, or at their places.
+    will lie, or at their places. Files of recovery points, their own and the copies of others', are read by other members.
     """
 
     @_typing.overload
@@ -65,12 +65,13 @@ class StateServiceStub:
     WriteState: _grpc.UnaryUnaryMultiCallable[_node_pb2.TransferStateRequest, _node_pb2.TransferStateResponse]
     StageStates: _grpc.UnaryUnaryMultiCallable[_node_pb2.StageStatesRequest, _node_pb2.StageStatesResponse]
     InitialiseStates: _grpc.UnaryUnaryMultiCallable[_node_pb2.InitialiseStatesRequest, _node_pb2.InitialiseStatesResponse]
+    ReadRecoveryPoint: _grpc.UnaryStreamMultiCallable[_node_pb2.ReadRecoveryPointRequest, _node_pb2.RecoveryPointPart]
 
 @_typing.type_check_only
 class StateServiceAsyncStub(StateServiceStub):
     """State on its way between the client and a MemoryX shard, or in layer pipelined mode the wafer, which is shard 0: set up
     here, the bytes go over a link. Values that a program makes are made there: staged while nobody knows yet where they
-    will lie, or at their places.
+    will lie, or at their places. Files of recovery points, their own and the copies of others', are read by other members.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -79,11 +80,12 @@ class StateServiceAsyncStub(StateServiceStub):
     WriteState: _aio.UnaryUnaryMultiCallable[_node_pb2.TransferStateRequest, _node_pb2.TransferStateResponse]  # type: ignore[assignment]
     StageStates: _aio.UnaryUnaryMultiCallable[_node_pb2.StageStatesRequest, _node_pb2.StageStatesResponse]  # type: ignore[assignment]
     InitialiseStates: _aio.UnaryUnaryMultiCallable[_node_pb2.InitialiseStatesRequest, _node_pb2.InitialiseStatesResponse]  # type: ignore[assignment]
+    ReadRecoveryPoint: _aio.UnaryStreamMultiCallable[_node_pb2.ReadRecoveryPointRequest, _node_pb2.RecoveryPointPart]  # type: ignore[assignment]
 
 class StateServiceServicer(metaclass=_abc_1.ABCMeta):
     """State on its way between the client and a MemoryX shard, or in layer pipelined mode the wafer, which is shard 0: set up
     here, the bytes go over a link. Values that a program makes are made there: staged while nobody knows yet where they
-    will lie, or at their places.
+    will lie, or at their places. Files of recovery points, their own and the copies of others', are read by other members.
     """
 
     @_abc_1.abstractmethod
@@ -120,5 +122,12 @@ class StateServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.InitialiseStatesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.InitialiseStatesResponse, _abc.Awaitable[_node_pb2.InitialiseStatesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ReadRecoveryPoint(
+        self,
+        request: _node_pb2.ReadRecoveryPointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_node_pb2.RecoveryPointPart], _abc.AsyncIterator[_node_pb2.RecoveryPointPart]]: ...
 
 def add_StateServiceServicer_to_server(servicer: StateServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

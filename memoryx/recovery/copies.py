@@ -1,0 +1,183 @@
+"""Copies of the recovery points of other members, and of this member's with others: a host and its disk may be lost."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from interconnect.links.cancellation import CancellationToken
+from interconnect.security.own_tokens import cluster_secret
+from interconnect.security.tokens import Kind
+from interconnect.threads import GuardedThread
+from memoryx.recovery.folders import copy_folder, find_point, make_member_folder, remove_copies
+from memoryx.recovery.partial_file import PartialFile
+from memoryx.recovery.point_file import DamagedPoint, copy_point
+from memoryx.recovery.transfer import NotFetched, fetch
+from nodes.folders import RECOVERY_VARIABLE, why_not_kept
+from nodes.telemetry.advice import advise
+from wsc.v1 import node_pb2
+
+# As much again stays free, for the member's own points.
+COPY_ROOMS: Final = 2
+# A source that takes longer hangs, and the point is not to wait for its copy.
+COPY_SECONDS: Final = 60.0
+SLOWEST_BYTES_PER_SECOND: Final = 10e6
+
+logger = logging.getLogger(__name__)
+
+
+class PointCopies:
+    """Of one member of one job; a thread makes those of others' files. Commands come from one thread."""
+
+    def __init__(
+        self,
+        root: Callable[[], Path],
+        job: str,
+        member: str,
+        announce: Callable[[node_pb2.RecoveryPointCopied], None],
+        on_defect: Callable[[Exception], None],
+        *,
+        stays_in_memory: bool,
+    ) -> None:
+        """
+        root: finds the folder with those of all jobs. announce: tells the coordinator that a copy is complete.
+        on_defect(error): what the thread has ended by. stays_in_memory: as of PartialFile.
+        """
+        self._root = root
+        self._job = job
+        self._member = member
+        self._announce = announce
+        self._on_defect = on_defect
+        self._stays_in_memory = stays_in_memory
+        self._sources: Sequence[str] = ()
+        self._cancellation = CancellationToken()
+        self._lock = threading.Lock()
+        self._dropped = 0  # copies with smaller numbers are not wanted
+        self._closed = False
+        self._copying = (0, CancellationToken())  # the number of what is being copied
+        self._advised = False
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: GuardedThread | None = None
+
+    def find(self, member: str, number: int) -> Path:
+        """The file of a point: of this member, or a copy. Raises FileNotFoundError; ValueError for an odd name."""
+        return find_point(self._root(), self._job, member, number)
+
+    # -- what this member has lost
+
+    def expect_loss(self, sources: Sequence[str], cancellation: CancellationToken) -> None:
+        """What the next load does not find here may lie with those who listen at these addresses."""
+        self._sources, self._cancellation = sources, cancellation
+
+    def fetch(self, path: Path) -> bool:
+        """Get this member's own file of a point from who has a copy; False if nobody has. Raises OSError."""
+        begin = time.monotonic()
+        make_member_folder(path.parent)
+        for address in self._sources:
+            try:
+                # The Load that it is for has a deadline.
+                file = self._fetch(address, self._member, path, 1, None, self._cancellation)
+            except (NotFetched, DamagedPoint) as error:
+                _log(error)
+                continue
+            file.complete()
+            logger.info("recovery point %s came from %s, in %.2f s", path.name, address, time.monotonic() - begin)
+            return True
+        return False
+
+    # -- what others may lose
+
+    def copy(self, request: node_pb2.CopyRecoveryPoint) -> None:
+        """Make a copy, and announce it or that there is none."""
+        if self._thread is None:
+            self._thread = GuardedThread(self._run, name="recovery-copies", on_defect=self._on_defect)
+            self._thread.start()
+        self._work.put(lambda: self._copy(request))
+
+    def drop(self, before: int) -> None:
+        """Remove the copies with smaller numbers; those of a process that was here before, too."""
+        folder = self._root() / self._job
+        with self._lock:
+            self._dropped = max(self._dropped, before)
+            number, cancellation = self._copying
+            if number < before:
+                cancellation.cancel()
+        if self._thread is None:
+            remove_copies(folder, before)
+        else:
+            self._work.put(lambda: remove_copies(folder, before))
+
+    def close(self) -> None:
+        """Give up what is not complete, and end the thread. The files stay."""
+        with self._lock:
+            self._closed = True
+            self._copying[1].cancel()
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join()
+
+    # -- in the thread that copies
+
+    def _run(self) -> None:
+        for work in iter(self._work.get, None):
+            work()
+
+    def _copy(self, request: node_pb2.CopyRecoveryPoint) -> None:
+        begin, number, cancellation = time.monotonic(), request.recovery_point, CancellationToken()
+        with self._lock:
+            if self._closed or number < self._dropped:
+                return
+            self._copying = number, cancellation
+        path = copy_folder(self._root(), self._job, request.member) / str(number)
+        copied = node_pb2.RecoveryPointCopied(recovery_point=number, member=request.member, given_up=True)
+        try:
+            self._make(request, path, cancellation)
+            copied.nbytes, copied.given_up = path.stat().st_size, False
+        except FileNotFoundError:
+            pass  # dropped by another member with this folder
+        except OSError as error:
+            self._advise(request, path, error)
+        except (NotFetched, DamagedPoint) as error:
+            _log(error)
+        copied.seconds = time.monotonic() - begin
+        self._announce(copied)
+
+    def _make(self, request: node_pb2.CopyRecoveryPoint, path: Path, cancellation: CancellationToken) -> None:
+        make_member_folder(path.parent)
+        if path.exists():
+            return
+        if request.same_as and (path.parent / str(request.same_as)).exists():
+            copy_point(path.parent, request.same_as, request.recovery_point)
+            return
+        timeout = COPY_SECONDS + request.nbytes / SLOWEST_BYTES_PER_SECOND
+        self._fetch(request.address, request.member, path, COPY_ROOMS, timeout, cancellation).complete()
+
+    def _fetch(
+        self, address: str, member: str, path: Path, rooms: int, timeout: float | None, cancellation: CancellationToken
+    ) -> PartialFile:
+        request = node_pb2.ReadRecoveryPointRequest(job=self._job, member=member, recovery_point=int(path.name))
+        return fetch(
+            address,
+            cluster_secret().token(Kind.MEMBER, self._job, self._member),
+            request,
+            path,
+            rooms=rooms,
+            stays_in_memory=self._stays_in_memory,
+            cancellation=cancellation,
+            timeout=timeout,
+        )
+
+    def _advise(self, request: node_pb2.CopyRecoveryPoint, path: Path, error: OSError) -> None:
+        told, self._advised = self._advised, True
+        if not told:
+            why = why_not_kept(path.parent, COPY_ROOMS * request.nbytes, error.strerror, RECOVERY_VARIABLE)
+            lost = f"If the host of {request.member} is lost with its disk, the job may end"
+            advise("recovery-copy", f"{lost}: no copy of its recovery point in {why}")
+
+
+def _log(error: Exception) -> None:
+    """Damage is worth a warning; that somebody has no file, or is gone, is not."""
+    logger.log(logging.WARNING if isinstance(error, DamagedPoint) else logging.INFO, "%s", error)

@@ -1,0 +1,127 @@
+"""Who copies whose recovery points, and when a point of which there are copies is complete."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+import pytest
+
+from appliance.coordinator.execution.recovery_points import RecoveryPoints
+from appliance.coordinator.recovery.copies import Keeper, choose_copiers
+from wsc.v1 import node_pb2
+
+
+def keepers(*places: str) -> list[Keeper]:
+    """Of each its host and its folder: "A1" is folder 1 on host A, "A" one that is not known."""
+    return [Keeper(name=str(n), host=place[0], folder=place if place[1:] else "") for n, place in enumerate(places)]
+
+
+def test_who_share_a_folder_copy_nothing() -> None:
+    assert choose_copiers(keepers("A1")) == {}
+    assert choose_copiers(keepers("A1", "A1", "A1")) == {}
+    one_volume = [Keeper(name=str(n), host=str(n), folder="the same") for n in range(3)]
+    assert choose_copiers(one_volume) == {}
+
+
+def test_what_is_not_known_is_not_copied() -> None:
+    assert choose_copiers(keepers("A", "B", "C1")) == {}
+    assert choose_copiers(keepers("A", "B1", "C1")) == {"1": "2", "2": "1"}
+
+
+def test_the_next_copies() -> None:
+    assert choose_copiers(keepers("A1", "B1", "C1")) == {"0": "1", "1": "2", "2": "0"}
+    assert choose_copiers(keepers("A1", "A2")) == {"0": "1", "1": "0"}  # two disks of one host
+
+
+def test_another_host_comes_before_another_disk() -> None:
+    assert choose_copiers(keepers("A1", "A2", "B1")) == {"0": "2", "1": "2", "2": "0"}
+
+
+@pytest.mark.parametrize(
+    "places", [["A1"] * 4 + ["B1"] * 4, ["A1", "B1"] * 3, ["A1", "A1", "B1", "B1", "C1", "C1"], ["A1", "A1", "B1"]]
+)
+def test_copies_are_spread(places: list[str]) -> None:
+    chosen = choose_copiers(keepers(*places))
+    assert len(chosen) == len(places)
+    assert all(places[int(owner)] != places[int(copier)] for owner, copier in chosen.items())
+    most = max(Counter(chosen.values()).values())
+    assert most == (2 if len(set(Counter(places).values())) > 1 else 1)
+
+
+class Points:
+    """Two members keep points, of whom the copies named are made."""
+
+    def __init__(self, copies: Collection[str]) -> None:
+        self.asked: list[dict[str, str]] = []  # folders
+        self._copies = copies
+        self.completed: list[int] = []
+        self.points = RecoveryPoints(None, self._copy, lambda point: self.completed.append(point.number), print)
+
+    def _copy(self, kept: Mapping[str, node_pb2.RecoveryPointKept]) -> Collection[str]:
+        self.asked.append({member: each.folder for member, each in kept.items()})
+        return self._copies
+
+    def make(self, number: int) -> None:
+        self.points.make(number, execution=1, step=number, keepers=["a", "b"], workers=())
+
+    def kept(self, member: str, number: int) -> None:
+        self.points.kept(member, node_pb2.RecoveryPointKept(recovery_point=number, folder=f"disk of {member}"))
+
+    def settle(self) -> list[int]:
+        self.points.settle(1, lambda step: True)
+        return self.completed
+
+
+def test_a_point_is_complete_when_all_copies_are() -> None:
+    points = Points(["a", "b"])
+    points.make(1)
+    points.kept("a", 1)
+    assert not points.asked
+    points.kept("b", 1)
+    assert points.asked == [{"a": "disk of a", "b": "disk of b"}]
+    assert points.settle() == []
+    points.points.copied("a", 1)
+    points.points.copied("a", 1)
+    points.points.copied("b", 7)
+    assert points.settle() == []
+    points.points.copied("b", 1)
+    assert points.settle() == [1]
+    assert points.points.is_over(1)
+
+
+def test_without_copies_a_point_is_complete_when_all_have_kept_it() -> None:
+    points = Points([])
+    points.make(1)
+    points.kept("a", 1)
+    points.kept("b", 1)
+    assert points.settle() == [1]
+
+
+def test_a_later_point_takes_the_place_of_one_that_waits_for_a_copy() -> None:
+    points = Points(["a"])
+    for number in (1, 2):
+        points.make(number)
+        points.kept("a", number)
+        points.kept("b", number)
+    points.points.copied("a", 2)
+    assert points.settle() == [2]
+    points.points.copied("a", 1)
+    points.kept("b", 1)
+    assert points.settle() == [2]
+    assert len(points.asked) == 2
+
+
+def test_copies_of_the_point_that_the_job_has_gone_back_to_are_made_again() -> None:
+    """Nothing waits for them."""
+    points = Points([])
+    points.make(1)
+    points.kept("a", 1)
+    points.kept("b", 1)
+    assert points.settle() == [1]
+    points.points.give_up()
+    points.asked.clear()
+    points.kept("b", 1)
+    points.points.give_up()  # another has died meanwhile
+    points.kept("a", 1)
+    points.kept("b", 1)
+    assert points.asked[1:] == [{"a": "disk of a"}, {"a": "disk of a", "b": "disk of b"}]
+    assert points.settle() == [1]
