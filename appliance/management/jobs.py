@@ -31,7 +31,7 @@ class Job:
     started: float = 0.0  # 0: it has had no nodes yet
     ended: float = 0.0  # 0: it has not
     coordinator: str = ""  # its address, once it has said hello
-    process: CoordinatorProcess | None = None  # the coordinator's, if this management service had it started
+    process: CoordinatorProcess | None = None  # the coordinator's, as far as it is known
     report: management_pb2.JobReport = field(
         default_factory=lambda: management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
     )

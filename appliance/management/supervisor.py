@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from appliance.coordinator.settings import END_SECONDS, CoordinatorHome
 from appliance.management.coordination import Coordination
-from appliance.management.coordinator_process import CoordinatorProcess, IngressProcess, ProcessLost
+from appliance.management.coordinator_process import CoordinatorProcess, IngressProcess, ProcessLost, process_of
 from appliance.management.jobs import ENDED, Job, JobTable
 from appliance.management.registry import NodeRegistry
 from appliance.management.settings import ManagementSettings
@@ -80,11 +80,7 @@ class Supervisor:
         except SpawnError as error:
             self._end(job, management_pb2.JOB_PHASE_FAILED, str(error))
             raise
-        GuardedThread(
-            lambda: self._watch_coordinators(job, ingress),
-            name=f"coordinator-{job.name}",
-            on_defect=lambda error: self._watch_failed(job, error),
-        ).start()
+        self._begin_watch(job, ingress)
         return job
 
     def _start_coordinator(self, job: Job, ingress: str, *, restarted: bool = False) -> CoordinatorProcess:
@@ -98,6 +94,14 @@ class Supervisor:
             restarted=restarted,
         )
         return IngressProcess(ingress, start) if ingress else self._home.start(start)
+
+    def _begin_watch(self, job: Job, ingress: str) -> None:
+        """Of a job whose coordinator's process is known."""
+        GuardedThread(
+            lambda: self._watch_coordinators(job, ingress),
+            name=f"coordinator-{job.name}",
+            on_defect=lambda error: self._watch_failed(job, error),
+        ).start()
 
     def _watch_failed(self, job: Job, error: Exception) -> None:
         """A coordinator that nobody watches must not keep nodes."""
@@ -172,6 +176,10 @@ class Supervisor:
         job = self.jobs.adopt(hello)
         self.registry.open(job.name, hello.nodes)
         logger.info("%s is back", job.name)
+        job.coordinator = hello.address
+        job.process = process_of(hello)
+        if job.process is not None:
+            self._begin_watch(job, "")
         return job
 
     def attach(self, job: Job, address: str, coordination: Coordination) -> None:

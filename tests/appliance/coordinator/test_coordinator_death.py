@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from appliance.coordinator import record
+from appliance.coordinator import management_link, record
 from appliance.coordinator.execution import execution_points
 from appliance.coordinator.recovery import point_schedule, recovery
 from appliance.ingress.process import Ingress, IngressSettings
@@ -17,6 +17,7 @@ from cstorch.errors import ClusterError, NodeLostError
 from cstorch.session import job as session_job
 from cstorch.session.execution.stream import ExecutionStream
 from cstorch.session.job import Job
+from nodes.lifecycle import registration
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -134,6 +135,27 @@ def test_while_steps_run(cluster: Any, script: Callable[..., Script]) -> None:
     one.begin(5)
     one.start()
     one.finish(5)
+
+
+def test_whose_management_had_been_started_anew(
+    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (management_link, registration):
+        monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
+    one = script()
+    one.begin(NUM_STEPS)
+    one.start()
+    go = hold(cluster, 15)
+    one.run(10)
+    coordinator, address = one.coordinator(), cluster.address
+    cluster.stop_management()
+    cluster.start_management(address)
+    cluster.until(lambda: cluster.jobs())
+    coordinator.kill()
+    cluster.until(lambda: one.job.turn)
+    go.set()
+    one.finish(NUM_STEPS)
+    assert one.info().num_restarts == 1
 
 
 def test_from_the_last_point_that_was_complete(
