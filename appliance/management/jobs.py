@@ -38,7 +38,7 @@ class Job:
     nodes: Sequence[management_pb2.NodeInfo] = ()  # that it was given
     cancelled: bool = False
     losses: list[float] = field(default_factory=list)  # monotonic: when coordinators of it ended by no wish of anybody
-    away_since: float | None = None  # monotonic: when the coordinator, whose process we do not know, was last heard of
+    away_since: float | None = None  # monotonic: when the coordinator, which has no stream to us, was last heard of
     history: JobHistory = field(default_factory=JobHistory)
     started_or_over: Changes = field(default_factory=Changes)  # of `coordinator` and `over`
     over: threading.Event = field(default_factory=threading.Event)
