@@ -158,7 +158,8 @@ def test_whose_management_had_been_started_anew(
     cluster.until(lambda: one.job.turn)
     go.set()
     one.finish(NUM_STEPS)
-    assert one.info().num_restarts == 1
+    causes = [restart.cause for restart in one.info().restarts]
+    assert causes == [f"the coordinator of {one.job.name} died, and another has taken up the job"]
 
 
 def test_from_the_last_point_that_was_complete(
