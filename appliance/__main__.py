@@ -125,7 +125,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 cache_root=settings.cache_root,
                 compile_root=settings.compile_root,
                 terminated="its cluster went down",
-                outlives=True,
             )
         )
         if page is not None:

@@ -67,7 +67,7 @@ class Job:
         self.verdict = Verdict(self._failed)
         self._record = record
         seconds = replacement_seconds() if record.turn else SESSION_SECONDS
-        self.session = ClientSession(self._cancelled, self.verdict.report_defect, seconds)
+        self.session = ClientSession(self._cancelled, self.verdict.report_defect, seconds, settings.ingress)
         self.plans = Plans(settings.cache, compile_step, record)
         self._reporter = JobReporter(management.report)
         self._nodes = JobNodes(
@@ -137,6 +137,7 @@ class Job:
 
     def client_left(self) -> None:
         """The session's stream has ended: so has the job."""
+        self.session.check_ingress()
         with self._changed:
             is_idle = self._executions.current is None and not self._executions.is_awaited
             self._succeeded = self._ready and is_idle and self.verdict.failure is None

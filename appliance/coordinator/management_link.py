@@ -6,6 +6,7 @@ answers at the same address, and its hello says all that management must know.
 
 import collections
 import math
+import os
 import queue
 import threading
 import time
@@ -16,10 +17,12 @@ from typing import Protocol, TypeAlias
 import grpc
 
 from appliance.coordinator.settings import CoordinatorSettings
+from interconnect.links.handshake import host_id
 from interconnect.rpc.server import make_channel
 from interconnect.security.own_tokens import cluster_secret
 from interconnect.security.tokens import Kind
 from interconnect.threads import GuardedThread, GuardedTimer
+from nodes.launch.child import process_started
 from nodes.lifecycle.registration import REFUSALS
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2
 
@@ -211,6 +214,8 @@ class ManagementLink:
                 hello.report.CopyFrom(self._report)
                 hello.created, hello.started = settings.created, self._started
                 hello.nodes.extend(self._nodes)
+                hello.process_id, hello.process_started = os.getpid(), process_started(os.getpid())
+                hello.host, hello.ingress = host_id(), settings.ingress
             requests.put(management_pb2.CoordinateRequest(hello=hello))
             self._asked = collections.deque(asked for asked in self._asked if not asked.abandoned)
             for asked in self._asked:

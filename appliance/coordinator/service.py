@@ -123,8 +123,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 grpc.StatusCode.FAILED_PRECONDITION, "the job is in an execution: it can take the next after it"
             )
             return
-        if not context.add_callback(execution.abandon):
+
+        def left() -> None:
+            self._job.session.check_ingress()
             execution.abandon()
+
+        if not context.add_callback(left):
+            left()
         failure: node_pb2.Failure | None = None
         try:
             yield from self._run(execution, request_iterator)
@@ -159,6 +164,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 yield from self._load_and_start(execution)
             yield from execution.responses()
         except GeneratorExit:  # gRPC drops a generator whose client is gone
+            self._job.session.check_ingress()
             with contextlib.suppress(JobFailed, TimeoutError):
                 self._stop(execution)
             raise

@@ -1,13 +1,17 @@
 """The client's session: what the client is told while the job lasts, and whether it is there at all."""
 
 import queue
+import socket
 import threading
 from collections.abc import Callable, Iterator
 
+from interconnect.rpc.address import split_address
 from interconnect.threads import GuardedTimer
 from wsc.v1 import coordinator_pb2
 
 SESSION_SECONDS = 10.0  # until the client must have come
+LISTENS_SECONDS = 1.0
+ORPHANED_SECONDS = 10.0  # until a process whose ingress has died must have been ended, too
 
 
 class ClientSession:
@@ -18,8 +22,13 @@ class ClientSession:
         on_missing: Callable[[str], None],
         on_defect: Callable[[Exception], None],
         seconds: float,
+        ingress: str = "",
     ) -> None:
-        """on_missing(message): no client has come within so many seconds. on_defect(error): of what waits."""
+        """on_missing(message): no client has come within so many seconds. on_defect(error): of what waits.
+
+        ingress: the address of the one that runs this process; empty: none does.
+        """
+        self._ingress = ingress
         self._lock = threading.Lock()
         self._opened = threading.Event()
         self._messages: queue.SimpleQueue[coordinator_pb2.SessionResponse | None] = queue.SimpleQueue()
@@ -43,6 +52,14 @@ class ClientSession:
             self._opened.set()
         return True
 
+    def check_ingress(self) -> None:
+        """To be called before the end of a connection is taken for the client's wish.
+
+        Where the ingress has died it was not: then this process is about to be ended as well, which is waited for here.
+        """
+        if self._ingress and not _listens(self._ingress):
+            threading.Event().wait(ORPHANED_SECONDS)
+
     def wait_until_open(self, seconds: float) -> None:
         """For a client that is on its way."""
         self._opened.wait(seconds)
@@ -59,3 +76,15 @@ class ClientSession:
         """Nothing more is told."""
         self._timeout.cancel()
         self._messages.put(None)
+
+
+def _listens(address: str) -> bool:
+    """Whether somebody takes connections there, on this host."""
+    host, port = split_address(address)
+    try:
+        socket.create_connection((host.strip("[]"), port), LISTENS_SECONDS).close()
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+    return True

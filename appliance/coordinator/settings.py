@@ -26,6 +26,7 @@ class CoordinatorSettings:
     cache: Path  # folder of the compiled artifacts
     cache_root: Path  # takes the key that these are authenticated with
     terminated: str  # what has happened if the process is told to end, for the user: "its cluster went down"
+    ingress: str = ""  # the address of the one that runs it; empty: management does
     restarted: bool = False  # in place of one that has ended by no wish of anybody
 
 
@@ -38,7 +39,7 @@ class CoordinatorHome:
     cache_root: Path
     compile_root: Path | None  # below which scripts may name folders of their own; None: the cache root alone
     terminated: str  # as in their settings
-    outlives: bool  # whether they outlive that process
+    ingress: str = ""  # likewise; they do not outlive an ingress
 
     def start(self, request: ingress_pb2.RunCoordinatorRequest) -> Child:
         """A coordinator in a process of its own. Raises SpawnError, or FolderRefused."""
@@ -51,9 +52,10 @@ class CoordinatorHome:
             cache=cache_directory(self.cache_root, self.compile_root, request.compile_dir),
             cache_root=self.cache_root,
             terminated=self.terminated,
+            ingress=self.ingress,
             restarted=request.restarted,
         )
-        return _start(settings, outlives=self.outlives)
+        return _start(settings, outlives=not self.ingress)
 
 
 class FolderRefused(ValueError):

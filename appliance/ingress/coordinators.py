@@ -1,4 +1,7 @@
-"""The coordinators that this ingress runs: management asks for them, and they go on when it dies, but end with us."""
+"""The coordinators that this ingress runs: management asks for them, and they go on when it dies, but end with us.
+
+Where we die, management has the ingress that is started in our place run others, which take up the jobs.
+"""
 
 import asyncio
 import logging
@@ -42,6 +45,8 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
         job = request.job
         if self._closing:
             raise SpawnError("the ingress is going down")
+        if request.restarted and job in self._runs:
+            return self._runs[job]
         if job in self._runs:
             raise SpawnError(f"{job} has a coordinator")
         run = self._runs[job] = asyncio.create_task(self._run(request))

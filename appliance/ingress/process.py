@@ -54,7 +54,7 @@ class Ingress:
                 cache_root=settings.cache_root,
                 compile_root=settings.compile_root,
                 terminated=f"the ingress at {self.address}, where its coordinator ran, went down, or the cluster did",
-                outlives=False,
+                ingress=self.address,
             )
         )
         ingress_pb2_grpc.add_IngressServicer_to_server(self._coordinators, server)

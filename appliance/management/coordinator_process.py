@@ -1,4 +1,4 @@
-"""The process of a job's coordinator, as management knows it: a child of its own, or one that an ingress runs."""
+"""The process of a job's coordinator, as management knows it: a child, one of its predecessor's, or an ingress'."""
 
 import logging
 import threading
@@ -6,10 +6,12 @@ from typing import Final, Protocol
 
 import grpc
 
+from interconnect.links.handshake import host_id
 from interconnect.rpc.server import make_channel
 from interconnect.security.own_tokens import cluster_secret
 from interconnect.security.tokens import Kind
-from wsc.v1 import ingress_pb2, ingress_pb2_grpc
+from nodes.launch.child import Child
+from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2
 
 END_SECONDS: Final = 2.0  # until an ingress must have passed a signal on
 
@@ -86,3 +88,10 @@ class IngressProcess:
                 self._stub.EndCoordinator(request, timeout=END_SECONDS)
             except grpc.RpcError as error:
                 logger.warning("the ingress at %s did not end %s: %s", self._ingress, self._job, error)
+
+
+def process_of(hello: management_pb2.CoordinatorHello) -> Child | None:
+    """A coordinator that an earlier management service had started; None where it has ended, or is not on this host."""
+    if hello.ingress or hello.host != host_id():
+        return None
+    return Child.find("appliance.coordinator", hello.process_id, hello.process_started)

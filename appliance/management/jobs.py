@@ -31,14 +31,14 @@ class Job:
     started: float = 0.0  # 0: it has had no nodes yet
     ended: float = 0.0  # 0: it has not
     coordinator: str = ""  # its address, once it has said hello
-    process: CoordinatorProcess | None = None  # the coordinator's, if this management service had it started
+    process: CoordinatorProcess | None = None  # the coordinator's, as far as it is known
     report: management_pb2.JobReport = field(
         default_factory=lambda: management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
     )
     nodes: Sequence[management_pb2.NodeInfo] = ()  # that it was given
     cancelled: bool = False
     losses: list[float] = field(default_factory=list)  # monotonic: when coordinators of it ended by no wish of anybody
-    away_since: float | None = None  # monotonic: when the coordinator, whose process we do not know, was last heard of
+    away_since: float | None = None  # monotonic: when the coordinator, which has no stream to us, was last heard of
     history: JobHistory = field(default_factory=JobHistory)
     started_or_over: Changes = field(default_factory=Changes)  # of `coordinator` and `over`
     over: threading.Event = field(default_factory=threading.Event)

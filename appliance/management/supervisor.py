@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from appliance.coordinator.settings import END_SECONDS, CoordinatorHome
 from appliance.management.coordination import Coordination
-from appliance.management.coordinator_process import CoordinatorProcess, IngressProcess, ProcessLost
+from appliance.management.coordinator_process import CoordinatorProcess, IngressProcess, ProcessLost, process_of
 from appliance.management.jobs import ENDED, Job, JobTable
 from appliance.management.registry import NodeRegistry
 from appliance.management.settings import ManagementSettings
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 MAX_LOSSES, LOSSES_SECONDS = 3, 60.0  # a job ends when so many of its coordinators have ended within this time
 COORDINATOR_RETURN_SECONDS = 10.0  # until a coordinator must be back whose process we do not know
+INGRESS_RETURN_SECONDS = 60.0  # until an ingress that has died must be back, to run its coordinators again
+INGRESS_RETRY_SECONDS = 0.5
 
 
 class Supervisor:
@@ -80,16 +82,11 @@ class Supervisor:
         except SpawnError as error:
             self._end(job, management_pb2.JOB_PHASE_FAILED, str(error))
             raise
-        GuardedThread(
-            lambda: self._watch_coordinators(job, ingress),
-            name=f"coordinator-{job.name}",
-            on_defect=lambda error: self._watch_failed(job, error),
-        ).start()
+        self._begin_watch(job, ingress)
         return job
 
     def _start_coordinator(self, job: Job, ingress: str, *, restarted: bool = False) -> CoordinatorProcess:
         """Raises SpawnError."""
-        assert self._home is not None
         start = ingress_pb2.RunCoordinatorRequest(
             job=job.name,
             token=job.token,
@@ -97,7 +94,18 @@ class Supervisor:
             compile_dir=job.request.compile_dir,
             restarted=restarted,
         )
-        return IngressProcess(ingress, start) if ingress else self._home.start(start)
+        if ingress:
+            return IngressProcess(ingress, start)
+        assert self._home is not None
+        return self._home.start(start)
+
+    def _begin_watch(self, job: Job, ingress: str) -> None:
+        """Of a job whose coordinator's process is known."""
+        GuardedThread(
+            lambda: self._watch_coordinators(job, ingress),
+            name=f"coordinator-{job.name}",
+            on_defect=lambda error: self._watch_failed(job, error),
+        ).start()
 
     def _watch_failed(self, job: Job, error: Exception) -> None:
         """A coordinator that nobody watches must not keep nodes."""
@@ -111,6 +119,8 @@ class Supervisor:
             try:
                 status = process.wait()
             except ProcessLost as error:
+                if self._ask_again(job, ingress):
+                    continue
                 self._process_lost(job, str(error))
                 break
             finally:
@@ -126,8 +136,7 @@ class Supervisor:
 
     def _replace_coordinator(self, job: Job, ingress: str, how: str) -> bool:
         """Start another; the nodes stay the job's. False: the job is not to go on."""
-        wanted = bool(job.request.max_num_restarts and job.coordinator) and job.report.phase not in ENDED
-        while wanted and not job.cancelled and not self._closing.is_set():
+        while self._is_to_go_on(job):
             now = time.monotonic()
             job.losses = [*(loss for loss in job.losses if now - loss < LOSSES_SECONDS), now]
             if len(job.losses) >= MAX_LOSSES:
@@ -141,6 +150,20 @@ class Supervisor:
             return True
         return False
 
+    def _ask_again(self, job: Job, ingress: str) -> bool:
+        """Have the ingress run the coordinator, if it does not do so any more; False: it has been away too long."""
+        away_since = job.away_since  # None: the coordinator is there, though not the connection to the ingress
+        is_late = away_since is not None and time.monotonic() - away_since > INGRESS_RETURN_SECONDS
+        if is_late or not self._is_to_go_on(job) or self._closing.wait(INGRESS_RETRY_SECONDS):
+            return False
+        job.process = self._start_coordinator(job, ingress, restarted=True)
+        return True
+
+    def _is_to_go_on(self, job: Job) -> bool:
+        """Whether a coordinator that ends has a successor."""
+        wanted = job.request.max_num_restarts and job.coordinator and not job.cancelled
+        return bool(wanted) and job.report.phase not in ENDED and not self._closing.is_set()
+
     def _process_ended(self, job: Job, how: str) -> None:
         if job.report.phase in ENDED:
             self._end(job, job.report.phase, job.report.message)
@@ -152,13 +175,15 @@ class Supervisor:
 
     def _process_lost(self, job: Job, reason: str) -> None:
         """A coordinator that has said hello may still be there."""
-        if not job.coordinator:
+        away_since = job.away_since
+        if not job.coordinator or (away_since and time.monotonic() - away_since > INGRESS_RETURN_SECONDS):
             self._end(job, management_pb2.JOB_PHASE_FAILED, reason)
         with self._lock:
             job.process = None
             if job.name in self._coordinations:
                 return
-        self._away(job)
+            job.away_since = time.monotonic()
+        self._unwatched(job)
 
     # --- the coordinator's stream -------------------------------------------------------------------------------------
 
@@ -172,6 +197,13 @@ class Supervisor:
         job = self.jobs.adopt(hello)
         self.registry.open(job.name, hello.nodes)
         logger.info("%s is back", job.name)
+        job.coordinator = hello.address
+        if hello.ingress and self._is_to_go_on(job):
+            job.process = self._start_coordinator(job, hello.ingress, restarted=True)
+        else:
+            job.process = process_of(hello)
+        if job.process is not None:
+            self._begin_watch(job, hello.ingress)
         return job
 
     def attach(self, job: Job, address: str, coordination: Coordination) -> None:
@@ -194,13 +226,13 @@ class Supervisor:
             if self._coordinations.get(job.name) is not coordination:
                 return
             del self._coordinations[job.name]
+            job.away_since = time.monotonic()
             if job.process is not None:
                 return  # it comes back, or ends, which is watched
-        self._away(job)
+        self._unwatched(job)
 
-    def _away(self, job: Job) -> None:
+    def _unwatched(self, job: Job) -> None:
         """The coordinator is not there, and nobody watches its process: it has some time to come back."""
-        job.away_since = time.monotonic()
         if job.report.phase in ENDED:
             self._end(job, job.report.phase, job.report.message)
 
@@ -239,7 +271,7 @@ class Supervisor:
                 logger.warning("%s has said nothing for %g s: given up", node_id, self._lease_seconds)
             self.registry.review()
             for job in self.jobs.all_live():
-                away_since = job.away_since
+                away_since = job.away_since if job.process is None else None
                 if away_since is not None and time.monotonic() - away_since > COORDINATOR_RETURN_SECONDS:
                     self._end(job, management_pb2.JOB_PHASE_FAILED, "its coordinator is gone")
 

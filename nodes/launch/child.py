@@ -69,6 +69,29 @@ class ForkServerStatus:
         self._connection.close()
 
 
+class UnknownStatus:
+    """Of a process that neither this one nor its fork server had started: nobody passes it on."""
+
+    def __init__(self, pid: int) -> None:
+        self.cause = ""
+        self._pid = pid
+
+    def read(self) -> int:
+        self.cause = f"its process (pid {self._pid}) ended"
+        return 1
+
+    def close(self) -> None:
+        """Nothing but the process, which has ended."""
+
+
+def process_started(pid: int) -> int:
+    """When a process was started, in clock ticks since the boot. Raises ProcessLookupError."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except FileNotFoundError as error:
+        raise ProcessLookupError(f"there is no process {pid}") from error
+
+
 def zombie_status(pid: int, pidfd: int) -> int | None:
     """The exit status of a process that has ended and that its parent has not waited for; else None."""
     try:
@@ -91,6 +114,19 @@ class Child:
         self._exit_status = exit_status
         self._status: int | None = None
         self._lock = threading.Lock()
+
+    @classmethod
+    def find(cls, module: str, pid: int, started: int) -> "Child | None":
+        """A process that another one had asked for, and that was started then; None if it has ended."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except (OSError, ValueError):
+            return None
+        with contextlib.suppress(ProcessLookupError):
+            if process_started(pid) == started:  # else the number is another's by now
+                return cls(module, pid, pidfd, UnknownStatus(pid))
+        os.close(pidfd)
+        return None
 
     @property
     def cause(self) -> str:

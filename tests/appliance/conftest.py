@@ -19,6 +19,7 @@ from appliance.coordinator import settings as coordinator_settings
 from appliance.coordinator.compilation import CompileRefused
 from appliance.coordinator.serving import Event, serve_job
 from appliance.coordinator.settings import CoordinatorHome, CoordinatorSettings, read_settings
+from appliance.management import supervisor
 from appliance.management.service import ManagementService
 from appliance.management.settings import ManagementSettings
 from interconnect.rpc.address import bind
@@ -146,6 +147,7 @@ class ThreadChild:
         self.pid = next(_numbers)
         self.events: queue.SimpleQueue[Event] = Events()
         settings: CoordinatorSettings = read_settings(fd)
+        _children[settings.job] = self
         self._status: int | None = None
         self._ended = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, args=(settings,))
@@ -194,6 +196,7 @@ class ThreadChild:
 
 
 _numbers = itertools.count(1)
+_children: dict[str, ThreadChild] = {}  # by job, the last
 
 
 def coordinator_home(management: str, cache_root: Path) -> CoordinatorHome:
@@ -203,7 +206,6 @@ def coordinator_home(management: str, cache_root: Path) -> CoordinatorHome:
         cache_root=cache_root,
         compile_root=None,
         terminated="its cluster went down",
-        outlives=True,
     )
 
 
@@ -371,6 +373,8 @@ class Client:
 def make_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], ClusterInProcess]]:
     """A cluster with leases of so many seconds."""
     monkeypatch.setattr(coordinator_settings, "spawn", lambda module, argv, fds, outlives: ThreadChild(os.dup(fds[0])))
+    # What a management service finds that follows another one.
+    monkeypatch.setattr(supervisor, "process_of", lambda hello: None if hello.ingress else _children.get(hello.job))
     for name, made in (
         ("Job", "job"),
         ("ManagementLink", "management"),

@@ -8,7 +8,7 @@ from fake_cluster import FakeCluster
 
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterUnreachableError, NodeLostError
-from cstorch.session import connecting
+from cstorch.session import connecting, coordinator_link
 from cstorch.session.job import Job
 
 
@@ -40,7 +40,10 @@ def test_management_that_stays_away_is_an_error_that_says_so(
         Job(cluster.address, ClusterConfig(), "")
 
 
-def test_an_ingress_that_goes_is_named_with_the_job(cluster: FakeCluster, server: grpc.Server) -> None:
+def test_an_ingress_that_goes_is_named_with_the_job(
+    cluster: FakeCluster, server: grpc.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_link, "ANOTHER_SECONDS", 0.5)
     job = Job(cluster.address, ClusterConfig(), "")
     server.stop(None).wait(5)
     failure = job.wait_for_failure()

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
 from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartScript, running_cluster, wait_for
 
-from wsc.v1 import node_pb2
+from wsc.v1 import management_pb2, node_pb2
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -82,3 +83,25 @@ def test_the_results_are_those_of_a_run_in_which_the_coordinator_does_not_die(
             assert "The job goes on from step" in errors
         records = [cache / "jobs" / job.job for job in cluster.jobs()]
         wait_for(lambda: not any(record.exists() for record in records))
+
+
+def test_the_coordinator_may_die_after_management_has(start_script: StartScript, tmp_path: Path, cache: Path) -> None:
+    with running_cluster(tmp_path / "cluster", cache, wafers=1, memoryx=1, swarmx=1, workers=1) as cluster:
+        expected, _ = run(start_script, cluster, nothing)
+
+        def kill_both(script: RunningScript) -> None:
+            cluster.process_at(cluster.management).kill()
+            wait_for(lambda: any(not job.ended for job in known_jobs(cluster)))
+            kill_coordinator(cluster)(script)
+
+        output, errors = run(start_script, cluster, kill_both)
+        assert output == expected
+        assert "another has taken up the job" in errors
+
+
+def known_jobs(cluster: RunningCluster) -> list[management_pb2.JobInfo]:
+    """Those of the management service, once there is one again."""
+    try:
+        return cluster.jobs()
+    except grpc.RpcError:
+        return []

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes.launch.child import Child
+from nodes.launch.child import Child, process_started
 from nodes.launch.descriptors import readable
 from nodes.launch.fork_server_process import ForkServerProcess
 from nodes.launch.spawn import SOCKET_VARIABLE, SpawnError, spawn
@@ -343,3 +343,19 @@ def test_the_end_of_the_fork_server_is_described(server: ForkServerProcess) -> N
     os.kill(server.pid, signal.SIGKILL)
     assert readable([server], 10)
     assert server.end() == f"the fork server (pid {server.pid}) was killed by signal 9"
+
+
+def test_a_process_that_another_had_started_is_found_by_id_and_start() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
+        started = process_started(process.pid)
+        assert Child.find("wafer", process.pid, started + 1) is None  # the number is another's
+        child = Child.find("wafer", process.pid, started)
+        assert child is not None
+        assert child.poll() is None
+        child.terminate()
+        assert child.wait(30.0) != 0
+        assert child.cause == f"its process (pid {process.pid}) ended"
+        child.close()
+    assert Child.find("wafer", process.pid, started) is None
+    with pytest.raises(ProcessLookupError):
+        process_started(process.pid)

@@ -234,6 +234,7 @@ class Recovery:
                 self._verdict.report(self._limit.failure())
                 return
             self._points.give_up()
+            is_awaited = self._executions.is_awaited  # then whoever goes on with it tells it, also if that is now
             execution = self._executions.current
             if execution is not None:
                 live = [member for member in self._nodes.live_members() if member.name not in self._dead]
@@ -243,7 +244,7 @@ class Recovery:
             from_step = self._go_on(execution, "; ".join(causes))
             if not self._set_live():
                 return
-        if causes and (execution is not None or not self._executions.is_awaited):  # else go_on tells it
+        if causes and (execution is not None or not is_awaited):
             self._tell("; ".join(causes), replaced, from_step, execution)
 
     def _tell(self, cause: str, replaced: str, from_step: int | None, execution: Execution | None) -> None:

@@ -126,7 +126,7 @@ class CoordinatorLink:
             Whether there is one; if not, no other will come.
         """
         assert isinstance(error, grpc.Call)
-        if not is_gone(error) or (self._gateway and not is_from_ingress(error)):
+        if not is_gone(error):
             return False
         deadline = time.monotonic() + ANOTHER_SECONDS
         away_since: float | None = None
@@ -139,7 +139,9 @@ class CoordinatorLink:
                 away_since = away_since or now
                 assert isinstance(refusal, grpc.Call)
                 is_late = refusal.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-                if not (is_late or is_gone(refusal)) or now - away_since > AWAY_SECONDS:
+                # An ingress that has died takes its coordinators along, and has the time that these have.
+                is_ingress_away = bool(self._gateway) and not is_from_ingress(refusal)
+                if not (is_late or is_gone(refusal)) or (now - away_since > AWAY_SECONDS and not is_ingress_away):
                     return False
                 self._closing.wait(RETRY_SECONDS)
                 continue

@@ -169,6 +169,9 @@ class Job:
         try:
             job = self._management.GetJob(request, timeout=CAUSE_SECONDS + ANSWER_SECONDS).job
         except grpc.RpcError as error:
+            assert isinstance(error, grpc.Call)
+            if is_gone(error) and self.gateway and not is_from_ingress(error):
+                return f"the connection to the ingress at {self.gateway} broke, too, and nobody answers there"
             if is_gone(error):
                 return "the management service has ended too; where the cluster was started, `waferbox status` says why"
             return ""

@@ -35,7 +35,7 @@ class RunCoordinatorRequest(_message.Message):
     compile_dir: _builtins.str
     """as in CreateJobRequest, of the ingress' own roots"""
     restarted: _builtins.bool
-    """in place of one that has ended by no wish of anybody"""
+    """in place of one that has ended by no wish of anybody; if it runs after all, its end is awaited"""
     def __init__(
         self,
         *,

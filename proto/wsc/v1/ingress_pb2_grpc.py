@@ -50,7 +50,8 @@ class IngressServicer:
     """Missing associated documentation comment in .proto file."""
 
     def RunCoordinator(self, request, context):
-        """Answered when the process has ended. It goes on where the call is broken off: management may be started anew.
+        """Answered when the process has ended. It goes on where the call is broken off: management may be started anew, and
+        call again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,14 +34,18 @@ class IngressStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> IngressAsyncStub: ...
     RunCoordinator: _grpc.UnaryUnaryMultiCallable[_ingress_pb2.RunCoordinatorRequest, _ingress_pb2.RunCoordinatorResponse]
-    """Answered when the process has ended. It goes on where the call is broken off: management may be started anew."""
+    """Answered when the process has ended. It goes on where the call is broken off: management may be started anew, and
+    call again.
+    """
     EndCoordinator: _grpc.UnaryUnaryMultiCallable[_ingress_pb2.EndCoordinatorRequest, _ingress_pb2.EndCoordinatorResponse]
 
 @_typing.type_check_only
 class IngressAsyncStub(IngressStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     RunCoordinator: _aio.UnaryUnaryMultiCallable[_ingress_pb2.RunCoordinatorRequest, _ingress_pb2.RunCoordinatorResponse]  # type: ignore[assignment]
-    """Answered when the process has ended. It goes on where the call is broken off: management may be started anew."""
+    """Answered when the process has ended. It goes on where the call is broken off: management may be started anew, and
+    call again.
+    """
     EndCoordinator: _aio.UnaryUnaryMultiCallable[_ingress_pb2.EndCoordinatorRequest, _ingress_pb2.EndCoordinatorResponse]  # type: ignore[assignment]
 
 class IngressServicer(metaclass=_abc_1.ABCMeta):
@@ -51,7 +55,9 @@ class IngressServicer(metaclass=_abc_1.ABCMeta):
         request: _ingress_pb2.RunCoordinatorRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ingress_pb2.RunCoordinatorResponse, _abc.Awaitable[_ingress_pb2.RunCoordinatorResponse]]:
-        """Answered when the process has ended. It goes on where the call is broken off: management may be started anew."""
+        """Answered when the process has ended. It goes on where the call is broken off: management may be started anew, and
+        call again.
+        """
 
     @_abc_1.abstractmethod
     def EndCoordinator(

@@ -724,6 +724,10 @@ class CoordinatorHello(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
+    PROCESS_STARTED_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    INGRESS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     address: _builtins.str
     token: _builtins.str
@@ -731,6 +735,12 @@ class CoordinatorHello(_message.Message):
     """seconds since 1970"""
     started: _builtins.float
     """likewise; 0: it has no nodes yet"""
+    process_id: _builtins.int
+    process_started: _builtins.int
+    """in clock ticks since its host was booted: with the id it tells it from any other there"""
+    host: _builtins.str
+    ingress: _builtins.str
+    """address of the ingress that runs it; empty: management had it started"""
     @_builtins.property
     def request(self) -> Global___CreateJobRequest:
         """this and the rest: absent from the first hello"""
@@ -752,10 +762,14 @@ class CoordinatorHello(_message.Message):
         created: _builtins.float = ...,
         started: _builtins.float = ...,
         nodes: _abc.Iterable[Global___NodeInfo] | None = ...,
+        process_id: _builtins.int = ...,
+        process_started: _builtins.int = ...,
+        host: _builtins.str = ...,
+        ingress: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "created", b"created", "job", b"job", "nodes", b"nodes", "report", b"report", "request", b"request", "started", b"started", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "created", b"created", "host", b"host", "ingress", b"ingress", "job", b"job", "nodes", b"nodes", "process_id", b"process_id", "process_started", b"process_started", "report", b"report", "request", b"request", "started", b"started", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,15 +8,18 @@ from typing import Any
 import numpy
 import pytest
 
-from appliance.coordinator import record, serving
+from appliance.coordinator import management_link, record, serving
 from appliance.coordinator.execution import execution_points
 from appliance.coordinator.recovery import point_schedule, recovery
 from appliance.ingress.process import Ingress, IngressSettings
+from appliance.management import supervisor
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterError, NodeLostError
+from cstorch.session import coordinator_link
 from cstorch.session import job as session_job
 from cstorch.session.execution.stream import ExecutionStream
 from cstorch.session.job import Job
+from nodes.lifecycle import registration
 from nodes.telemetry import outbox
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 
@@ -137,6 +140,29 @@ def test_while_steps_run(cluster: Any, script: Callable[..., Script]) -> None:
     one.finish(5)
 
 
+def test_whose_management_had_been_started_anew(
+    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (management_link, registration):
+        monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
+    one = script()
+    one.begin(NUM_STEPS)
+    one.start()
+    go = hold(cluster, 15)
+    one.run(10)
+    coordinator, address = one.coordinator(), cluster.address
+    cluster.stop_management()
+    cluster.start_management(address)
+    cluster.until(lambda: cluster.jobs())
+    cluster.wait_for_nodes(4)
+    coordinator.kill()
+    cluster.until(lambda: one.job.turn)
+    go.set()
+    one.finish(NUM_STEPS)
+    causes = [restart.cause for restart in one.info().restarts]
+    assert causes == [f"the coordinator of {one.job.name} died, and another has taken up the job"]
+
+
 def test_from_the_last_point_that_was_complete(
     cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +223,79 @@ def test_at_an_ingress(cluster: Any, script: Callable[..., Script], tmp_path: Pa
         cluster.until(lambda: not ingress._coordinators.count())
     finally:
         ingress.close()
+
+
+def kill_ingress(cluster: Any, ingress: Ingress) -> None:
+    """With the coordinators that it runs, of whose end it tells nobody."""
+
+    async def die() -> None:
+        ingress._coordinators._closing = True
+        for child in ingress._coordinators._children.values():
+            child.kill()
+        for run in ingress._coordinators._runs.values():
+            run.cancel()
+
+    ingress._server.run(die())
+    ingress._server.run(ingress._server.server.stop(0))
+    ingress.close()
+
+
+def start_ingress(cluster: Any, listen: str = "127.0.0.1:0") -> Ingress:
+    settings = IngressSettings(management=cluster.address, cache_root=cluster.settings.cache_root, listen=listen)
+    ingress = Ingress(settings)
+    ingress.start()
+    return ingress
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["", "after a management service that is started anew"])
+def test_with_its_ingress(
+    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    for module in (management_link, registration):
+        monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "INGRESS_RETRY_SECONDS", 0.05)
+    ingress = start_ingress(cluster)
+    try:
+        cluster.wait_for_nodes(5)
+        one = script(ingress=ingress.address)
+        one.begin(NUM_STEPS)
+        one.start()
+        go = hold(cluster, 15)
+        one.run(10)
+        if not is_first:
+            address = cluster.address
+            cluster.stop_management()
+            cluster.start_management(address)
+            cluster.until(lambda: cluster.jobs())
+            cluster.wait_for_nodes(5)
+        kill_ingress(cluster, ingress)
+        ingress = start_ingress(cluster, ingress.address)
+        cluster.until(lambda: one.job.turn, 30.0)
+        go.set()
+        one.finish(NUM_STEPS)
+        assert one.info().num_restarts == 1
+        assert ingress._coordinators.count() == 1
+        one.close()
+        cluster.until(lambda: not ingress._coordinators.count())
+    finally:
+        ingress.close()
+
+
+def test_with_an_ingress_that_does_not_come_back(
+    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "INGRESS_RETURN_SECONDS", 0.3)
+    monkeypatch.setattr(coordinator_link, "ANOTHER_SECONDS", 0.5)
+    ingress = start_ingress(cluster)
+    cluster.wait_for_nodes(5)
+    one = script(ingress=ingress.address)
+    kill_ingress(cluster, ingress)
+    cluster.until(lambda: one.info().ended)
+    assert f"the ingress at {ingress.address} does not run it" in one.info().message
+    cluster.until(lambda: cluster.free_nodes() == 4)
+    cluster.until(lambda: one.job.failure is not None)
+    assert isinstance(one.job.failure, NodeLostError)
+    assert f"the connection to the ingress at {ingress.address} broke" in str(one.job.failure)
 
 
 def test_while_a_checkpoint_is_read(cluster: Any, script: Callable[..., Script]) -> None:
