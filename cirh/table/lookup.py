@@ -21,6 +21,8 @@ from cirh.table.operand_types import check_operand_types
 TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError, ArithmeticError)
 SEGMENTS = "operand_segments"
 REFUSED: Final = rows_vendor.REFUSED
+# Their results are their operands.
+ANNOTATIONS: Final = frozenset(f"cirh.{name}" for name in rows_vendor.ANNOTATIONS)
 ROWS: Final[Mapping[str, OpSpec]] = {**rows.ROWS, **rows_vendor.ROWS}
 # The type of a result that a mask switched off (convolution_backward): no element, and nothing may read it.
 _ABSENT = TensorInfo((0,), torch.float32)
