@@ -93,7 +93,7 @@ def prepare_group_norm(site: Site) -> Call:
     epsilon, sizes, exact = epsilon_of(site), group_sizes(site, 0), _exact(site)
 
     def group_norm(x: torch.Tensor, *weights: torch.Tensor) -> Any:
-        gamma, beta = (weight.to(exact) for weight in weights) if weights else (None, None)
+        gamma, beta = (weight.to(exact).contiguous() for weight in weights) if weights else (None, None)
         return aten.native_group_norm.default(x.to(exact).contiguous(), gamma, beta, *sizes, epsilon)[0].to(x.dtype)
 
     return Call(group_norm)

@@ -31,7 +31,7 @@ from cirh.calls.slices import (
 from cirh.dialect.errors import CirhError
 from cirh.dialect.spec import Call, Format, OpSpec, Site, Typed
 from cirh.table import rules
-from cirh.table.row import add_row, always
+from cirh.table.row import add_row
 
 aten = torch.ops.aten
 ROWS: dict[str, OpSpec] = {}
@@ -147,11 +147,11 @@ row(
     pointwise=True,
 )
 row("LeakyReluGrad", "gradients features", _with(_leaky_relu_grad, "alpha"), attributes="alpha=FLOAT", pointwise=True)
-row("HardSigmoid", "features", always(functional.hardsigmoid), format=Format.SAME, pointwise=True)
+row("HardSigmoid", "features", _with(functional.hardsigmoid), format=Format.SAME, pointwise=True)
 row(
     "HardSigmoidGrad",
     "gradients features",
-    always(aten.hardsigmoid_backward.default),
+    _with(aten.hardsigmoid_backward.default),
     format=Format.SAME,
     pointwise=True,
 )
