@@ -12,30 +12,30 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.rewriter import Rewriter
+from cirh.calls.network import DEFAULT_EPSILON
 from cirh.calls.norms import epsilon_of, group_sizes
 from cirh.dialect import types
 from cirh.dialect.attributes import AttrValue, attrs
 from cirh.dialect.operations import body_ops
 from cirh.table.lookup import SEGMENTS, site_of
 
-_DEFAULT_EPSILON = 1e-5
 _LAYER_NORM = "aten.native_layer_norm"
 _BATCH_NORM = "aten._native_batch_norm_legit.no_stats"
+_EVALUATED = "aten._native_batch_norm_legit_no_training"
+_GROUP_NORM = "aten.native_group_norm"
 _ALL = [True, True, True]
 Values = list[SSAValue]
 
 
 def replace_norms(module: ModuleOp) -> bool:
     """Rewrites every norm and every gradient of one. Whether there were any."""
+    norms = _Norms()
     changed = False
     for op in body_ops(module):
-        rewrite = _NORMS.get(op.name)
-        if rewrite is not None:
+        if op.name in _NORMS:
             rewriter = Rewriter(op)
-            made = rewrite(op, rewriter)
-            rewriter.replace(
-                [_cast(rewriter, new, types.dtype(old)) for new, old in zip(made, op.results, strict=True)]
-            )
+            made = zip(_NORMS[op.name](norms, op, rewriter), op.results, strict=True)
+            rewriter.replace([_cast(rewriter, new, types.dtype(old)) for new, old in made])
             changed = True
     return changed
 
@@ -52,105 +52,93 @@ def _exact(rewriter: Rewriter, *values: SSAValue) -> Values:
     return [_cast(rewriter, value, torch.promote_types(types.dtype(value), torch.float32)) for value in values]
 
 
-def _statistics(rewriter: Rewriter, name: str, operands: Values, attributes: dict[str, AttrValue]) -> Values:
-    """Mean and 1 / deviation of the first operand: of the same norm, if it was there before, or of a new one."""
-    for use in operands[0].uses:
-        norm = use.operation
-        same = norm.name == name and use.index == 0 and attrs(norm).keys() >= attributes.keys()
-        if same and all(attrs(norm)[key] == value for key, value in attributes.items() if key != SEGMENTS):
-            return list(norm.results[1:3])
-    return list(rewriter.emit(name, operands, attributes)[1:3])
+class _Norms:
+    """The norms that were rewritten so far, with their statistics: mean and 1 / deviation."""
+
+    def __init__(self) -> None:
+        self._statistics: dict[tuple[SSAValue, str, str], Values] = {}
+
+    def layer_norm(self, op: Operation, rewriter: Rewriter) -> Values:
+        data, beta, gamma = op.operands
+        operands = [data, *_exact(rewriter, gamma, beta)]
+        return self._emit(rewriter, data, _LAYER_NORM, operands, _layer_settings(op, gamma))[:1]
+
+    def layer_norm_grad(self, op: Operation, rewriter: Rewriter) -> Values:
+        gradient, data, beta, gamma = op.operands
+        weights = _exact(rewriter, gamma, beta)
+        settings = _layer_settings(op, gamma)
+        statistics = self._of(rewriter, data, _LAYER_NORM, [data, *weights], settings)
+        shape = {"normalized_shape": settings["normalized_shape"], "output_mask": _ALL, SEGMENTS: [1] * 6}
+        dx, dgamma, dbeta = rewriter.emit(f"{_LAYER_NORM}_backward", [gradient, data, *statistics, *weights], shape)
+        return [dx, dbeta, dgamma]
+
+    def batch_norm(self, op: Operation, rewriter: Rewriter) -> Values:
+        data, *others = op.operands
+        scale, offset, mean, variance = _exact(rewriter, *others)
+        settings = _batch_settings(op)
+        if attrs(op)["is_training"]:
+            y = self._emit(rewriter, data, _BATCH_NORM, [data, scale, offset], {**settings, "training": True})[0]
+        else:
+            operands = [data, scale, offset, mean, variance]
+            y = rewriter.emit(_EVALUATED, operands, {**settings, SEGMENTS: [1] * 5})[0]
+        return [y, mean, variance]  # verification saw that nothing reads these two
+
+    def batch_norm_grad(self, op: Operation, rewriter: Rewriter) -> Values:
+        gradient, data, given = op.operands
+        (scale,) = _exact(rewriter, given)
+        settings = {**_batch_settings(op), "training": True}
+        statistics = self._of(rewriter, data, _BATCH_NORM, [data, scale], settings)
+        asked = {"train": True, "eps": settings["eps"], "output_mask": _ALL, SEGMENTS: [1, 1, 1, 0, 0, 1, 1]}
+        return list(rewriter.emit("aten.native_batch_norm_backward", [gradient, data, scale, *statistics], asked))
+
+    def group_norm(self, op: Operation, rewriter: Rewriter) -> Values:
+        operands = _exact(rewriter, *op.operands)
+        return self._emit(rewriter, op.operands[0], _GROUP_NORM, operands, _group_settings(op, 0))[:1]
+
+    def group_norm_grad(self, op: Operation, rewriter: Rewriter) -> Values:
+        gradient, data, scale = _exact(rewriter, *op.operands)
+        settings = _group_settings(op, 1)
+        statistics = self._of(rewriter, op.operands[1], _GROUP_NORM, [data, scale], settings)
+        asked = {name: value for name, value in settings.items() if name != "eps"}
+        operands = [gradient, data, *statistics, scale]
+        return list(rewriter.emit(f"{_GROUP_NORM}_backward", operands, {**asked, "output_mask": _ALL}))
+
+    def _emit(
+        self, rewriter: Rewriter, data: SSAValue, name: str, operands: Values, settings: dict[str, AttrValue]
+    ) -> Values:
+        """A norm of `data`: its results. Operands: data, maybe in another type, and weights, as many as there are."""
+        weights = [int(index < len(operands)) for index in (1, 2)]
+        made = list(rewriter.emit(name, operands, {**settings, SEGMENTS: [1, *weights]}))
+        self._statistics[data, name, repr(settings)] = made[1:3]
+        return made
+
+    def _of(
+        self, rewriter: Rewriter, data: SSAValue, name: str, operands: Values, settings: dict[str, AttrValue]
+    ) -> Values:
+        """The statistics of a norm that is there already, or of one made for them."""
+        known = self._statistics.get((data, name, repr(settings)))
+        return known if known is not None else self._emit(rewriter, data, name, operands, settings)[1:3]
 
 
 def _layer_settings(op: Operation, gamma: SSAValue) -> dict[str, AttrValue]:
-    epsilon = attrs(op).get("epsilon", _DEFAULT_EPSILON)
-    return {"normalized_shape": list(types.shape(gamma)), "eps": epsilon, SEGMENTS: [1, 1, 1]}
-
-
-def _layer_norm(op: Operation, rewriter: Rewriter) -> Values:
-    data, beta, gamma = op.operands
-    weights = _exact(rewriter, gamma, beta)
-    return list(rewriter.emit(_LAYER_NORM, [data, *weights], _layer_settings(op, gamma))[:1])
-
-
-def _layer_norm_grad(op: Operation, rewriter: Rewriter) -> Values:
-    gradient, data, beta, gamma = op.operands
-    weights = _exact(rewriter, gamma, beta)
-    settings = _layer_settings(op, gamma)
-    mean, rstd = _statistics(rewriter, _LAYER_NORM, [data, *weights], settings)
-    made = rewriter.emit(
-        "aten.native_layer_norm_backward",
-        [gradient, data, mean, rstd, *weights],
-        {"normalized_shape": settings["normalized_shape"], "output_mask": _ALL, SEGMENTS: [1] * 6},
-    )
-    return [made[0], made[2], made[1]]
+    return {"normalized_shape": list(types.shape(gamma)), "eps": attrs(op).get("epsilon", DEFAULT_EPSILON)}
 
 
 def _batch_settings(op: Operation) -> dict[str, AttrValue]:
-    return {"training": True, "momentum": 0.0, "eps": epsilon_of(site_of(op))}
-
-
-def _batch_norm(op: Operation, rewriter: Rewriter) -> Values:
-    data, *others = op.operands
-    scale, offset, mean, variance = _exact(rewriter, *others)
-    settings = _batch_settings(op)
-    if attrs(op)["is_training"]:
-        made = rewriter.emit(_BATCH_NORM, [data, scale, offset], {**settings, SEGMENTS: [1, 1, 1]})
-    else:
-        del settings["training"]
-        made = rewriter.emit(
-            "aten._native_batch_norm_legit_no_training",
-            [data, scale, offset, mean, variance],
-            {**settings, SEGMENTS: [1] * 5},
-        )
-    return [made[0], mean, variance]  # verification saw that nothing reads these two
-
-
-def _batch_norm_grad(op: Operation, rewriter: Rewriter) -> Values:
-    gradient, data, given = op.operands
-    (scale,) = _exact(rewriter, given)
-    settings = _batch_settings(op)
-    mean, rstd = _statistics(rewriter, _BATCH_NORM, [data, scale], {**settings, SEGMENTS: [1, 1, 0]})
-    return list(
-        rewriter.emit(
-            "aten.native_batch_norm_backward",
-            [gradient, data, scale, mean, rstd],
-            {"train": True, "eps": settings["eps"], "output_mask": _ALL, SEGMENTS: [1, 1, 1, 0, 0, 1, 1]},
-        )
-    )
+    return {"momentum": 0.0, "eps": epsilon_of(site_of(op))}
 
 
 def _group_settings(op: Operation, image: int) -> dict[str, AttrValue]:
-    samples, channels, places, groups = group_sizes(site_of(op), image)
-    return {"N": samples, "C": channels, "HxW": places, "group": groups}
+    site = site_of(op)
+    samples, channels, places, groups = group_sizes(site, image)
+    return {"N": samples, "C": channels, "HxW": places, "group": groups, "eps": epsilon_of(site)}
 
 
-def _group_norm(op: Operation, rewriter: Rewriter) -> Values:
-    operands = _exact(rewriter, *op.operands)
-    settings = {**_group_settings(op, 0), "eps": epsilon_of(site_of(op))}
-    weights = int(len(operands) == 3)
-    return list(rewriter.emit("aten.native_group_norm", operands, {**settings, SEGMENTS: [1, weights, weights]})[:1])
-
-
-def _group_norm_grad(op: Operation, rewriter: Rewriter) -> Values:
-    gradient, data, scale = _exact(rewriter, *op.operands)
-    settings = _group_settings(op, 1)
-    named: dict[str, AttrValue] = {**settings, "eps": epsilon_of(site_of(op)), SEGMENTS: [1, 1, 0]}
-    mean, rstd = _statistics(rewriter, "aten.native_group_norm", [data, scale], named)
-    return list(
-        rewriter.emit(
-            "aten.native_group_norm_backward",
-            [gradient, data, mean, rstd, scale],
-            {**settings, "output_mask": _ALL, SEGMENTS: [1] * 5},
-        )
-    )
-
-
-_NORMS: dict[str, Callable[[Operation, Rewriter], Values]] = {
-    "cirh.LayerNorm": _layer_norm,
-    "cirh.LayerNormGrad": _layer_norm_grad,
-    "cirh.FusedBatchNorm": _batch_norm,
-    "cirh.FusedBatchNormGrad": _batch_norm_grad,
-    "cirh.GroupNorm": _group_norm,
-    "cirh.GroupNormGrad": _group_norm_grad,
+_NORMS: dict[str, Callable[[_Norms, Operation, Rewriter], Values]] = {
+    "cirh.LayerNorm": _Norms.layer_norm,
+    "cirh.LayerNormGrad": _Norms.layer_norm_grad,
+    "cirh.FusedBatchNorm": _Norms.batch_norm,
+    "cirh.FusedBatchNormGrad": _Norms.batch_norm_grad,
+    "cirh.GroupNorm": _Norms.group_norm,
+    "cirh.GroupNormGrad": _Norms.group_norm_grad,
 }
