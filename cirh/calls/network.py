@@ -10,7 +10,7 @@ from cirh.dialect.errors import CirhError
 from cirh.dialect.spec import Call, Site
 
 aten = torch.ops.aten
-_DEFAULT_EPSILON = 1e-5
+DEFAULT_EPSILON = 1e-5
 
 
 def prepare_softmax(site: Site) -> Call:
@@ -45,14 +45,14 @@ def _normalized(site: Site, operand: int, beta: int, gamma: int) -> list[int]:
 
 def prepare_layer_norm(site: Site) -> Call:
     shape = _normalized(site, 0, 1, 2)
-    epsilon = site.get("epsilon", _DEFAULT_EPSILON)
+    epsilon = site.get("epsilon", DEFAULT_EPSILON)
     return Call(lambda x, beta, gamma: aten.native_layer_norm.default(x, shape, gamma, beta, epsilon)[0])
 
 
 def prepare_layer_norm_grad(site: Site) -> Call:
     """Results: gradients of input, beta and gamma."""
     shape = _normalized(site, 1, 2, 3)
-    epsilon = site.get("epsilon", _DEFAULT_EPSILON)
+    epsilon = site.get("epsilon", DEFAULT_EPSILON)
 
     def layer_norm_grad(
         grad: torch.Tensor, x: torch.Tensor, beta: torch.Tensor, gamma: torch.Tensor

@@ -88,15 +88,6 @@ def prepare_split(site: Site) -> Call:
     return Call(lambda x: torch.split_with_sizes(x, sizes, axis))
 
 
-def prepare_gather(site: Site) -> Call:
-    source, indices = site.operands
-    if site.get("batch_dims", 0) != 0:
-        raise CirhError(f"{site.name}: batch_dims is not supported")
-    axis = axis_of(site, site.get("axis", 0), len(source.shape))
-    shape = (*source.shape[:axis], *indices.shape, *source.shape[axis + 1 :])
-    return Call(lambda x, at: torch.index_select(x, axis, at.reshape(-1)).reshape(shape))
-
-
 def prepare_scatter_nd(site: Site) -> Call:
     """Adds the updates at the indices (rows of coordinates) to a copy of init."""
     init, indices, updates = site.operands

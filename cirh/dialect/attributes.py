@@ -20,7 +20,7 @@ from xdsl.printer import Printer
 from cirh.dialect.errors import CirhError
 from cirh.dialect.types import AnyTensorType, info, tensor_type, type_text
 
-AttrValue: TypeAlias = bool | int | float | str | Sequence[int] | Sequence[bool]
+AttrValue: TypeAlias = bool | int | float | str | Sequence[int] | Sequence[bool] | Sequence[float]
 MAXIMUM_LIST = 1 << 16
 _I1 = IntegerType(1)
 
@@ -179,7 +179,7 @@ def _attribute(kind: type, key: object, values: tuple[int, ...] | None) -> Attri
 
 
 def attribute(value: AttrValue) -> Attribute:
-    """The xDSL attribute of a plain Python value: bool, int (64 bits), float (64 bits), str, list of int or of bool."""
+    """The xDSL attribute of a plain value: bool, int (64 bits), float (64 bits), str, list of int, bool or float."""
     if isinstance(value, bool):
         return _attribute(bool, value, None)
     if isinstance(value, str):
@@ -195,11 +195,14 @@ def attribute(value: AttrValue) -> Attribute:
             return _attribute(bool, None, tuple(value))
         if all(isinstance(item, int) and not isinstance(item, bool) for item in value):
             return _attribute(int, None, tuple(value))
-    raise TypeError(f"an attribute is a bool, int, float, str or a list of int or bool, not {value!r}")
+        if all(isinstance(item, float) for item in value):
+            # Not kept by value: -0.0 and 0.0 are equal there.
+            return dense(torch.tensor(value, dtype=torch.float64))
+    raise TypeError(f"an attribute is a bool, int, float, str or a list of int, bool or float, not {value!r}")
 
 
 @lru_cache(maxsize=1 << 14)
-def _elements(constant: ConstantAttr) -> tuple[int, ...]:
+def _elements(constant: ConstantAttr) -> tuple[int, ...] | tuple[float, ...]:
     shape = info(constant.type).shape
     if len(shape) != 1 or shape[0] > MAXIMUM_LIST:
         raise CirhError(f"a list of at most {MAXIMUM_LIST} elements is expected, not {type_text(constant.type)}")
@@ -214,7 +217,7 @@ def plain(value: Attribute) -> AttrValue:
         return value.value.data
     if isinstance(value, StringAttr):
         return value.data
-    if isinstance(value, (SplatAttr, DenseAttr)) and not info(value.type).dtype.is_floating_point:
+    if isinstance(value, (SplatAttr, DenseAttr)):
         return list(_elements(value))
     if isinstance(value, UnitAttr):
         return True

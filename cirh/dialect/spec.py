@@ -37,6 +37,7 @@ class Kind(Enum):
     STRING = "str"
     INTS = "list of int"
     BOOLS = "list of bool"
+    FLOATS = "list of float"
     DTYPE = 'name of an element type, such as "f32"'
 
 
@@ -119,3 +120,4 @@ class OpSpec:
     random: bool = False  # draws random numbers: two such operations are never one
     rule: Callable[[Site], tuple[TensorInfo, ...] | None] | None = None  # its result types; see cirh.table.rules
     result_names: tuple[str, ...] = ()  # of several results, as the real client's text calls them
+    unread: tuple[int, ...] = ()  # results that nothing may read: what they are is not known

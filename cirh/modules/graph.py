@@ -8,7 +8,7 @@ from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FunctionType, Integ
 from xdsl.ir import Operation, SSAValue
 
 from cirh.dialect.operations import Const, body_ops, func_of, operation_class, return_of
-from cirh.dialect.types import tensor_type
+from cirh.dialect.types import AnyTensorType, tensor_type
 from cirh.modules.builder import ALIAS, INPUT_NAME, OUTPUT_NAME, STATE_NAME, WAFERS, GraphBuilder
 from cirh.text.printer import print_module
 
@@ -68,6 +68,19 @@ def signature(module: ModuleOp) -> Signature:
         if isinstance(output, StringAttr):
             outputs.append(OutputResult(output.data, index))
     return Signature(tuple(states), tuple(inputs), tuple(outputs), wafers)
+
+
+def add_state(module: ModuleOp, name: str, type: AnyTensorType) -> SSAValue:
+    """A new last argument: a state, and a new last result, which is its next value: as yet the argument itself."""
+    function, last = func_of(module), return_of(module)
+    argument = function.block.insert_arg(type, len(function.block.args))
+    last.operands = [*last.operands, argument]
+    names = {STATE_NAME: StringAttr(name), ALIAS: IntegerAttr(len(last.operands) - 1, i64)}
+    function.attributes["arg_attrs"] = ArrayAttr([*function.argument_attributes, DictionaryAttr(names)])
+    function.attributes["res_attrs"] = ArrayAttr([*function.result_attributes, DictionaryAttr({})])
+    types = [value.type for value in function.block.args], [value.type for value in last.operands]
+    function.attributes["function_type"] = FunctionType.from_lists(*types)
+    return argument
 
 
 def add_wafers(module: ModuleOp, count: int) -> SSAValue:

@@ -9,7 +9,7 @@ from cirh.dialect.attributes import DenseAttr, SplatAttr
 from cirh.dialect.errors import CirhError
 from cirh.dialect.operations import CirhOperation, Const, Func, body_ops, func_of, return_of
 from cirh.modules.builder import ALIAS, INPUT_NAME, OUTPUT_NAME, STATE_NAME, with_source
-from cirh.table.lookup import result_types, site_of
+from cirh.table.lookup import result_types, site_of, spec
 
 
 def verify(module: ModuleOp) -> None:
@@ -48,6 +48,10 @@ def _verify_operation(operation: Operation, defined: set[SSAValue]) -> None:
         made = ", ".join(str(type) for type in inferred)
         said = ", ".join(str(type) for type in declared)
         raise CirhError(f"{operation.name} makes {made}, but the module says {said}")
+    row = spec(operation.name)
+    for index in row.unread:
+        if operation.results[index].uses:
+            raise CirhError(f"{operation.name}: its result {row.result_names[index]} is read, which is not executed")
 
 
 def _name(attributes: DictionaryAttr, key: str) -> str | None:

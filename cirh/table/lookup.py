@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
+from typing import Final
 
 import torch
 from xdsl.ir import Operation, SSAValue
@@ -13,12 +14,16 @@ from cirh.dialect.operations import Const
 from cirh.dialect.spec import Call, Count, Kind, OpSpec, Site, Typed
 from cirh.dialect.types import AnyTensorType, TensorInfo, info, tensor_type, type_text
 from cirh.table import aten as table_aten
-from cirh.table import rows as table_cirh
+from cirh.table import rows, rows_vendor
 from cirh.table.operand_types import check_operand_types
 
 # What torch raises for arguments that do not fit together, on meta tensors.
 TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError, ArithmeticError)
 SEGMENTS = "operand_segments"
+REFUSED: Final = rows_vendor.REFUSED
+# Their results are their operands.
+ANNOTATIONS: Final = frozenset(f"cirh.{name}" for name in rows_vendor.ANNOTATIONS)
+ROWS: Final[Mapping[str, OpSpec]] = {**rows.ROWS, **rows_vendor.ROWS}
 # The type of a result that a mask switched off (convolution_backward): no element, and nothing may read it.
 _ABSENT = TensorInfo((0,), torch.float32)
 
@@ -31,22 +36,26 @@ _TYPES: Mapping[Kind, tuple[type, ...]] = {
     Kind.DTYPE: (str,),
     Kind.INTS: (list, tuple),
     Kind.BOOLS: (list, tuple),
+    Kind.FLOATS: (list, tuple),
 }
+_ITEMS: Mapping[Kind, type] = {Kind.INTS: int, Kind.BOOLS: bool, Kind.FLOATS: float}
 
 
 def spec(name: str) -> OpSpec:
     """The table's row of an operation; CirhError for an unknown name."""
-    row = table_cirh.ROWS.get(name)
+    row = ROWS.get(name)
     if row is not None:
         return row
     if name.startswith("aten."):
         return table_aten.row(name)
+    if name in REFUSED:
+        raise CirhError(f"{name} is an operation of the vendor's that is not executed here")
     raise CirhError(f"unknown operation {name}")
 
 
 def names() -> Iterable[str]:
     """All names of the table but Const."""
-    yield from table_cirh.ROWS
+    yield from ROWS
     yield from sorted(f"aten.{name}" for name in table_aten.ALLOWED)
 
 
@@ -61,8 +70,8 @@ def _check_attributes(row: OpSpec, attributes: Mapping[str, AttrValue]) -> None:
         ok = isinstance(value, _TYPES[attribute.kind])
         if attribute.kind in (Kind.INT, Kind.FLOAT) and isinstance(value, bool):
             ok = False
-        if ok and attribute.kind in (Kind.INTS, Kind.BOOLS):
-            wanted = bool if attribute.kind is Kind.BOOLS else int
+        if ok and attribute.kind in _ITEMS:
+            wanted = _ITEMS[attribute.kind]
             assert isinstance(value, Sequence)
             ok = all(type(item) is wanted for item in value)
         if not ok:

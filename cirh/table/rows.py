@@ -1,4 +1,4 @@
-"""The rows of the table for the operations of the real dialect."""
+"""The rows of the table for the operations of the real dialect that our own client writes too."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,7 +23,6 @@ from cirh.calls.shape import (
     prepare_arange,
     prepare_broadcast,
     prepare_concat,
-    prepare_gather,
     prepare_reduce,
     prepare_reshape,
     prepare_scatter_nd,
@@ -31,60 +30,13 @@ from cirh.calls.shape import (
     prepare_transpose,
 )
 from cirh.dialect.errors import CirhError
-from cirh.dialect.spec import AttributeSpec, Call, Count, Format, Kind, OperandSpec, OpSpec, Site, Typed
+from cirh.dialect.spec import Call, Format, OpSpec, Site, Typed
 from cirh.table import rules
+from cirh.table.row import add_row, always
 
 aten = torch.ops.aten
 ROWS: dict[str, OpSpec] = {}
-
-
-def _operands(text: str) -> tuple[OperandSpec, ...]:
-    """`x` one operand, `x?` optional, `x*` a list, `x!` a static one."""
-    counts = {"?": Count.OPTIONAL, "*": Count.LIST}
-    return tuple(OperandSpec(w.rstrip("?*!"), counts.get(w[-1], Count.ONE), w.endswith("!")) for w in text.split())
-
-
-def _attributes(text: str) -> tuple[AttributeSpec, ...]:
-    """`axis=INT` or `epsilon=FLOAT?` (may be absent)."""
-    pairs = (word.split("=") for word in text.split())
-    return tuple(AttributeSpec(name, Kind[kind.rstrip("?")], not kind.endswith("?")) for name, kind in pairs)
-
-
-def _row(
-    name: str,
-    operands: str,
-    prepare: Callable[[Site], Call],
-    *,
-    attributes: str = "",
-    results: int | None = 1,
-    format: Format = Format.FUNCTIONAL,
-    typed: Typed = Typed.NEVER,
-    pointwise: bool = False,
-    factory: bool = False,
-    random: bool = False,
-    rule: rules.Rule | None = None,
-    result_names: str = "",
-) -> None:
-    assert f"cirh.{name}" not in ROWS
-    ROWS[f"cirh.{name}"] = OpSpec(
-        name=f"cirh.{name}",
-        operands=_operands(operands),
-        results=results,
-        format=format,
-        attributes=_attributes(attributes),
-        prepare=prepare,
-        typed=typed,
-        pointwise=pointwise,
-        factory=factory,
-        random=random,
-        rule=rule,
-        result_names=tuple(result_names.split()),
-    )
-
-
-def _always(function: Any, out: Any = None) -> Callable[[Site], Call]:
-    call = Call(function, out or function)
-    return lambda site: call
+row = partial(add_row, ROWS)
 
 
 def _truncating_div(site: Site) -> Call:
@@ -156,10 +108,6 @@ def _where_out(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, out: torch.
     return torch.where(c, a, b, out=out)
 
 
-def _not_yet(site: Site) -> Call:
-    raise CirhError(f"{site.name} is known in text only; it cannot be executed yet")
-
-
 for _name, _function in {
     "Add": torch.add,
     "Sub": torch.sub,
@@ -170,8 +118,8 @@ for _name, _function in {
     "Or": torch.bitwise_or,
     "Xor": torch.bitwise_xor,
 }.items():
-    _row(_name, "x y", _always(_function), format=Format.SAME, pointwise=True)
-_row("Div", "x y", _truncating_div, format=Format.SAME, pointwise=True)
+    row(_name, "x y", always(_function), format=Format.SAME, pointwise=True)
+row("Div", "x y", _truncating_div, format=Format.SAME, pointwise=True)
 
 for _name, _function in {
     "Tanh": torch.tanh,
@@ -194,33 +142,33 @@ for _name, _function in {
     "Not": torch.bitwise_not,
 }.items():
     _out = aten.relu.out if _name == "Relu" else None
-    _row(_name, "x", _always(_function, _out), format=Format.SAME, pointwise=True)
+    row(_name, "x", always(_function, _out), format=Format.SAME, pointwise=True)
 
-_row("Gelu", "x", _gelu, attributes="approximation=STRING?", format=Format.SAME, pointwise=True)
-_row("GeluGrad", "dx x", _gelu_grad, attributes="approximation=STRING?", format=Format.SAME, pointwise=True)
-_row("ReluGrad", "gradients features", _always(_relu_grad, _relu_grad_out), format=Format.SAME, pointwise=True)
-_row("Cast", "x", _cast, attributes="Truncate=BOOL?", format=Format.CAST, typed=Typed.REQUIRED, pointwise=True)
+row("Gelu", "x", _gelu, attributes="approximation=STRING?", format=Format.SAME, pointwise=True)
+row("GeluGrad", "dx x", _gelu_grad, attributes="approximation=STRING?", format=Format.SAME, pointwise=True)
+row("ReluGrad", "gradients features", always(_relu_grad, _relu_grad_out), format=Format.SAME, pointwise=True)
+row("Cast", "x", _cast, attributes="Truncate=BOOL?", format=Format.CAST, typed=Typed.REQUIRED, pointwise=True)
 # Not in the real dialect: see cirh.calls.cbfloat16.
-_row("RoundCb16", "x", _round_cb16, format=Format.SAME, pointwise=True)
-_row("Compare", "x y", _compare, attributes="comparison_direction=STRING", format=Format.CAST, pointwise=True)
-_row("Select", "cond a b", _always(torch.where, _where_out), pointwise=True)
-_row("Clamp", "x min max", _always(torch.clamp), pointwise=True)
-_row("Softmax", "logits", prepare_softmax, rule=rules.softmax, attributes="axis=INT?", format=Format.SAME)
-_row(
+row("RoundCb16", "x", _round_cb16, format=Format.SAME, pointwise=True)
+row("Compare", "x y", _compare, attributes="comparison_direction=STRING", format=Format.CAST, pointwise=True)
+row("Select", "cond a b", always(torch.where, _where_out), pointwise=True)
+row("Clamp", "x min max", always(torch.clamp), pointwise=True)
+row("Softmax", "logits", prepare_softmax, rule=rules.softmax, attributes="axis=INT?", format=Format.SAME)
+row(
     "MatMul",
     "a b",
     in_float32(prepare_matmul),
     rule=rules.matmul,
     attributes="transpose_a=BOOL? transpose_b=BOOL?",
 )
-_row(
+row(
     "DotGeneral",
     "lhs rhs",
     in_float32(prepare_dot_general),
     attributes="lhs_batching_dimensions=INTS rhs_batching_dimensions=INTS"
     " lhs_contracting_dimensions=INTS rhs_contracting_dimensions=INTS",
 )
-_row(
+row(
     "BroadcastInDim",
     "operand",
     prepare_broadcast,
@@ -228,9 +176,9 @@ _row(
     typed=Typed.REQUIRED,
     rule=rules.given,
 )
-_row("Reshape", "input", prepare_reshape, typed=Typed.REQUIRED, rule=rules.given)
-_row("Transpose", "x perm!", prepare_transpose, rule=rules.transpose)
-_row(
+row("Reshape", "input", prepare_reshape, typed=Typed.REQUIRED, rule=rules.given)
+row("Transpose", "x perm!", prepare_transpose, rule=rules.transpose)
+row(
     "Reduce",
     "input",
     prepare_reduce,
@@ -238,13 +186,12 @@ _row(
     typed=Typed.OPTIONAL,
     rule=rules.reduce,
 )
-_row("MaskFromTopK", "input k", prepare_mask_from_topk, attributes="dimension=INT", rule=mask_types)
-_row("Concat", "values*", prepare_concat, rule=rules.concat, attributes="axis=INT?")
-_row("Split", "input", prepare_split, rule=rules.split, attributes="split_sizes=INTS axis=INT", results=None)
-_row("Gather", "input indices", prepare_gather, attributes="axis=INT? batch_dims=INT? is_sparse=BOOL?")
-_row("ScatterNd", "init indices updates", prepare_scatter_nd)
-_row("Arange", "start! end! step!", prepare_arange, attributes="dim=INT?", typed=Typed.OPTIONAL, factory=True)
-_row(
+row("MaskFromTopK", "input k", prepare_mask_from_topk, attributes="dimension=INT", rule=mask_types)
+row("Concat", "values*", prepare_concat, rule=rules.concat, attributes="axis=INT?")
+row("Split", "input", prepare_split, rule=rules.split, attributes="split_sizes=INTS axis=INT", results=None)
+row("ScatterNd", "init indices updates", prepare_scatter_nd)
+row("Arange", "start! end! step!", prepare_arange, attributes="dim=INT?", typed=Typed.OPTIONAL, factory=True)
+row(
     "SparseSoftmaxCrossEntropyWithLogits",
     "features sparse_labels",
     prepare_cross_entropy,
@@ -253,8 +200,8 @@ _row(
     rule=rules.cross_entropy,
     result_names="loss backprop",
 )
-_row("LayerNorm", "input beta gamma", prepare_layer_norm, attributes="epsilon=FLOAT?")
-_row(
+row("LayerNorm", "input beta gamma", prepare_layer_norm, attributes="epsilon=FLOAT?")
+row(
     "LayerNormGrad",
     "grad input beta gamma",
     prepare_layer_norm_grad,
@@ -263,7 +210,7 @@ _row(
     result_names="result beta_grad gamma_grad",
 )
 _ATTENTION = "is_causal=BOOL scale=FLOAT?"
-_row(
+row(
     "Attention",
     "query key value mask?",
     prepare_attention,
@@ -272,7 +219,7 @@ _row(
     rule=attention_types,
     result_names="output logsumexp",
 )
-_row(
+row(
     "AttentionGrad",
     "gradient query key value output logsumexp mask?",
     prepare_attention_grad,
@@ -281,14 +228,14 @@ _row(
     rule=attention_types,
     result_names="query_grad key_grad value_grad",
 )
-_row("L2Norm", "input", prepare_l2_norm, attributes="dims=INTS keepdim=BOOL?")
+row("L2Norm", "input", prepare_l2_norm, attributes="dims=INTS keepdim=BOOL?")
 for _name, _taken, _prepare, _more in (
     ("RandomUniform", "minval maxval shape! key?", prepare_uniform, "global_seed=INT? operational_seed=INT?"),
     ("RandomNormal", "mean std key?", prepare_normal, "seed=INT?"),
     ("RandomBernoulli", "key", prepare_bernoulli, "probability=FLOAT"),
     ("RandomInteger", "key", prepare_integer, "low=INT high=INT"),
 ):
-    _row(
+    row(
         _name,
         f"{_taken} wafers?",
         _prepare,
@@ -297,35 +244,3 @@ for _name, _taken, _prepare, _more in (
         random=True,
         rule=rules.given,
     )
-_CONVOLUTION = "conv_pass_direction=STRING data_format=STRING groups=INT dilation=INTS padding=INTS stride=INTS"
-_row("Convolution", "input kernel", _not_yet, attributes=f"{_CONVOLUTION} transposed=BOOL?", typed=Typed.REQUIRED)
-_row("BiasAdd", "value bias", _not_yet, attributes="dim=INT", typed=Typed.REQUIRED)
-_row("BiasAddGrad", "out_backprop", _not_yet, attributes="dim=INT", typed=Typed.REQUIRED)
-_NORM = "data_format=STRING? epsilon=FLOAT? is_training=BOOL?"
-_row(
-    "FusedBatchNorm",
-    "x scale offset mean variance",
-    _not_yet,
-    attributes=f"{_NORM} exponential_avg_factor=FLOAT?",
-    results=3,
-    typed=Typed.REQUIRED,
-    result_names="y batch_mean batch_variance",
-)
-_row(
-    "FusedBatchNormGrad",
-    "y_backprop x scale",
-    _not_yet,
-    attributes=_NORM,
-    results=3,
-    typed=Typed.REQUIRED,
-    result_names="x_backprop scale_backprop offset_backprop",
-)
-_row(
-    "Pool",
-    "input delta",
-    _not_yet,
-    attributes="data_format=STRING? dilation=INTS gradient=BOOL? ksize=INTS padding=INTS pool_type=STRING?"
-    " strides=INTS",
-    format=Format.GENERIC,
-    typed=Typed.REQUIRED,
-)

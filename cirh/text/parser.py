@@ -20,8 +20,9 @@ from cirh.dialect.errors import CirhError, TextError
 from cirh.dialect.locations import UNKNOWN
 from cirh.dialect.operations import FUNC_STRUCTURE, Func, Return, func_of, make_module, operation_class
 from cirh.dialect.types import AnyTensorType
-from cirh.table.lookup import spec
+from cirh.table.lookup import REFUSED, spec
 from cirh.text.parser_attributes import AttributeParser
+from cirh.text.scanner import MAXIMUM_ITEMS
 
 MAXIMUM_OPERATIONS = 1_000_000
 
@@ -210,20 +211,29 @@ class _ModuleParser(AttributeParser):
         return Return.create(operands=operands)
 
     def _operation(self) -> Operation:
-        names: list[str] = []
+        named: list[tuple[str, int]] = []
         if self.kind == "value":
-            names.append(self.take("value"))
+            named.append(self._named())
             while self.accept(","):
-                names.append(self.take("value"))
+                named.append(self._named())
             self.expect("=")
         generic = self.kind == "string"
         name = self.take("string")[1:-1] if generic else self.take("word")
         operation = self._constant() if name == "cirh.Const" and not generic else self._table_operation(name, generic)
-        if len(operation.results) != len(names):
-            self.fail(f"{len(operation.results)} results for {len(names)} names")
+        count = sum(max(1, packed) for _, packed in named)
+        if len(operation.results) != count:
+            self.fail(f"{len(operation.results)} results for {count} names")
+        names = [name if not packed else f"{name}#{at}" for name, packed in named for at in range(max(1, packed))]
         for value, result in zip(names, operation.results, strict=True):
             self._define(value, result)
         return operation
+
+    def _named(self) -> tuple[str, int]:
+        """A name of results: of one (0), or of a pack of so many: `%20:3`, read as `%20#0` to `%20#2`."""
+        name, _, packed = self.take("value").partition(":")
+        if "#" in name or (packed and not 0 < int(packed) <= MAXIMUM_ITEMS):
+            self.fail(f"{name[:60]} cannot name results")
+        return name, int(packed or 0)
 
     def _constant(self) -> Operation:
         value = self.attribute()
@@ -235,7 +245,8 @@ class _ModuleParser(AttributeParser):
         )
 
     def _table_operation(self, name: str, generic: bool) -> Operation:
-        spec(name)  # refuses unknown names
+        if name not in REFUSED:  # verification refuses these, which knows their source
+            spec(name)
         if generic:
             self.expect("(")
         operands = self._operands()

@@ -200,7 +200,12 @@ class _Printer:
         return name
 
     def _results(self, op: Operation) -> str:
-        named: Sequence[str] = ("cst",) if isinstance(op, Const) else spec(op.name).result_names
+        row = None if isinstance(op, Const) else spec(op.name)
+        if row is not None and row.results is None and len(op.results) > 1:
+            pack, self._values = f"%{self._values}", self._values + 1
+            self._names.update((result, f"{pack}#{index}") for index, result in enumerate(op.results))
+            return f"{pack}:{len(op.results)}"
+        named: Sequence[str] = ("cst",) if row is None else row.result_names
         for index, result in enumerate(op.results):
             if index >= len(named):
                 self._names[result] = f"%{self._values}"

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from image_examples import image_examples
 from special_examples import special_examples
+from vendor_examples import vendor_examples
 from xdsl.dialects.builtin import ModuleOp
 
 from cirh.dialect.attributes import AttrValue
@@ -25,6 +26,8 @@ class Example:
     attributes: Mapping[str, AttrValue] = field(default_factory=dict)
     result: tuple[Sequence[int], torch.dtype] | None = None
     constants: Sequence[int] = ()  # operands that are constants of the module
+    results: Sequence[tuple[Sequence[int], torch.dtype]] = ()  # as `result`, where there are several
+    read: int | None = None  # how many of the results are read, if not all
 
     def module(self) -> ModuleOp:
         b = GraphBuilder()
@@ -32,8 +35,10 @@ class Example:
             b.dense(t) if i in self.constants else b.argument(tensor_type(t.shape, t.dtype))
             for i, t in enumerate(self.operands)
         ]
-        types = None if self.result is None else [tensor_type(*self.result)]
-        return b.finish([(r, None) for r in b.op(self.name, values, self.attributes, types=types)])
+        given = self.results if self.result is None else [self.result]
+        types = [tensor_type(*type) for type in given] or None
+        made = b.op(self.name, values, self.attributes, types=types)
+        return b.finish([(result, None) for result in made[: self.read]])
 
     def inputs(self) -> list[torch.Tensor]:
         return [t for i, t in enumerate(self.operands) if i not in self.constants]
@@ -108,6 +113,8 @@ def examples() -> Iterator[Example]:
     yield from _random_examples()
     yield Example("cirh.L2Norm", [r(3, 4)], {"dims": [0, 1], "keepdim": False})
     yield from _aten_examples()
+    for e in vendor_examples():
+        yield Example(f"cirh.{e.name}", e.operands, e.attributes, None, e.constants, e.types, e.read)
 
 
 def _dot(lb: list[int], rb: list[int], lc: list[int], rc: list[int]) -> dict[str, AttrValue]:

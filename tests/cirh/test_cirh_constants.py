@@ -91,7 +91,8 @@ def test_float_attributes_come_back(value: float) -> None:
 
 def test_attributes_of_other_kinds() -> None:
     assert plain(attribute([True, False])) == [True, False]
-    for wrong in ([1.5], [1, True], {"a": 1}, None):
+    assert plain(attribute([1.5, -0.0])) == [1.5, -0.0]
+    for wrong in ([1.5, 1], [1, True], {"a": 1}, None):
         with pytest.raises(TypeError):
             attribute(wrong)  # type: ignore[arg-type]
     with pytest.raises(CirhError):

@@ -66,4 +66,4 @@ def test_the_examples_have_all_products_convolutions_and_norms() -> None:
     assert {"cirh.MatMul", "aten.addmm", "aten.baddbmm", "aten.convolution", "aten.convolution_backward"} <= names
     assert {"aten.native_layer_norm", "aten.native_layer_norm_backward", "cirh.AttentionGrad"} <= names
     norms = {name for name in table.names() if "norm" in name.lower()}
-    assert norms - names == {"cirh.FusedBatchNorm", "cirh.FusedBatchNormGrad"}  # known in text only
+    assert norms <= names

@@ -31,13 +31,21 @@ VIEWS: Final = frozenset(
     }
 )
 # Some of the operand, copied: only what is taken is read.
-_LOOK_UPS: Final = frozenset({"cirh.Gather", "aten.embedding", "aten.gather", "aten.index.Tensor", "aten.index_select"})
+_LOOK_UPS: Final = frozenset(
+    {"cirh.Gather", "cirh.GatherNd", "aten.embedding", "aten.gather", "aten.index.Tensor", "aten.index_select"}
+)
 _COPIES: Final = frozenset(
     {
         "cirh.Cast",
         "cirh.Concat",
         "cirh.Select",
+        "cirh.MatrixBandPart",
+        "cirh.OneHot",
+        "cirh.Repeat",
+        "cirh.Scatter",
         "cirh.ScatterNd",
+        "cirh.pad",
+        "cirh.unpad",
         "aten.cat",
         "aten.clone",
         "aten.constant_pad_nd",
@@ -96,6 +104,17 @@ def _convolution_backward(operands: Shapes, results: Shapes, attributes: dict[st
     return wanted * _convolution(image, weight, gradient, bool(attributes.get("transposed")))
 
 
+def _convolution_pass(operands: Shapes, results: Shapes, attributes: dict[str, Any]) -> int:
+    first, second, made = operands[0], operands[1], results[0]
+    match attributes["conv_pass_direction"]:
+        case "FWD":
+            return _convolution(first, second, made, False)
+        case "BWD_INPUT":
+            return _convolution(made, second, first, False)
+        case _:
+            return _convolution(first, made, second, False)
+
+
 def _attention(first: int, products: int) -> Count:
     """Of query, key and value of shape (batch, heads, tokens, features) from operand `first` on.
 
@@ -125,6 +144,7 @@ _PRODUCTS: Final[dict[str, Count]] = {
     "aten.addmm": _product(1),
     "aten.addmv": _product(1),
     "aten.baddbmm": _product(1),
+    "cirh.Convolution": _convolution_pass,
     "aten.convolution": _convolution_forward,
     "aten.convolution_backward": _convolution_backward,
     "cirh.Attention": _attention(0, _FORWARD),

@@ -10,6 +10,7 @@ from appliance.compiler.core.rewriter import Rewriter
 from cirh.dialect import types
 from cirh.dialect.attributes import attrs
 from cirh.dialect.operations import Const, body_ops
+from cirh.table.lookup import ANNOTATIONS
 
 
 def canonicalise(module: ModuleOp) -> bool:
@@ -28,6 +29,9 @@ def _rewrite(op: Operation) -> bool:
             return _drop_transposes(op)
         case "cirh.MatMul":
             return _transpose_inside_product(op)
+        case name if name in ANNOTATIONS:
+            Rewriter(op).replace(list(op.operands))
+            return True
         case _:
             return False
 

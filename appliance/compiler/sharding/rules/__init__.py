@@ -2,14 +2,28 @@
 
 from appliance.compiler.sharding.rules import (
     attention,
+    dot_general,
     image,
     index,
     network,
     norm,
+    picking,
     pointwise,
     random,
     reduction,
     shape,
 )
 
-__all__ = ["attention", "image", "index", "network", "norm", "pointwise", "random", "reduction", "shape"]
+__all__ = [
+    "attention",
+    "dot_general",
+    "image",
+    "index",
+    "network",
+    "norm",
+    "picking",
+    "pointwise",
+    "random",
+    "reduction",
+    "shape",
+]

@@ -24,6 +24,43 @@ def convolution_backward(query: Query) -> Outcome:
     return Outcome(wants=[cut, cut, R], results=[cut, SUM, SUM])
 
 
+@rule("cirh.Convolution")
+def convolution_of_one_pass(query: Query) -> Outcome:
+    """image or gradient, kernel; or image, gradient, for the gradient of the kernel."""
+    if not query.sharded:
+        return query.replicated()
+    if query.get("conv_pass_direction") == "BWD_KERNEL":
+        cut = _samples(query, query.placements)
+        return Outcome(wants=[cut, cut], results=[SUM])
+    cut = _samples(query, query.placements[:1])
+    return Outcome(wants=[cut, R], results=[cut])
+
+
+@rule("cirh.BiasAdd")
+def bias_add(query: Query) -> Outcome:
+    """value, bias: a number for each element of one dimension."""
+    value, bias = query.placements
+    dim = query.axis(query.get("dim"))
+    if not query.sharded:
+        return query.replicated()
+    cut = value if value.is_sharded else bias.at(dim)
+    return Outcome(wants=[cut, cut.at(0) if cut.dim == dim else R], results=[cut])
+
+
+@rule("cirh.BiasAddGrad")
+def bias_add_grad(query: Query) -> Outcome:
+    (cut,) = query.placements
+    if not cut.is_sharded:
+        return Outcome(wants=[cut], results=[cut]) if cut == SUM else query.replicated()
+    return Outcome(wants=[cut], results=[cut.at(0) if cut.dim == query.axis(query.get("dim")) else SUM])
+
+
+@rule("cirh.Pool")
+def pool(query: Query) -> Outcome:
+    """Windows are within the last dimensions, behind samples and channels."""
+    return _within_planes(len(query.shape(0)) - 2)(query)
+
+
 # The rank of an operand that is no batch, where the operation takes such.
 _ONE_IMAGE = {"aten.im2col": 3, "aten.col2im": 2}
 

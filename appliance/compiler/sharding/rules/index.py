@@ -64,9 +64,9 @@ def gather(query: Query) -> Outcome:
     return Outcome(wants=[cut, cut], results=[cut])
 
 
-@rule("aten.scatter.value", "aten.scatter.src", "aten.scatter_add", "aten.scatter_reduce.two")
+@rule("aten.scatter.value", "aten.scatter.src", "aten.scatter_add", "aten.scatter_reduce.two", "cirh.Scatter")
 def scatter(query: Query) -> Outcome:
-    axis = query.axis(query.get("dim"))
+    axis = query.axis(query.get("axis" if query.op.name == "cirh.Scatter" else "dim"))
     if query.sharded:
         _check_same_size(query, query.sharded[0].dim, axis)
     return along(query, axis)

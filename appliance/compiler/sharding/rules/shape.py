@@ -193,7 +193,7 @@ def roll(query: Query) -> Outcome:
     return move(query, lambda dim: None if dim in rolled else dim)
 
 
-@rule("aten.repeat")
+@rule("aten.repeat", "cirh.Repeat")
 def repeat(query: Query) -> Outcome:
     """Dimensions are lined up at the right. A repeated cut dimension has as many times more blocks."""
     repeats = query.get("repeats")

@@ -1,0 +1,1 @@
+"""What the vendor's client writes, as the operations that the compiler divides."""

@@ -1,0 +1,144 @@
+"""Norms of the real dialect as torch's: those keep their statistics for the backward pass, and have sharding rules.
+
+The real dialect's gradients have what was normalised among their operands, and no statistics. Where the norm itself is
+in the step, its statistics are taken; so those of a batch norm are made once, over all wafers. Halves are normalised by
+statistics in float32.
+"""
+
+from collections.abc import Callable
+
+import torch
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, SSAValue
+
+from appliance.compiler.core.rewriter import Rewriter
+from cirh.calls.network import DEFAULT_EPSILON
+from cirh.calls.norms import epsilon_of, group_sizes
+from cirh.dialect import types
+from cirh.dialect.attributes import AttrValue, attrs
+from cirh.dialect.operations import body_ops
+from cirh.table.lookup import SEGMENTS, site_of
+
+_LAYER_NORM = "aten.native_layer_norm"
+_BATCH_NORM = "aten._native_batch_norm_legit.no_stats"
+_EVALUATED = "aten._native_batch_norm_legit_no_training"
+_GROUP_NORM = "aten.native_group_norm"
+_ALL = [True, True, True]
+Values = list[SSAValue]
+
+
+def replace_norms(module: ModuleOp) -> bool:
+    """Rewrites every norm and every gradient of one. Whether there were any."""
+    norms = _Norms()
+    changed = False
+    for op in body_ops(module):
+        if op.name in _NORMS:
+            rewriter = Rewriter(op)
+            made = zip(_NORMS[op.name](norms, op, rewriter), op.results, strict=True)
+            rewriter.replace([_cast(rewriter, new, types.dtype(old)) for new, old in made])
+            changed = True
+    return changed
+
+
+def _cast(rewriter: Rewriter, value: SSAValue, dtype: torch.dtype) -> SSAValue:
+    shape, given = types.info(value)
+    if given is dtype:
+        return value
+    return rewriter.emit("cirh.Cast", [value], types=[types.tensor_type(shape, dtype)])[0]
+
+
+def _exact(rewriter: Rewriter, *values: SSAValue) -> Values:
+    """Values in no less than float32."""
+    return [_cast(rewriter, value, torch.promote_types(types.dtype(value), torch.float32)) for value in values]
+
+
+class _Norms:
+    """The norms that were rewritten so far, with their statistics: mean and 1 / deviation."""
+
+    def __init__(self) -> None:
+        self._statistics: dict[tuple[SSAValue, str, str], Values] = {}
+
+    def layer_norm(self, op: Operation, rewriter: Rewriter) -> Values:
+        data, beta, gamma = op.operands
+        operands = [data, *_exact(rewriter, gamma, beta)]
+        return self._emit(rewriter, data, _LAYER_NORM, operands, _layer_settings(op, gamma))[:1]
+
+    def layer_norm_grad(self, op: Operation, rewriter: Rewriter) -> Values:
+        gradient, data, beta, gamma = op.operands
+        weights = _exact(rewriter, gamma, beta)
+        settings = _layer_settings(op, gamma)
+        statistics = self._of(rewriter, data, _LAYER_NORM, [data, *weights], settings)
+        shape = {"normalized_shape": settings["normalized_shape"], "output_mask": _ALL, SEGMENTS: [1] * 6}
+        dx, dgamma, dbeta = rewriter.emit(f"{_LAYER_NORM}_backward", [gradient, data, *statistics, *weights], shape)
+        return [dx, dbeta, dgamma]
+
+    def batch_norm(self, op: Operation, rewriter: Rewriter) -> Values:
+        data, *others = op.operands
+        scale, offset, mean, variance = _exact(rewriter, *others)
+        settings = _batch_settings(op)
+        if attrs(op)["is_training"]:
+            y = self._emit(rewriter, data, _BATCH_NORM, [data, scale, offset], {**settings, "training": True})[0]
+        else:
+            operands = [data, scale, offset, mean, variance]
+            y = rewriter.emit(_EVALUATED, operands, {**settings, SEGMENTS: [1] * 5})[0]
+        return [y, mean, variance]  # verification saw that nothing reads these two
+
+    def batch_norm_grad(self, op: Operation, rewriter: Rewriter) -> Values:
+        gradient, data, given = op.operands
+        (scale,) = _exact(rewriter, given)
+        settings = {**_batch_settings(op), "training": True}
+        statistics = self._of(rewriter, data, _BATCH_NORM, [data, scale], settings)
+        asked = {"train": True, "eps": settings["eps"], "output_mask": _ALL, SEGMENTS: [1, 1, 1, 0, 0, 1, 1]}
+        return list(rewriter.emit("aten.native_batch_norm_backward", [gradient, data, scale, *statistics], asked))
+
+    def group_norm(self, op: Operation, rewriter: Rewriter) -> Values:
+        operands = _exact(rewriter, *op.operands)
+        return self._emit(rewriter, op.operands[0], _GROUP_NORM, operands, _group_settings(op, 0))[:1]
+
+    def group_norm_grad(self, op: Operation, rewriter: Rewriter) -> Values:
+        gradient, data, scale = _exact(rewriter, *op.operands)
+        settings = _group_settings(op, 1)
+        statistics = self._of(rewriter, op.operands[1], _GROUP_NORM, [data, scale], settings)
+        asked = {name: value for name, value in settings.items() if name != "eps"}
+        operands = [gradient, data, *statistics, scale]
+        return list(rewriter.emit(f"{_GROUP_NORM}_backward", operands, {**asked, "output_mask": _ALL}))
+
+    def _emit(
+        self, rewriter: Rewriter, data: SSAValue, name: str, operands: Values, settings: dict[str, AttrValue]
+    ) -> Values:
+        """A norm of `data`: its results. Operands: data, maybe in another type, and weights, as many as there are."""
+        weights = [int(index < len(operands)) for index in (1, 2)]
+        made = list(rewriter.emit(name, operands, {**settings, SEGMENTS: [1, *weights]}))
+        self._statistics[data, name, repr(settings)] = made[1:3]
+        return made
+
+    def _of(
+        self, rewriter: Rewriter, data: SSAValue, name: str, operands: Values, settings: dict[str, AttrValue]
+    ) -> Values:
+        """The statistics of a norm that is there already, or of one made for them."""
+        known = self._statistics.get((data, name, repr(settings)))
+        return known if known is not None else self._emit(rewriter, data, name, operands, settings)[1:3]
+
+
+def _layer_settings(op: Operation, gamma: SSAValue) -> dict[str, AttrValue]:
+    return {"normalized_shape": list(types.shape(gamma)), "eps": attrs(op).get("epsilon", DEFAULT_EPSILON)}
+
+
+def _batch_settings(op: Operation) -> dict[str, AttrValue]:
+    return {"momentum": 0.0, "eps": epsilon_of(site_of(op))}
+
+
+def _group_settings(op: Operation, image: int) -> dict[str, AttrValue]:
+    site = site_of(op)
+    samples, channels, places, groups = group_sizes(site, image)
+    return {"N": samples, "C": channels, "HxW": places, "group": groups, "eps": epsilon_of(site)}
+
+
+_NORMS: dict[str, Callable[[_Norms, Operation, Rewriter], Values]] = {
+    "cirh.LayerNorm": _Norms.layer_norm,
+    "cirh.LayerNormGrad": _Norms.layer_norm_grad,
+    "cirh.FusedBatchNorm": _Norms.batch_norm,
+    "cirh.FusedBatchNormGrad": _Norms.batch_norm_grad,
+    "cirh.GroupNorm": _Norms.group_norm,
+    "cirh.GroupNormGrad": _Norms.group_norm_grad,
+}

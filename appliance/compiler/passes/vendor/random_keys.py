@@ -1,0 +1,64 @@
+"""Keys for random numbers: each operation that draws without one gets its own, another in every step.
+
+The vendor's client writes all random operations of a step with one and the same seed, and no key; drawn as they stand
+they would give every layer the same mask, in every step. So the step gets a state more, `state.random.counter`, an
+int64 of rank 0 that every step adds one to, and the key of an operation is that counter, plus a number that is made of
+its seeds (blake2b), plus its place among the random operations of the step times 2**40, modulo 2**64. The numbers are
+drawn from the key as all random numbers are here (numpy's Philox, `cirh/calls/random_numbers.py`): they depend on
+seeds, step, operation and position alone, are the same on any number of wafers, and come again in a run that begins
+with the same counter. Whoever starts the run gives the counter its first value, 0 or the number of steps done before.
+The numbers that the vendor's own system draws are not reproduced.
+"""
+
+import hashlib
+from typing import Final
+
+import torch
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
+
+from appliance.compiler.core.rewriter import Rewriter
+from cirh.dialect.attributes import AttrValue, attrs
+from cirh.dialect.operations import body_ops, return_of
+from cirh.dialect.types import tensor_type
+from cirh.modules.graph import add_state
+from cirh.table.lookup import site_of
+
+COUNTER: Final = "state.random.counter"
+_SEEDS: Final = ("seed", "global_seed", "operational_seed")
+_DRAW_WITHOUT: Final = ("cirh.RandomUniform", "cirh.RandomNormal")  # others must have one
+_STEPS: Final = 1 << 40  # that the counter may go through before keys meet
+_WORD: Final = 1 << 64
+
+
+def add_random_keys(module: ModuleOp) -> bool:
+    """Gives a key to every operation that draws without one. Whether there were any."""
+    drawn = [op for op in body_ops(module) if op.name in _DRAW_WITHOUT and not _has_key(op)]
+    if not drawn:
+        return False
+    counter = add_state(module, COUNTER, tensor_type((), torch.int64))
+    for place, op in enumerate(drawn):
+        rewriter, attributes = Rewriter(op), attrs(op)
+        seeds = [attributes.pop(name, 0) for name in _SEEDS]
+        offset = rewriter.splat(_signed(_hashed(seeds) + place * _STEPS), (), torch.int64)
+        (key,) = rewriter.emit("cirh.Add", [counter, offset])
+        made = rewriter.emit(op.name, [*op.operands, key], attributes, types=[op.results[0].type])  # type: ignore[list-item]
+        rewriter.replace(made)
+    last = return_of(module)
+    rewriter = Rewriter(last)
+    (following,) = rewriter.emit("cirh.Add", [counter, rewriter.splat(1, (), torch.int64)])
+    last.operands = [*list(last.operands)[:-1], following]
+    return True
+
+
+def _has_key(op: Operation) -> bool:
+    *_, key, _ = site_of(op).segments
+    return bool(key)
+
+
+def _hashed(seeds: list[AttrValue]) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(seeds).encode(), digest_size=8).digest(), "little")
+
+
+def _signed(number: int) -> int:
+    return (number + _WORD // 2) % _WORD - _WORD // 2

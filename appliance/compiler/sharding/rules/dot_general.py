@@ -1,0 +1,66 @@
+"""Sharding rules: products of any dimensions with any."""
+
+from collections.abc import Sequence
+
+from appliance.compiler.sharding.rules.placement import SUM, Placement, R
+from appliance.compiler.sharding.rules.rule import Outcome, Query, rule
+
+
+class _Side:
+    """One operand: which of its dimensions go through in pairs (batch), are summed over, or stay alone (free)."""
+
+    def __init__(self, query: Query, index: int, prefix: str) -> None:
+        self.placement = query.placements[index]
+        self.batch: Sequence[int] = query.get(f"{prefix}_batching_dimensions")
+        self.summed: Sequence[int] = query.get(f"{prefix}_contracting_dimensions")
+        self.free = [dim for dim in range(len(query.shape(index))) if dim not in (*self.batch, *self.summed)]
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether the cut dimension has a partner in the other operand."""
+        return self.placement.dim in (*self.batch, *self.summed)
+
+    def partner(self, other: "_Side") -> Placement:
+        """The cut of the other operand that belongs to this one's, whose dimension is paired."""
+        cut = self.placement
+        mine, others = (self.batch, other.batch) if cut.dim in self.batch else (self.summed, other.summed)
+        return cut.at(others[list(mine).index(cut.dim)])
+
+    def result(self, before: int) -> Placement:
+        """Where the cut is in the result. before: its free dimensions of the operands before this one."""
+        cut = self.placement
+        if cut.dim in self.summed:
+            return SUM
+        if cut.dim in self.batch:
+            return cut.at(list(self.batch).index(cut.dim))
+        return cut.at(len(self.batch) + before + self.free.index(cut.dim))
+
+
+@rule("cirh.DotGeneral")
+def dot_general(query: Query) -> Outcome:
+    left, right = _Side(query, 0, "lhs"), _Side(query, 1, "rhs")
+    if not query.sharded:
+        partial = list(query.placements)
+        return Outcome(wants=partial, results=[SUM]) if sorted(map(str, partial)) == _ONE_SUM else query.replicated()
+    if len(query.sharded) == 2 and left.is_paired and right.is_paired and left.partner(right) != right.placement:
+        raise query.mixes(f"multiplies operands that are cut differently ({left.placement} and {right.placement})")
+    if left.placement.is_sharded and left.is_paired:
+        wants = [left.placement, left.partner(right)]
+        return _unless_batch(query, right, Outcome(wants=wants, results=[left.result(0)]))
+    if right.placement.is_sharded and right.is_paired:
+        wants = [right.partner(left), right.placement]
+        return _unless_batch(query, left, Outcome(wants=wants, results=[right.result(len(left.free))]))
+    # All samples with all samples: of the result every wafer has the part of its own, and gets the other operand whole.
+    if left.placement.is_sharded:
+        return Outcome(wants=[left.placement, R], results=[left.result(0)])
+    return Outcome(wants=[R, right.placement], results=[right.result(len(left.free))])
+
+
+_ONE_SUM = sorted(map(str, (R, SUM)))
+
+
+def _unless_batch(query: Query, other: _Side, outcome: Outcome) -> Outcome:
+    """The outcome, if the other operand is not cut in a dimension of its own."""
+    if other.placement.is_sharded and not other.is_paired:
+        raise query.mixes(f"multiplies operands that are cut differently ({' and '.join(map(str, query.placements))})")
+    return outcome

@@ -1,0 +1,151 @@
+"""Operations that only the vendor's client writes, divided over wafers: equal to the same operations undivided."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from plan_simulator import Simulation
+from vendor_steps import BATCH, CHANNELS, F64, I64, IMAGE, NORM, STEPS, TRAINED, Step, Tensor, dot, ints, r
+from xdsl.dialects.builtin import ModuleOp
+
+from appliance.compiler.core.errors import CompileError
+from appliance.compiler.passes.vendor.norms import replace_norms
+from appliance.compiler.passes.vendor.random_keys import COUNTER, add_random_keys
+from appliance.compiler.passes.vendor.slices import replace_slices
+from appliance.compiler.pipeline import Target, compile_module
+from appliance.compiler.plan_check.check import check_plan
+from cirh.dialect.operations import Const, body_ops
+from cirh.dialect.types import tensor_type
+from cirh.execution.kernel import Kernel
+from cirh.modules.builder import GraphBuilder
+from cirh.modules.graph import signature
+from cirh.modules.verify import verify
+from cirh.text.parser import parse_module
+from cirh.text.printer import print_module
+
+pytestmark = pytest.mark.parity
+
+WAFERS = (1, 2, 3)
+BATCH_NORM = "aten._native_batch_norm_legit.no_stats"
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_divided_is_as_undivided(name: str) -> None:
+    step = STEPS[name]
+    expected = step.whole()
+    for wafers in WAFERS:
+        torch.testing.assert_close(step.divided(wafers), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (Step("Gather", [r(BATCH, 5), ints(5, 3)], {"axis": 0}, kinds="bs"), "picks from the dimension of the samples"),
+        (Step("GatherNd", [r(BATCH, 5), ints(5, 3, 1)], kinds="bs"), "picks from the dimension of the samples"),
+        (Step("ScatterNd", [r(7, 5), ints(7, BATCH, 1), r(BATCH, 5)], kinds="sbb"), "something else than zeros"),
+        (Step("TopK", [r(BATCH)], {"dimension": 0, "k": 2}, [((2,), F64), ((2,), I64)]), "goes along the samples"),
+        (Step("CumSum", [r(BATCH, 5)], {"axis": 0}), "goes along the samples"),
+        (Step("unpad", [r(BATCH, 4)], {"edge_unpadding_high": [6, 0]}), "acts on the dimension of the samples"),
+        (
+            Step("DotGeneral", [r(BATCH, BATCH, 3), r(BATCH, 3)], dot([1], [0], [2], [1])),
+            "cut differently",
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, Step) else "",
+)
+def test_what_mixes_samples_names_the_line(step: Step, why: str) -> None:
+    with pytest.raises(CompileError, match=rf"train.py:53 \(in layer\): cirh.{step.name} .*{why}"):
+        step.divided(2)
+    torch.testing.assert_close(step.divided(1), step.whole(), rtol=1e-9, atol=1e-9)
+
+
+def _norm_step(name: str, attributes: dict[str, Any], dtype: torch.dtype) -> ModuleOp:
+    """A norm and its gradient, in one step."""
+    builder = GraphBuilder()
+    image = builder.argument(tensor_type(IMAGE, dtype), input="input_0")
+    gradient = builder.argument(tensor_type(IMAGE, dtype), input="input_1")
+    weights = [builder.argument(tensor_type((4,), dtype), state=f"state.{number}") for number in range(4)]
+    types = [image.type, *[weights[0].type] * 2]
+    operands = {"FusedBatchNorm": weights, "GroupNorm": weights[:2]}[name]
+    given: Any = types if name == "FusedBatchNorm" else None
+    made = builder.op(f"cirh.{name}", [image, *operands], attributes, types=given)
+    back = builder.op(f"cirh.{name}Grad", [gradient, image, weights[0]], attributes, types=given)
+    return builder.finish([(made[0], "output"), *[(value, f"gradient_{n}") for n, value in enumerate(back)]])
+
+
+@pytest.mark.parametrize("name", ["FusedBatchNorm", "GroupNorm"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_a_norm_and_its_gradient_share_statistics(name: str, dtype: torch.dtype) -> None:
+    attributes = TRAINED if name == "FusedBatchNorm" else {**NORM, "num_groups": 2}
+    module = _norm_step(name, attributes, dtype)
+    values = [tensor.to(dtype) for tensor in (r(*IMAGE), r(*IMAGE) ** 2, *CHANNELS)]
+    expected = Kernel.build(module)(values)
+    assert replace_norms(module)
+    assert not replace_norms(module)
+    verify(module)
+    forward = [op for op in body_ops(module) if op.name in ("aten.native_group_norm", BATCH_NORM)]
+    assert len(forward) == 1
+    tolerance = 1e-9 if dtype is F64 else 2e-3
+    torch.testing.assert_close(Kernel.build(module)(values), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_slices_become_operations_without_the_size_of_the_batch() -> None:
+    for name in ("Slice", "StridedSlice", "StridedSliceGrad"):
+        module = STEPS[name].module()
+        expected = STEPS[name].whole()
+        assert replace_slices(module)
+        verify(module)
+        names = {op.name for op in body_ops(module) if not isinstance(op, Const) and op.name != "cirh.Reshape"}
+        assert names <= {"aten.slice.Tensor", "cirh.pad"}
+        torch.testing.assert_close(Kernel.build(module)(STEPS[name].of_kind("b")), expected)
+
+
+RANDOM = """module {
+  func @graph(%arg0: tensor<12x40xf32> {cs.input_name = "input_0"}) -> (tensor<12x40xf32> {cs.output_name = "a"},
+      tensor<12x40xf32> {cs.output_name = "b"}, tensor<12x40xf32> {cs.output_name = "c"}) {
+    %low = cirh.Const dense<0.0> : tensor<f32>
+    %high = cirh.Const dense<1.0> : tensor<f32>
+    %shape = cirh.Const dense<[12, 40]> : tensor<2xi64>
+    %0 = cirh.RandomUniform %low, %high, %shape {global_seed = -5 : i64} : (tensor<f32>, tensor<f32>, tensor<2xi64>)
+      -> tensor<12x40xf32>
+    %1 = cirh.RandomUniform %low, %high, %shape {global_seed = -5 : i64} : (tensor<f32>, tensor<f32>, tensor<2xi64>)
+      -> tensor<12x40xf32>
+    %2 = cirh.RandomNormal %low, %high {seed = 9 : i64} : (tensor<f32>, tensor<f32>) -> tensor<12x40xf32>
+    %a = cirh.Add %0, %arg0 : tensor<12x40xf32>
+    %b = cirh.Add %1, %arg0 : tensor<12x40xf32>
+    %c = cirh.Add %2, %arg0 : tensor<12x40xf32>
+    return %a, %b, %c : tensor<12x40xf32>, tensor<12x40xf32>, tensor<12x40xf32>
+  }
+}
+"""
+
+
+def _drawn(text: str, wafers: int, counter: int = 0) -> list[dict[str, Tensor]]:
+    plan = compile_module(text, Target(num_csx=wafers, num_shards=1))
+    check_plan(plan)
+    return Simulation(plan, {COUNTER: torch.tensor(counter)}).run([[torch.zeros(BATCH, 40)]] * 2)
+
+
+def test_random_numbers_differ_by_operation_and_step_and_by_nothing_else() -> None:
+    first, second = _drawn(RANDOM, 1)
+    values = [first["a"], first["b"], second["a"], second["b"]]
+    for index, value in enumerate(values):
+        assert abs(float(value.mean()) - 0.5) < 0.06
+        assert all(not torch.equal(value, other) for other in values[:index])
+    assert not torch.equal(first["c"], second["c"])
+    for wafers in (2, 3):
+        torch.testing.assert_close(_drawn(RANDOM, wafers), [first, second], rtol=0, atol=0)
+    torch.testing.assert_close(_drawn(RANDOM, 2, counter=1)[0], second, rtol=0, atol=0)
+    assert not torch.equal(_drawn(RANDOM.replace("-5", "-6"), 1)[0]["a"], first["a"])
+
+
+def test_random_numbers_that_have_keys_stay_as_they_are() -> None:
+    module = parse_module(RANDOM)
+    assert add_random_keys(module)
+    verify(module)
+    assert [state.name for state in signature(module).states] == [COUNTER]
+    text = print_module(module)
+    assert not add_random_keys(module)
+    assert print_module(module) == text
+    assert Counter(op.name for op in body_ops(module))["cirh.RandomUniform"] == 2
