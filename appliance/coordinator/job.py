@@ -371,13 +371,7 @@ class Job:
 
     def _responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
         self._silence.heard(member.name)
-        if self.observation.responded(member, response):
-            return
-        if response.WhichOneof("kind") == "recovery_point_kept":
-            self._points.responded(member.name, response.recovery_point_kept)
-            return
-        if response.WhichOneof("kind") == "recovery_point_copied":
-            self._points.copied(response.recovery_point_copied)
+        if self.observation.responded(member, response) or self._points.responded(member.name, response):
             return
         if response.WhichOneof("kind") != "failed":
             for each in self._executions.live():

@@ -37,18 +37,20 @@ class JobPoints:
             if execution.may_keep_point():
                 self._schedule.tick(execution.number)
 
-    def responded(self, member: str, kept: node_pb2.RecoveryPointKept) -> None:
-        """A member keeps its states, or cannot."""
-        if kept.given_up:
-            self.points.given_up(kept.recovery_point)
-        else:
-            self.points.kept(member, kept)
+    def responded(self, member: str, response: node_pb2.AttachResponse) -> bool:
+        """What a member says; False if it is not of recovery points."""
+        kept, copied = response.recovery_point_kept, response.recovery_point_copied
+        match response.WhichOneof("kind"):
+            case "recovery_point_kept" if kept.given_up:
+                self.points.given_up(kept.recovery_point)
+            case "recovery_point_kept":
+                self.points.kept(member, kept)
+            case "recovery_point_copied":
+                self.points.copied(copied.member, copied.recovery_point)
+            case _:
+                return False
         self._settle()
-
-    def copied(self, copied: node_pb2.RecoveryPointCopied) -> None:
-        """There is a copy of a member's file, or there will be none."""
-        self.points.copied(copied.member, copied.recovery_point)
-        self._settle()
+        return True
 
     def drop(self, before: int = ALL_POINTS) -> None:
         """Have the nodes remove those before this one."""

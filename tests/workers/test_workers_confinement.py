@@ -1,11 +1,11 @@
 """What the process of an input_fn has, and has not, from those that started it."""
 
-import contextlib
 import json
 import os
 import pwd
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,17 +88,18 @@ def test_it_has_no_token_and_no_descriptor_of_the_worker(prepare: Prepare, inter
 
 @pytest.mark.skipif(os.getuid() != 0, reason="root alone can start processes of others")
 def test_it_is_of_another_user_if_that_is_wished(
-    prepare: Prepare, fork_server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepare: Prepare, fork_server: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forked, for that user need not be able to read this Python."""
     monkeypatch.setenv(USER_VARIABLE, "nobody")
-    for folder in (tmp_path, *tmp_path.parents):
-        with contextlib.suppress(PermissionError):
-            folder.chmod(folder.stat().st_mode | 0o011)
-    path = tmp_path / "facts"
-    path.touch()
-    path.chmod(0o666)
-    found = facts(prepare(input_functions.describing_its_process, str(path)), path)
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # the folders above tmp_path are closed to others, by each new session
+        Path(folder).chmod(0o711)
+        path = Path(folder) / "facts"
+        path.touch()
+        path.chmod(0o666)
+        found = facts(prepare(input_functions.describing_its_process, str(path)), path)
     nobody = pwd.getpwnam("nobody")
     assert found["users"] == [nobody.pw_uid, nobody.pw_uid, nobody.pw_gid]
 
