@@ -11,10 +11,11 @@ export PYTHONDONTWRITEBYTECODE =
 demo: venv
 	$(BIN)/waferbox run --wafers 2 examples/fc_digits/train.py
 
+# Tests wait a third of the time: three processes on two cores. What a module's tests share is made once, as far as a
+# process has them all: worksteal gives each a row of tests, until one has none left.
 test: venv
-	$(BIN)/pytest -n 2 --durations=25
+	$(BIN)/pytest -n 3 --dist worksteal --durations=25
 
-# Unit tests wait for each other a third of the time: three processes on two cores.
 unit: venv
 	$(BIN)/pytest -n 3 --dist worksteal -m "not cluster and not parity"
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -98,58 +99,64 @@ def start_long(
     return script
 
 
+@pytest.fixture(scope="module")
+def victims(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[RunningCluster]:
+    """A cluster whose nodes and coordinators may be killed: what died is started again."""
+    roles = {"wafers": 3, "memoryx": 3, "swarmx": 2, "workers": 3}
+    with running_cluster(tmp_path_factory.mktemp("victims") / "own", cache, **roles) as cluster:
+        yield cluster
+
+
 @pytest.mark.timeout(300)  # four jobs, of which each ends by a death, and one that runs to its end
 def test_a_node_that_dies_is_named_and_the_others_can_be_used(
-    start_script: StartScript, tmp_path: Path, cache: Path
+    start_script: StartScript, victims: RunningCluster
 ) -> None:
+    cluster = victims
     deaths = (
         (node_pb2.ROLE_MEMORYX, "memoryx-"),
         (node_pb2.ROLE_SWARMX, "swarmx-0"),
         (node_pb2.ROLE_WORKER, "worker-"),
         (node_pb2.ROLE_WAFER, "wafer-"),
     )
-    with running_cluster(tmp_path / "cluster", cache, wafers=3, memoryx=3, swarmx=2, workers=3) as cluster:
-        for role, name in deaths:
-            script = start_long(start_script, cluster)
-            victim = next(node for node in cluster.nodes(role) if node.job)
-            process = cluster.process_at(victim.address)
-            assert process.pid == victim.process_id
-            process.kill()
-            script.wait_for_error("NodeLostError: ", FAILURE_SECONDS)
-            assert script.wait() == 1
-            message = message_of(script)
-            assert message.startswith("cstorch.errors.NodeLostError: "), message
-            died = rf"{name}\d* \(pid {victim.process_id} at {re.escape(victim.address)}\) died"
-            assert re.search(died, message), message
-            wait_for(lambda gone=victim.address: gone not in [n.address for n in cluster.nodes()])
-        assert run(start_script, cluster, "runs", "--num-csx", 2).process.returncode == 0
+    for role, name in deaths:
+        script = start_long(start_script, cluster)
+        victim = next(node for node in cluster.nodes(role) if node.job)
+        process = cluster.process_at(victim.address)
+        assert process.pid == victim.process_id
+        process.kill()
+        script.wait_for_error("NodeLostError: ", FAILURE_SECONDS)
+        assert script.wait() == 1
+        message = message_of(script)
+        assert message.startswith("cstorch.errors.NodeLostError: "), message
+        died = rf"{name}\d* \(pid {victim.process_id} at {re.escape(victim.address)}\) died"
+        assert re.search(died, message), message
+        wait_for(lambda gone=victim.address: gone not in [n.address for n in cluster.nodes()])
+    assert run(start_script, cluster, "runs", "--num-csx", 2).process.returncode == 0
 
 
 @pytest.mark.timeout(300)  # four jobs
 @pytest.mark.parametrize("when", ["checkpoint", "final"])
 def test_a_death_while_state_moves_is_told_as_such(
-    start_script: StartScript, tmp_path: Path, cache: Path, when: str
+    start_script: StartScript, victims: RunningCluster, when: str
 ) -> None:
-    with running_cluster(tmp_path / "cluster", cache, wafers=2, memoryx=2, swarmx=2, workers=1) as cluster:
-        for name in ("memoryx-0", "swarmx-0", "wafer-0", "the coordinator"):
-            script = start_script(
-                SCRIPTS / "saving.py", when, "--artifacts", "artifacts", management=cluster.management, **ENDS
-            )
-            script.wait_for_output("saving\n")
-            if name == "the coordinator":
-                address = next(job.coordinator for job in cluster.jobs() if job.coordinator)
-            else:
-                roles = {"memoryx": node_pb2.ROLE_MEMORYX, "swarmx": node_pb2.ROLE_SWARMX, "wafer": node_pb2.ROLE_WAFER}
-                role = roles[name.partition("-")[0]]
-                address = next(node.address for node in cluster.nodes(role) if node.job)
-            cluster.process_at(address).kill()
-            if name != "memoryx-0":  # which keeps the state until it hears that the job is over
-                wait_for(lambda: not any(node.job for node in cluster.nodes()))
-            (script.surroundings.folder / "go").touch()
-            assert script.wait() == 1
-            message = message_of(script)
-            assert message.startswith("cstorch.errors.NodeLostError: "), (name, message)
-            assert re.search(rf"{name}\b.* at {re.escape(address)}\)? died", message), (name, message)
+    cluster = victims
+    for name in ("memoryx-0", "swarmx-0", "wafer-0", "the coordinator"):
+        script = start_script(
+            SCRIPTS / "saving.py", when, "--artifacts", "artifacts", management=cluster.management, **ENDS
+        )
+        script.wait_for_output("saving\n")
+        if name == "the coordinator":
+            address = next(job.coordinator for job in cluster.jobs() if job.coordinator)
+        else:
+            address = next(node.address for node in cluster.nodes() if node.member == name)
+        cluster.process_at(address).kill()
+        if name != "memoryx-0":  # which keeps the state until it hears that the job is over
+            wait_for(lambda: not any(node.job for node in cluster.nodes()))
+        (script.surroundings.folder / "go").touch()
+        assert script.wait() == 1
+        message = message_of(script)
+        assert message.startswith("cstorch.errors.NodeLostError: "), (name, message)
+        assert re.search(rf"{name}\b.* at {re.escape(address)}\)? died", message), (name, message)
 
 
 def test_a_coordinator_that_dies_is_named_and_its_nodes_can_be_used(
@@ -248,29 +255,34 @@ def suspend(script: RunningScript) -> None:
     script.process.send_signal(signal.SIGCONT)
 
 
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[RunningCluster]:
+    """A cluster that soon gives up whoever answers no ping."""
+    folder = tmp_path_factory.mktemp("impatient") / "own"
+    with running_cluster(folder, cache, variables=KEEPALIVE, wafers=2, memoryx=2, workers=2) as cluster:
+        yield cluster
+
+
 @pytest.mark.parametrize("embedded", [True, False])
 def test_a_script_that_was_suspended_goes_on(
-    start_script: StartScript, tmp_path: Path, cache: Path, *, embedded: bool
+    request: pytest.FixtureRequest, start_script: StartScript, *, embedded: bool
 ) -> None:
-    with ExitStack() as stack:
-        cluster = None
-        if not embedded:
-            roles = {"wafers": 2, "memoryx": 2, "workers": 2}
-            cluster = stack.enter_context(running_cluster(tmp_path / "up", cache, variables=KEEPALIVE, **roles))
-        script = start_long(start_script, cluster, **KEEPALIVE)
-        suspend(script)
-        before = script.output.count("\n")
-        script.wait_for_output(f"step {before + 100}\n")
-        script.interrupt()
-        script.wait()
+    cluster = None if embedded else request.getfixturevalue("impatient")
+    script = start_long(start_script, cluster, **KEEPALIVE)
+    suspend(script)
+    before = script.output.count("\n")
+    script.wait_for_output(f"step {before + 100}\n")
+    script.interrupt()
+    script.wait()
 
 
 @pytest.mark.parametrize("lane", ["auto", "grpc"])
 @pytest.mark.parametrize("when", ["checkpoint", "final"])
-def test_a_script_that_was_suspended_in_a_save_saves(start_script: StartScript, when: str, lane: str) -> None:
-    script = start_script(
-        SCRIPTS / "saving.py", when, "--artifacts", "artifacts", "--lane", lane, management=None, **KEEPALIVE
-    )
+def test_a_script_that_was_suspended_in_a_save_saves(
+    start_script: StartScript, impatient: RunningCluster, when: str, lane: str
+) -> None:
+    arguments = (when, "--artifacts", "artifacts", "--lane", lane)
+    script = start_script(SCRIPTS / "saving.py", *arguments, management=impatient.management, **KEEPALIVE)
     script.wait_for_output("saving\n")
     suspend(script)
     (script.surroundings.folder / "go").touch()
