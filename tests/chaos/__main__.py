@@ -5,6 +5,7 @@ import os
 import secrets
 import sys
 import tempfile
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/chaos", description=__doc__)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="a folder for the logs of trials that failed")
+    parser.add_argument("--keep", type=Path, help="a folder for the scripts' logs, and for what is left")
     options = parser.parse_args()
     outcomes: list[Outcome] = []
     before = {}
@@ -37,9 +38,11 @@ def main() -> int:
                     if number == WARM_UP:
                         before = laboratory_.figures()
                     _tell(number, outcome)
-                    if options.keep is not None and not outcome.good:
+                    if options.keep is not None:
                         options.keep.mkdir(parents=True, exist_ok=True)
-                        (options.keep / f"{number}.txt").write_text(f"{outcome.errors}\n\n{outcome.left}")
+                        began = datetime.fromtimestamp(outcome.silence_began)
+                        words = f"the longest silence began at {began} and lasted {outcome.silence:.1f} s"
+                        (options.keep / f"{number}.txt").write_text(f"{outcome.errors}\n\n{outcome.left}\n{words}\n")
                 after = laboratory_.figures()
                 for process, (role, resident, descriptors) in before.items():
                     if process in after:

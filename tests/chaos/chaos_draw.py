@@ -3,12 +3,12 @@
 import random
 from collections.abc import Iterator, Sequence
 
-from chaos_hook import KEEPERS_MOMENTS, MOMENTS
+from chaos_hook import COORDINATORS_MOMENTS, KEEPERS_MOMENTS, MOMENTS
 from chaos_trial import SIZES, Size
 from injected_faults import Fault
 
-SERVICES = ("management", "child")
-RANDOM_SECONDS = 3.5  # from the first output: about as long as a script runs
+SERVICES = ("management", "child", "coordinator", "coordinator", "fork server")
+RANDOM_SECONDS = 6.5  # from the first output: about as long as a script runs
 
 
 def draw(seed: int) -> Iterator[tuple[Size, Sequence[Fault]]]:
@@ -31,6 +31,9 @@ def _fault(generator: random.Random, size: Size) -> Fault:
         victim = generator.choice([*size.members, *SERVICES])
         action = "stop" if victim in size.members and generator.random() < 0.2 else "kill"
         return Fault(victim=victim, moment="random", action=action, at=round(generator.uniform(0, RANDOM_SECONDS), 2))
+    if generator.random() < 0.15:
+        moment = generator.choice(COORDINATORS_MOMENTS)
+        return Fault(victim="coordinator", moment=moment, at=generator.randrange(1, 4))
     victim = generator.choice(size.members)
     moment = generator.choice([*MOMENTS, *(KEEPERS_MOMENTS if victim in size.keepers else ())])
     action = "kill"
@@ -38,6 +41,8 @@ def _fault(generator: random.Random, size: Size) -> Fault:
         action = "full"
     elif generator.random() < 0.1:
         action = "stop"
+    elif "step" in moment and generator.random() < 0.3:
+        action = generator.choice(("hang", "memory"))
     at = generator.randrange(1, 140) if "step" in moment else 0
     if action == "full":
         at = 2  # without a first point there is nothing to go on from

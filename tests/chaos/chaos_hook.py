@@ -3,10 +3,11 @@
 WAFERBOX_CHAOS names this file, and CHAOS_ORDERS a folder. An order is a file "<number>.order" there, a JSON object with
 the member, the moment, which one ("at": the number of the step, else how often the moment has come in the job; at the
 first that is not before it), and what is to be done: "kill", "stop" (whoever ordered it sends SIGCONT), "hang" (the
-thread), "memory" (is refused), "full" (the disk) or "damage" and "shorten" (the recovery point). Whoever does it writes
-"<number>.done" first, with its process id and the time.
+thread), "freeze" (all threads), "memory" (is refused), "full" (the disk), "damage" and "shorten" (the recovery point).
+Whoever does it writes "<number>.done" first, with its process id and the time.
 """
 
+import ctypes
 import errno
 import json
 import os
@@ -34,6 +35,7 @@ MOMENTS = (
     "stop again",
 )
 SPARE_BYTES = 1 << 28  # that a process still gets while it is refused more
+COORDINATORS_MOMENTS = ("epoch", "loaded epoch", "stop epoch", "record", "complete point")
 KEEPERS_MOMENTS = ("keep", "open point", "write point", "complete point", "put back", "snapshot")
 
 
@@ -79,6 +81,8 @@ class Hook:
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "hang":
                 threading.Event().wait()
+            case "freeze":
+                ctypes.PyDLL(None).pause()  # with the lock of the interpreter
             case "memory":
                 refuse_memory()
             case "full":
@@ -130,10 +134,13 @@ def after(owner: Any, name: str, call: Callable[..., None]) -> None:
 
 def install(module: str) -> None:
     """Called once in each process, before anything else."""
+    hook = Hook(Path(os.environ["CHAOS_ORDERS"]))
+    if module == "appliance.coordinator":
+        hook.member = "coordinator"
+        _watch_coordinator(hook)
     if module not in ("memoryx", "swarmx", "wafer", "workers"):
         return
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    hook = Hook(Path(os.environ["CHAOS_ORDERS"]))
     _watch_role(hook)
     if module in ("memoryx", "wafer"):
         _watch_keeper(hook)
@@ -163,6 +170,18 @@ def _watch_role(hook: Hook) -> None:
             hook.reached("step" + hook.again, value)
 
     Progress.step = property(step.__get__, count)  # type: ignore[assignment, method-assign]
+
+
+def _watch_coordinator(hook: Hook) -> None:
+    from appliance.coordinator.execution.epoch import Epoch
+    from appliance.coordinator.execution.recovery_points import RecoveryPoints
+    from appliance.coordinator.record import JobRecord
+
+    before(Epoch, "load", lambda *_: hook.reached("epoch"))
+    after(Epoch, "load", lambda *_: hook.reached("loaded epoch"))
+    before(Epoch, "stop", lambda *_: hook.reached("stop epoch"))
+    before(JobRecord, "_change", lambda *_: hook.reached("record"))
+    before(RecoveryPoints, "settle", lambda *_: hook.reached("complete point"))
 
 
 def _watch_keeper(hook: Hook) -> None:

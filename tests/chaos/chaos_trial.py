@@ -61,6 +61,7 @@ class Outcome:
     survived: bool = False
     identical: bool = False
     silence: float = 0.0  # the longest time without output that ended after a fault, in seconds
+    silence_began: float = 0.0  # since 1970
     left: str = ""
     errors: str = ""
 
@@ -112,8 +113,10 @@ class Laboratory:
         outcome.injected = len(injector.times)
         if injector.times:
             first = min(injector.times.values())
-            gaps = [after - max(before, first) for before, after in pairwise([first, *times]) if after > first]
-            outcome.silence = max(gaps, default=0.0)
+            gaps = [
+                (after - max(before, first), before) for before, after in pairwise([first, *times]) if after > first
+            ]
+            outcome.silence, outcome.silence_began = max(gaps, default=(0.0, first))
         outcome.left = self._left(surroundings)
         return outcome, script.output
 
@@ -164,7 +167,7 @@ class Laboratory:
 
 
 @contextlib.contextmanager
-def laboratory(folder: Path, cache: Path, *, steps: int = 150, pause: float = 0.02) -> Iterator[Laboratory]:
+def laboratory(folder: Path, cache: Path, *, steps: int = 150, pause: float = 0.04) -> Iterator[Laboratory]:
     """A cluster that has all that the largest job needs."""
     (folder / "orders").mkdir(parents=True)
     variables = {

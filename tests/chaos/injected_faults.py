@@ -21,7 +21,7 @@ POLL_SECONDS = 0.01
 class Fault:
     """What happens to whom, and when."""
 
-    victim: str  # a member of the job such as "wafer-0"; or "management", "child", "fork server"
+    victim: str  # a member of the job such as "wafer-0"; or "coordinator", "management", "child", "fork server"
     moment: str  # one of the hook's; or "random"
     action: str = "kill"
     at: float = 0  # the count of the step; with "random" the seconds after the first output
@@ -116,13 +116,22 @@ def victim_process(cluster: RunningCluster, victim: str) -> psutil.Process | Non
     match victim:
         case "management":
             return _find(cluster, lambda process: {"appliance", "--announce-fd"} <= set(process.cmdline()))
+        case "coordinator":
+            return _find(cluster, lambda process: process.name() == "coordinator")
         case "fork server":
-            return _find(cluster, lambda process: "nodes.launch.fork_server" in process.cmdline())
+            return _find(cluster, _is_fork_server)
         case "child":
             return _find(cluster, lambda process: process.name() == "workers.child")
         case _:
             pids = [node.process_id for node in cluster.nodes() if node.member == victim and node.job]
     return psutil.Process(pids[0]) if pids and psutil.pid_exists(pids[0]) else None
+
+
+def _is_fork_server(process: psutil.Process) -> bool:
+    """What it forks has the same command line."""
+    parent = process.parent()
+    asked = "nodes.launch.fork_server" in process.cmdline()
+    return asked and parent is not None and "nodes.launch.fork_server" not in parent.cmdline()
 
 
 def _find(cluster: RunningCluster, is_meant: Callable[[psutil.Process], bool]) -> psutil.Process | None:
