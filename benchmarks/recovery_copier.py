@@ -26,7 +26,7 @@ class Copier:
         print(number, file=self._process.stdin, flush=True)
 
     def seconds(self) -> float:
-        """That the next copy has taken, once it is made."""
+        """That the next copy has taken, once it is made; NaN if it was not, as a later one was wanted."""
         assert self._process.stdout is not None
         return float(self._process.stdout.readline())
 

@@ -127,15 +127,15 @@ class PointCopies:
 
     def _copy(self, request: node_pb2.CopyRecoveryPoint) -> None:
         begin, number, cancellation = time.monotonic(), request.recovery_point, CancellationToken()
+        copied = node_pb2.RecoveryPointCopied(recovery_point=number, member=request.member, given_up=True)
         with self._lock:
-            if self._closed or number < self._dropped:
-                return
+            is_wanted = not self._closed and number >= self._dropped
             self._copying = number, cancellation
         path = copy_folder(self._root(), self._job, request.member) / str(number)
-        copied = node_pb2.RecoveryPointCopied(recovery_point=number, member=request.member, given_up=True)
         try:
-            self._make(request, path, cancellation)
-            copied.nbytes, copied.given_up = path.stat().st_size, False
+            if is_wanted:
+                self._make(request, path, cancellation)
+                copied.nbytes, copied.given_up = path.stat().st_size, False
         except FileNotFoundError:
             pass  # dropped by another member with this folder
         except OSError as error:

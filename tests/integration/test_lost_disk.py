@@ -14,9 +14,10 @@ from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartScript, run
 
 from wsc.v1 import node_pb2
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]  # up to four processes import torch, each for itself
 
 SCRIPT = SCRIPTS / "recovering.py"
+START_SECONDS = 150.0
 END_SECONDS = 20.0
 
 
@@ -33,7 +34,10 @@ class Shards:
     def start(self, number: int = 1) -> None:
         """So many more, on disks that nobody has used."""
         started = [self._start() for _ in range(number)]
-        wait_for(lambda: {*started} <= {node.process_id for node in self._cluster.nodes(node_pb2.ROLE_MEMORYX)})
+        wait_for(
+            lambda: {*started} <= {node.process_id for node in self._cluster.nodes(node_pb2.ROLE_MEMORYX)},
+            START_SECONDS,
+        )
 
     def _start(self) -> int:
         disk = self._folder / f"disk{next(self._numbers)}"
@@ -73,7 +77,7 @@ def copies(disk: Path) -> list[Path]:
 @pytest.fixture
 def cluster(tmp_path: Path, cache: Path) -> Iterator[RunningCluster]:
     """Without MemoryX, and with recovery points as often as can be."""
-    often = {"WAFERBOX_RECOVERY_SECONDS": "0.5"}
+    often = {"WAFERBOX_RECOVERY_SECONDS": "0.5", "WAFERBOX_REPLACEMENT_SECONDS": str(START_SECONDS)}
     with running_cluster(
         tmp_path / "cluster", cache, wafers=2, memoryx=0, swarmx=1, workers=2, variables=often
     ) as cluster:

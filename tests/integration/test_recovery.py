@@ -36,6 +36,13 @@ def nothing(script: RunningScript) -> None:
     pass
 
 
+def assert_no_copies(recovery: Path) -> None:
+    """There are recovery points, and as all lie in one folder each is there but once."""
+    folders = {folder.name for folder in recovery.glob("*/*")}
+    assert folders >= {"memoryx-0", "memoryx-1"}
+    assert not [name for name in folders if name.endswith("-copy")]
+
+
 def kill(cluster: RunningCluster, role: str) -> Callable[[RunningScript], None]:
     """Kill a node of the job, and wait until the cluster has another."""
 
@@ -52,7 +59,7 @@ def test_the_results_are_those_of_a_run_in_which_nothing_dies(
 ) -> None:
     size = ("--num-csx", 2, "--shards", 2)
     with running_cluster(tmp_path / "cluster", cache, wafers=2, memoryx=2, swarmx=1, workers=2) as cluster:
-        expected, _ = run(start_script, cluster, nothing, *size)
+        expected, _ = run(start_script, cluster, lambda script: assert_no_copies(cache / "recovery"), *size)
         for role in ROLES:
             output, errors = run(start_script, cluster, kill(cluster, role), *size)
             assert output == expected, role
