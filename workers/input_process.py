@@ -85,6 +85,7 @@ class InputProcess:
                     "num_workers": max(1, request.num_workers),
                     "wafer": request.wafer,
                     "num_csx": max(1, request.num_csx),
+                    "redivided": request.redivided,
                     "half_type": half_type,
                     "mixed_precision": request.mixed_precision,
                 },

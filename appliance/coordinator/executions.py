@@ -8,7 +8,7 @@ from appliance.coordinator.execution.client_progress import ClientProgress
 from appliance.coordinator.execution.execution import Execution
 from appliance.coordinator.plans import Plans
 from appliance.coordinator.record import JobRecord
-from wsc.v1 import coordinator_pb2, plan_pb2
+from wsc.v1 import coordinator_pb2
 
 
 class MakeExecution(Protocol):
@@ -16,7 +16,6 @@ class MakeExecution(Protocol):
         self,
         index: int,
         begin: coordinator_pb2.Begin,
-        plan: plan_pb2.Plan,
         progress: ClientProgress,
         /,
         *,
@@ -56,9 +55,8 @@ class Executions:
             last = self._record.execution
             if last is None or self._current is not None:
                 return  # what begins now puts them back
-            plan = self._plans[last.begin.artifact]
             execution = self._make(
-                last.index, last.begin, plan, ClientProgress(), follows_left=last.follows_left, loses_states=True
+                last.index, last.begin, ClientProgress(), follows_left=last.follows_left, loses_states=True
             )
             self._restoring = execution
         try:
@@ -72,7 +70,7 @@ class Executions:
         with self._lock:
             if self._current is not None:
                 return None
-            plan = self._plans[begin.artifact]
+            _ = self._plans[begin.artifact]
             last, point = self._record.execution, self._record.point
             progress = ClientProgress.of(begin.resumption)
             if begin.HasField("resumption") and last is not None and last.begin.id == begin.id:
@@ -84,7 +82,7 @@ class Executions:
             # What the nodes keep is not known while it is put back, or where that has failed.
             loses_states = self._loses_states or self._restoring is not None
             self._current = self._make(
-                last.index, begin, plan, progress, follows_left=last.follows_left, loses_states=loses_states
+                last.index, begin, progress, follows_left=last.follows_left, loses_states=loses_states
             )
             self._loses_states = self.is_awaited = False
             return self._current

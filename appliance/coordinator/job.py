@@ -3,8 +3,7 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 
 from appliance.coordinator.compilation import Compile, CompileRefused
 from appliance.coordinator.execution.client_progress import ClientProgress
@@ -22,6 +21,7 @@ from appliance.coordinator.observation.events import Observation
 from appliance.coordinator.plans import Plans
 from appliance.coordinator.points import JobPoints
 from appliance.coordinator.record import JobRecord
+from appliance.coordinator.recovery.fewer_wafers import FewerWafers
 from appliance.coordinator.recovery.recovery import Recovery, replacement_seconds
 from appliance.coordinator.recovery.restarts import RestartLimit
 from appliance.coordinator.reporting import JobReporter
@@ -84,7 +84,7 @@ class Job:
         self._silence = SilenceWatch(hang_seconds() / IDLE_PARTS)
         self._executions = Executions(self._make_execution, self.plans, record)
         self._points = JobPoints(self._nodes, record, self.observation.pace, lambda: self._executions.current)
-        self._inputs = Inputs(self._nodes, record.inputs)
+        self._inputs = Inputs(self._nodes, request.num_csx, record.inputs)
         self.recovery = Recovery(
             self._executions,
             self._nodes,
@@ -92,7 +92,8 @@ class Job:
             self._points.points,
             self.verdict,
             RestartLimit(request.max_num_restarts, record.causes, record.point),
-            replace=self._replace,
+            FewerWafers(self._nodes, self.plans, request, management.reduce),
+            replace=management.replace,
             on_restart=record.restarted,
             on_recovered=self._recovered,
         )
@@ -172,7 +173,7 @@ class Job:
             raise CompileRefused("the step has another execution strategy than the job, which has the nodes for one")
         return self.plans.compile(cirh, options, self.wait_for_nodes().topology, self._compiling)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _compiling(self) -> Iterator[None]:
         self._reporter.phase(management_pb2.JOB_PHASE_COMPILING)
         try:
@@ -199,7 +200,6 @@ class Job:
         self,
         index: int,
         begin: coordinator_pb2.Begin,
-        plan: plan_pb2.Plan,
         progress: ClientProgress,
         *,
         follows_left: bool,
@@ -208,7 +208,7 @@ class Job:
         return Execution(
             index=index,
             begin=begin,
-            plan=plan,
+            plan=lambda: self.plans[begin.artifact],
             progress=progress,
             follows_left=follows_left,
             loses_states=loses_states,
@@ -245,12 +245,6 @@ class Job:
     def _recovers(self) -> bool:
         """Whether a death does not end the job."""
         return self._nodes.is_leased and self.request.max_num_restarts > 0
-
-    def _replace(self, lost: Sequence[management_pb2.NodeInfo], seconds: float) -> management_pb2.Acquired:
-        try:
-            return self._management.replace(lost, seconds)
-        except ManagementLost as error:
-            raise NodesRefused(str(error)) from error
 
     def _recovered(self, restart: management_pb2.Restart, message: str) -> None:
         logger.warning("%s", message)
@@ -354,10 +348,10 @@ class Job:
         try:
             with contextlib.suppress(NodesDied):  # the recovery attaches to others
                 self._nodes.acquire(attaches=is_first)
-        except NodesRefused as error:
-            self.verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=str(error)))
         except (ManagementLost, TimeoutError) as error:
             self.verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=str(error)))
+        except NodesRefused as error:
+            self.verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=str(error)))
         else:
             if is_first:
                 self._reporter.phase(management_pb2.JOB_PHASE_IDLE)

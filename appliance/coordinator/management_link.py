@@ -16,6 +16,7 @@ from typing import Protocol, TypeAlias
 
 import grpc
 
+from appliance.coordinator.nodes.job_nodes import NodesRefused
 from appliance.coordinator.settings import CoordinatorSettings
 from interconnect.links.handshake import host_id
 from interconnect.rpc.server import make_channel
@@ -35,7 +36,7 @@ REPORT_SECONDS = 10.0  # how long a job that has ended waits for management, to 
 _Stream: TypeAlias = "grpc.CallIterator[management_pb2.CoordinateResponse]"
 
 
-class ManagementLost(RuntimeError):
+class ManagementLost(NodesRefused):
     """The management service is gone, or refuses."""
 
 
@@ -144,6 +145,13 @@ class ManagementLink:
             TimeoutError: it took longer. What management finds later belongs to the job, though nobody hears of it.
         """
         request = management_pb2.CoordinateRequest(replace=management_pb2.Replace(nodes=lost))
+        return self._ask(request, timeout_seconds)
+
+    def reduce(
+        self, nodes: Iterable[management_pb2.NodeInfo], timeout_seconds: float | None = None
+    ) -> management_pb2.Acquired:
+        """The job goes on with these nodes alone, as the members that they name. Returns and raises as replace."""
+        request = management_pb2.CoordinateRequest(reduce=management_pb2.Reduce(nodes=nodes))
         return self._ask(request, timeout_seconds)
 
     def _ask(self, request: management_pb2.CoordinateRequest, timeout_seconds: float | None) -> management_pb2.Acquired:

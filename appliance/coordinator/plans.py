@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from appliance.coordinator.compilation import Compile, report_of
+from appliance.coordinator.compilation import Compile, CompileRefused, report_of
 from appliance.coordinator.nodes.topology import Topology
 from appliance.coordinator.record import JobRecord
 from wsc.v1 import coordinator_pb2, plan_pb2
@@ -25,6 +25,7 @@ class Plans:
         self._record = record
         self._lock = threading.Lock()
         self._plans = dict(record.plans)
+        self._steps = dict(record.steps)  # what they are plans of
         self._artifacts = dict(record.artifacts)  # by what was asked for
         self._placed = dict(record.placed)  # shard of each state that has a place, which it keeps
 
@@ -50,12 +51,28 @@ class Plans:
                 )
             logger.info("step %s is %s", artifact, "in the cache" if cached else "compiled")
             self._plans[artifact] = plan
+            self._steps[artifact] = coordinator_pb2.CompileRequest(cirh=cirh, options=options)
             for shard, slot in _slots(plan):
                 if not slot.replicated:
                     self._placed[slot.name] = shard
-            self._record.compiled(artifact, asked, plan, self._placed)
+            self._record.compiled(artifact, asked, plan, self._steps[artifact], self._placed)
             self._artifacts[asked] = artifact
         return artifact, plan, cached
+
+    def divide(self, num_csx: int, num_shards: int) -> str:
+        """Plan all steps for so many wafers; returns why that cannot be, if it cannot: then nothing has changed."""
+        with self._lock:
+            divided = {}
+            for artifact, step in self._steps.items():
+                try:
+                    _, plan, _ = self._compile(step.cirh, num_csx, num_shards, dict(self._placed), step.options)
+                except CompileRefused as error:
+                    return str(error)
+                divided[artifact] = plan
+            for artifact, plan in divided.items():
+                self._record.divided(artifact, plan)
+            self._plans.update(divided)
+        return ""
 
     def __getitem__(self, artifact: str) -> plan_pb2.Plan:
         """A plan that was compiled. KeyError for an unknown artifact."""

@@ -41,6 +41,7 @@ class JobRecord:
         self._lock = threading.Lock()
         self._record = record_pb2.JobRecord()
         self.plans: dict[str, plan_pb2.Plan] = {}  # that another coordinator had, by artifact
+        self.steps: dict[str, coordinator_pb2.CompileRequest] = {}  # likewise
         self.inputs: list[node_pb2.PrepareInput] = []  # likewise
 
     # --- what is read by the one that takes up the job ----------------------------------------------------------------
@@ -52,6 +53,8 @@ class JobRecord:
             self._record.ParseFromString((self._folder / RECORD).read_bytes())
             for artifact in self.artifacts.values():
                 self.plans[artifact] = plan_pb2.Plan.FromString((self._folder / _plan_file(artifact)).read_bytes())
+                step = (self._folder / _step_file(artifact)).read_bytes()
+                self.steps[artifact] = coordinator_pb2.CompileRequest.FromString(step)
             for loader in self._record.loaders:
                 self.inputs.append(node_pb2.PrepareInput.FromString((self._folder / _input_file(loader)).read_bytes()))
         except (OSError, DecodeError) as error:
@@ -175,8 +178,20 @@ class JobRecord:
         """There is none that the job could go on from."""
         self._change(lambda record: record.ClearField("point"))
 
-    def compiled(self, artifact: str, asked: bytes, plan: plan_pb2.Plan, placed: Mapping[str, int]) -> None:
+    def divided(self, artifact: str, plan: plan_pb2.Plan) -> None:
+        """A step has a plan for fewer wafers."""
+        self._keep(_plan_file(artifact), plan.SerializeToString)
+
+    def compiled(
+        self,
+        artifact: str,
+        asked: bytes,
+        plan: plan_pb2.Plan,
+        step: coordinator_pb2.CompileRequest,
+        placed: Mapping[str, int],
+    ) -> None:
         """A step has a plan, which has given places to states."""
+        self._keep(_step_file(artifact), step.SerializeToString)
         self._keep(_plan_file(artifact), plan.SerializeToString)
 
         def change(record: record_pb2.JobRecord) -> None:
@@ -243,6 +258,10 @@ def sweep_records(cache_root: Path, older_than_seconds: float = SWEPT_SECONDS) -
 
 def _plan_file(artifact: str) -> str:
     return f"plan-{artifact}"
+
+
+def _step_file(artifact: str) -> str:
+    return f"step-{artifact}"
 
 
 def _input_file(loader: str) -> str:

@@ -45,6 +45,9 @@ class Coordination:
                     case "replace":
                         _check(problem_of_nodes(request.replace.nodes))
                         self._replace(request.replace.nodes)
+                    case "reduce":
+                        _check(problem_of_nodes(request.reduce.nodes))
+                        _check(self._registry.reduce(self._job.name, request.reduce.nodes, self))
                     case "report":
                         _check(problem_of_report(request.report))
                         self._job.report = request.report

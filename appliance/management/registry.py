@@ -192,6 +192,28 @@ class NodeRegistry:
             self._admit()
         return ""
 
+    def reduce(self, job: str, nodes: Sequence[management_pb2.NodeInfo], waiter: Waiter) -> str:
+        """Have a job go on with some of its nodes, as these members, and wait for no others; as replace."""
+        with self._lock:
+            known = {node.address for node in self._jobs.get(job, {}).values()}
+            strangers = {node.address for node in nodes} - known
+            if strangers:
+                return f"{job} has no nodes at {', '.join(sorted(strangers))}"[:MAX_PROBLEM]
+            members = {node.address: node.member for node in nodes}
+            for node in self._nodes.values():
+                if node.info.job == job:
+                    node.info.member = members.get(node.info.address, "")
+            answers = 1 + self._replacements.num_requests(job)
+            if job in self._told:
+                waiter.queued(management_pb2.QueueStatus())
+            self._forget(job)
+            held = {node.member: node for node in self._held(job)}
+            self._jobs[job] = {node.member: held.get(node.member, node) for node in nodes}
+            for _ in range(answers):
+                waiter.admitted(list(self._jobs[job].values()))
+            self._admit()
+        return ""
+
     def leave(self, job: str, waiter: Waiter) -> None:
         """The job waits no more, unless it does so with another waiter by now."""
         with self._lock:

@@ -57,6 +57,10 @@ class Replacements:
         """Whose places are to be taken; until all are, also those that are."""
         return self._waiting[job].lost if job in self._waiting else set()
 
+    def num_requests(self, job: str) -> int:
+        """How many of the job's wait for an answer."""
+        return self._waiting[job].requests if job in self._waiting else 0
+
     def admit(self, nodes: Sequence[management_pb2.NodeInfo]) -> Sequence[Admission]:
         """Give free nodes to the jobs, and let those go on that lack nothing any more. Marks the nodes."""
         admissions = []

@@ -38,6 +38,7 @@ def problem_of_job(request: management_pb2.CreateJobRequest) -> str:
     """What is wrong with what a client asks for; empty if nothing is."""
     for name, value, least, most in (
         ("num_csx", request.num_csx, 1, MAX_WAFERS),
+        ("min_num_csx", request.min_num_csx, 0, request.num_csx),
         ("num_workers_per_csx", request.num_workers_per_csx, 1, MAX_WORKERS_PER_WAFER),
         ("run_ahead_steps", request.run_ahead_steps, 0, MAX_RUN_AHEAD_STEPS),
         ("priority", request.priority, 0, LAST_PRIORITY),

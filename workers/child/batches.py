@@ -24,6 +24,7 @@ class Selection:
         self._wafer: int = prepare["wafer"]
         self._worker: int = prepare["worker"]
         self._num_workers: int = prepare["num_workers"]
+        self._redivided: bool = prepare["redivided"]
         self._global_rows: int = load["global_rows"]
         self._local_rows: int = load["local_rows"]
         self._micro_rows: int = load["local_rows"] // load["micro_batches"]
@@ -51,6 +52,12 @@ class Selection:
                 )
             rows = self._rows(number, tensors)
             is_sharded = rows == self._local_rows and (rows < self._global_rows or _rank_was_asked())
+            if is_sharded and self._redivided:
+                raise InputFailure(
+                    f"the job has lost wafers, and the batches of the input_fn {self._source} cannot be divided among "
+                    "those that are left, for it makes the part of each wafer itself; let it return whole batches, or "
+                    "do not set min_num_csx"
+                )
             if number == 0 and is_sharded:
                 position.send(before_all)
             last_step = num_own * self._num_workers + self._worker + self._num_workers if is_sharded else number + 1

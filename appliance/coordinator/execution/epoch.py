@@ -219,7 +219,9 @@ class Epoch:
                 load.worker.CopyFrom(self._plan.worker)
                 load.loader = self._begin.loader
                 load.done_steps = self._start.done_steps
-                if point is not None and self._start.done_steps:
+                # Those of loaders among which the batches were divided otherwise are worth nothing: these skip them.
+                num_states = 0 if point is None else len(point.input_states)
+                if point is not None and self._start.done_steps and num_states == len(self._nodes.topology.workers):
                     load.input_states.extend(point.input_states)
                 if self._begin.wants_input_states:
                     load.state_steps.extend(sorted(self.schedule.checkpoint_steps))

@@ -31,7 +31,7 @@ class Execution:
         *,
         index: int,
         begin: coordinator_pb2.Begin,
-        plan: plan_pb2.Plan,
+        plan: Callable[[], plan_pb2.Plan],
         progress: ClientProgress,
         follows_left: bool,
         loses_states: bool,
@@ -47,7 +47,7 @@ class Execution:
         on_progress: Callable[[int], None],
         on_scalars: OnScalars,
     ) -> None:
-        """Of a job, the index-th, counted from 1.
+        """Of a job, the index-th, counted from 1. plan(): for the wafers that the job has.
 
         progress: of the client, where it has begun with another coordinator. follows_left: whether the execution before
         was left before its end. loses_states: whether the nodes may have lost what they kept before. points: None where
@@ -165,7 +165,7 @@ class Execution:
     def responses(self) -> Iterator[coordinator_pb2.ExecuteResponse]:
         """Outputs and checkpoints in the order of the steps, and then the end. Raises JobFailed, Abandoned."""
         shown = time.monotonic()
-        has_outputs = bool(self._plan.coordinator.outputs)
+        has_outputs = bool(self._plan().coordinator.outputs)
         for step in self._schedule.steps_for_client(has_outputs=has_outputs):
             if has_outputs and self._schedule.outputs_leave(step) and step > self._client.shown_step:
                 while (outputs := self._waiting.until(self._take_outputs, BATCH_SECONDS)) is None:
@@ -345,7 +345,7 @@ class Execution:
 
         epoch = Epoch(
             begin=self._begin,
-            plan=self._plan,
+            plan=self._plan(),
             start=self._start_from(done_steps, self._next_number()),
             point=point,
             nodes=self._nodes,
@@ -364,7 +364,7 @@ class Execution:
 
     def _is_received(self, step: int) -> bool:
         """Whether the client has all that it gets of the steps up to this one, which are not run again then."""
-        has_outputs = bool(self._plan.coordinator.outputs)
+        has_outputs = bool(self._plan().coordinator.outputs)
         return self._client.has_all(
             (each for each in self._schedule.checkpoint_steps if each <= step),
             self._schedule.last_output_step(step) if has_outputs else 0,

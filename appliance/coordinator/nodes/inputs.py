@@ -11,9 +11,10 @@ from wsc.v1 import node_pb2
 class Inputs:
     """Thread-safe."""
 
-    def __init__(self, nodes: JobNodes, inputs: Iterable[node_pb2.PrepareInput]) -> None:
-        """inputs: that another coordinator of the job had."""
+    def __init__(self, nodes: JobNodes, num_csx: int, inputs: Iterable[node_pb2.PrepareInput]) -> None:
+        """num_csx: wafers that the job began with. inputs: that another coordinator of the job had."""
         self._nodes = nodes
+        self._num_csx = num_csx
         self._lock = threading.Lock()
         self._prepared = {prepared.loader: prepared for prepared in inputs}
 
@@ -39,6 +40,7 @@ class Inputs:
             own.CopyFrom(prepared)
             own.worker, own.num_workers = number, topology.num_workers_per_wafer
             own.wafer, own.num_csx = wafer, len(topology.wafers)
+            own.redivided = own.num_csx < self._num_csx
             return node_pb2.AttachRequest(prepare_input=own)
 
         self._nodes.send(workers, command)

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from appliance.coordinator.nodes.attachment import Attachment
 from appliance.coordinator.nodes.topology import COORDINATOR, Member, Topology
@@ -150,6 +150,30 @@ class JobNodes:
         if attachments:
             acquired = replace([attachment.member.node for attachment in attachments])
             self._topology = self.topology.with_nodes(acquired.nodes)
+        self._attach([member for member in self.topology.members() if member.name not in self._attachments])
+
+    def reduce(
+        self,
+        num_wafers: int,
+        dead: Collection[str],
+        reduce: Callable[[Sequence[management_pb2.NodeInfo]], management_pb2.Acquired],
+    ) -> None:
+        """Go on with fewer wafers; others may take the places of the dead. Raises as replace; what reduce raises.
+
+        reduce: has management give the job these nodes alone; returns them.
+        """
+        topology = self.topology.reduced(num_wafers, dead)
+        with self._changed:
+            self._interrupted = False
+            stays = {member.name: member for member in topology.members()}
+            left = [each for name, each in self._attachments.items() if stays.get(name) is not each.member]
+            for attachment in left:
+                del self._attachments[attachment.member.name]
+                self._endpoints.pop(attachment.member.name, None)
+        for attachment in left:
+            attachment.close(0.0)
+        acquired = reduce([member.node for member in topology.members()])
+        self._topology = topology.with_nodes(acquired.nodes)
         self._attach([member for member in self.topology.members() if member.name not in self._attachments])
 
     def has(self, member: Member) -> bool:

@@ -2,7 +2,7 @@
 
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -82,6 +82,27 @@ class Topology:
             workers=renewed(self.workers),
         )
 
+    def reduced(self, num_wafers: int, dead: Collection[str]) -> "Topology":
+        """With so many wafers, of which, and of whose workers, none are dead: others have taken their places.
+
+        dead: wafers and workers alone; enough others are left.
+        """
+
+        def filled(members: tuple[Member, ...], count: int) -> tuple[Member, ...]:
+            others = (member for member in members[count:] if member.name not in dead)
+            return tuple(
+                member if member.name not in dead else _moved(next(others), member) for member in members[:count]
+            )
+
+        tree = swarmx_tree(num_wafers, len(self.swarmx))
+        return replace(
+            self,
+            swarmx=self.swarmx[: len(tree)],
+            wafers=filled(self.wafers, num_wafers),
+            workers=filled(self.workers, num_wafers * self.num_workers_per_wafer),
+            tree=tree,
+        )
+
     def members(self) -> Sequence[Member]:
         return [*self.memoryx, *self.swarmx, *self.wafers, *self.workers]
 
@@ -146,3 +167,11 @@ class Topology:
         shard_0 = self.memoryx[0].name
         connect(shard_0, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_SHARD, 0)
         return dict(specs)
+
+
+def _moved(member: Member, place: Member) -> Member:
+    """A member in the place of another."""
+    node = management_pb2.NodeInfo()
+    node.CopyFrom(member.node)
+    node.member = place.name
+    return replace(place, node=node)

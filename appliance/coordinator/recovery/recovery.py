@@ -16,6 +16,7 @@ from appliance.coordinator.failures.verdict import GRACE_SECONDS, JobFailed, Ver
 from appliance.coordinator.nodes.inputs import Inputs
 from appliance.coordinator.nodes.job_nodes import JobNodes, NodesDied, NodesRefused
 from appliance.coordinator.nodes.topology import Member
+from appliance.coordinator.recovery.fewer_wafers import AskForNodes, FewerWafers
 from appliance.coordinator.recovery.restarts import RestartLimit
 from interconnect.threads import GuardedThread
 from wsc.v1 import management_pb2, node_pb2
@@ -54,8 +55,9 @@ class Recovery:
         points: RecoveryPoints,
         verdict: Verdict,
         limit: RestartLimit,
+        fewer_wafers: FewerWafers,
         *,
-        replace: Callable[[Sequence[management_pb2.NodeInfo], float], management_pb2.Acquired],
+        replace: AskForNodes,
         on_restart: Callable[[Sequence[str]], None],
         on_recovered: Callable[[management_pb2.Restart, str], None],
     ) -> None:
@@ -74,6 +76,7 @@ class Recovery:
         self._on_restart = on_restart
         self._on_recovered = on_recovered
         self._limit = limit
+        self._fewer_wafers = fewer_wafers
         self._changed = threading.Condition()
         self._dead: dict[str, tuple[Member, str]] = {}  # and why
         self._lost: list[node_pb2.Failure] = []  # links, and what else a new epoch mends without a replacement
@@ -280,20 +283,27 @@ class Recovery:
         self._unprepared.update(dead)
         members = [member for member, _ in dead.values()]
         seconds = replacement_seconds()
+        replaced = ", ".join(map(self._nodes.describe, dead))
         try:
             self._nodes.replace(members, lambda lost: self._replace(lost, seconds))
+            replaced = ", ".join(map(self._nodes.describe, dead))
         except TimeoutError as error:
             causes = "; ".join(message for _, message in dead.values())
-            self._verdict.report(
-                node_pb2.Failure(
-                    kind=node_pb2.Failure.KIND_NODE,
-                    node=members[0].name if members else "",
-                    message=f"{causes}; and none came in its place within {seconds:g} s: {error}"
-                    if members
-                    else str(error),
+            there = self._nodes.topology.members()
+            with self._changed:  # with who has died meanwhile
+                dead = {name: died for name, died in self._dead.items() if died[0] in there}
+            if not (replaced := self._fewer_wafers.go_on_without(dead)):
+                self._verdict.report(
+                    node_pb2.Failure(
+                        kind=node_pb2.Failure.KIND_NODE,
+                        node=members[0].name if members else "",
+                        message=f"{causes}; and none came in its place within {seconds:g} s: {error}"
+                        if members
+                        else str(error),
+                    )
                 )
-            )
-            raise JobFailed(self._verdict.failure or node_pb2.Failure()) from error
+                raise JobFailed(self._verdict.failure or node_pb2.Failure()) from error
+            self._unprepared.update(member.name for member in self._nodes.topology.workers)
         with self._changed:
             for name in dead:
                 if self._dead.get(name) == dead[name]:
@@ -301,4 +311,4 @@ class Recovery:
         workers = [m for m in self._nodes.topology.workers if m.name in self._unprepared]
         self._inputs.prepare_again(workers)
         self._unprepared.clear()
-        return ", ".join(self._nodes.describe(name) for name in dead)
+        return replaced

@@ -76,9 +76,12 @@ class Cluster(Flags):
     max_num_restarts: how often in a row a job goes on after a process of the cluster has died, without having got any
         further; 0: the first death ends it. None: what the environment variable WAFERBOX_MAX_NUM_RESTARTS says, else 3.
         (Waferbox only.)
+    min_num_csx: with how many wafers a job goes on, at least, where none comes in the place of one that has died: the
+        batch is divided anew. None: what the environment variable WAFERBOX_MIN_NUM_CSX says, else all. (Waferbox only.)
     """
 
     max_num_restarts = Flag[int | None](None, optional(whole_number))
+    min_num_csx = Flag[int | None](None, optional(count))
 
     auto_taint = Flag(False, boolean, without_effect=_HARDWARE)
 

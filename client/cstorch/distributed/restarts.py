@@ -1,4 +1,4 @@
-"""How often a job goes on after something of the cluster has died."""
+"""How often a job goes on after something of the cluster has died, and with how many wafers."""
 
 import os
 from typing import Final
@@ -7,6 +7,7 @@ from cstorch import backends
 from cstorch.errors import ConfigurationError
 
 RESTARTS_VARIABLE: Final = "WAFERBOX_MAX_NUM_RESTARTS"
+LEAST_VARIABLE: Final = "WAFERBOX_MIN_NUM_CSX"
 DEFAULT_MAX_NUM_RESTARTS: Final = 3
 MOST_RESTARTS: Final = 1_000_000
 
@@ -20,9 +21,27 @@ def max_num_restarts() -> int:
     number = backends.csx.cluster.max_num_restarts
     if number is not None:
         return int(number)
-    text = os.environ.get(RESTARTS_VARIABLE) or str(DEFAULT_MAX_NUM_RESTARTS)
-    if not text.isascii() or not text.isdigit() or int(text) > MOST_RESTARTS:
+    return _from_environment(RESTARTS_VARIABLE, DEFAULT_MAX_NUM_RESTARTS, 0, MOST_RESTARTS)
+
+
+def min_num_csx(num_csx: int) -> int:
+    """The same for the number of wafers that a job goes on with at least. num_csx: that it begins with, the default.
+
+    Raises:
+        ConfigurationError: it is no such number, or more than num_csx.
+    """
+    number = backends.csx.cluster.min_num_csx
+    if number is None:
+        return _from_environment(LEAST_VARIABLE, num_csx, 1, num_csx)
+    if number > num_csx:
+        raise ConfigurationError(f"min_num_csx is {number}, and must be at most num_csx, which is {num_csx}")
+    return int(number)
+
+
+def _from_environment(variable: str, default: int, least: int, most: int) -> int:
+    text = os.environ.get(variable) or str(default)
+    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
         raise ConfigurationError(
-            f"the environment variable {RESTARTS_VARIABLE} must be a number from 0 to {MOST_RESTARTS}, not {text!r}"
+            f"the environment variable {variable} must be a number from {least} to {most}, not {text!r}"
         )
     return int(text)

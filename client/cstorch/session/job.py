@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from cstorch.distributed.cluster_config import LANES, ClusterConfig
-from cstorch.distributed.restarts import max_num_restarts
+from cstorch.distributed.restarts import max_num_restarts, min_num_csx
 from cstorch.errors import CompileError, ConfigurationError, CstorchError, NodeLostError
 from cstorch.session import failures
 from cstorch.session.connecting import CONNECT_SECONDS, connect
@@ -93,6 +93,7 @@ class Job:
             priority=int(self.config.job_priority.removeprefix("p")),
             execution_strategy=self.strategy,
             max_num_restarts=num_restarts,
+            min_num_csx=min_num_csx(self.config.num_csx),
         )
         give_up = time.monotonic() + CONNECT_SECONDS
         while True:

@@ -27,15 +27,15 @@ from wsc.v1 import observation_pb2 as wsc_dot_v1_dot_observation__pb2
 from wsc.v1 import plan_pb2 as wsc_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17wsc/v1/management.proto\x12\x06wsc.v1\x1a\x11wsc/v1/node.proto\x1a\x18wsc/v1/observation.proto\x1a\x11wsc/v1/plan.proto\"\xb1\x01\n\x0fRegisterRequest\x12\x1a\n\x04role\x18\x01 \x01(\x0e\x32\x0c.wsc.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\nprocess_id\x18\x05 \x01(\r\x12\x0b\n\x03job\x18\x06 \x01(\t\x12\x0e\n\x06member\x18\x07 \x01(\t\x12\x0f\n\x07metrics\x18\x08 \x01(\t\x12\x10\n\x08instance\x18\t \x01(\t\":\n\x10RegisterResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rlease_seconds\x18\x02 \x01(\x01\"\xe6\x01\n\x08NodeInfo\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x1a\n\x04role\x18\x02 \x01(\x0e\x32\x0c.wsc.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x12\n\nprocess_id\x18\x05 \x01(\r\x12\x0b\n\x03job\x18\x06 \x01(\t\x12\x1a\n\x12lease_left_seconds\x18\x07 \x01(\x01\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x0e\n\x06member\x18\t \x01(\t\x12\x0f\n\x07metrics\x18\n \x01(\t\x12\x10\n\x08instance\x18\x0b \x01(\t\x12\r\n\x05lease\x18\x0c \x01(\t\"r\n\x07Restart\x12\x0c\n\x04time\x18\x01 \x01(\x01\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x10\n\x08replaced\x18\x03 \x01(\t\x12\x11\n\tfrom_step\x18\x04 \x01(\x04\x12\x14\n\x0creached_step\x18\x05 \x01(\x04\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\"\xad\x03\n\x07JobInfo\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05phase\x18\x02 \x01(\x0e\x32\x10.wsc.v1.JobPhase\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x13\n\x0b\x61ge_seconds\x18\x04 \x01(\x01\x12\x0e\n\x06labels\x18\x05 \x03(\t\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\x12\x13\n\x0b\x63oordinator\x18\x08 \x01(\t\x12\x0c\n\x04user\x18\t \x01(\t\x12\x0c\n\x04host\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\r\x12\x0f\n\x07num_csx\x18\x0c \x01(\r\x12\x1f\n\x05nodes\x18\r \x03(\x0b\x32\x10.wsc.v1.NodeInfo\x12\x16\n\x0equeue_position\x18\x0e \x01(\r\x12\x13\n\x0bwaiting_for\x18\x0f \x01(\t\x12\x0f\n\x07\x63reated\x18\x10 \x01(\x01\x12\x0f\n\x07started\x18\x11 \x01(\x01\x12\r\n\x05\x65nded\x18\x12 \x01(\x01\x12!\n\x08restarts\x18\x14 \x03(\x0b\x32\x0f.wsc.v1.Restart\x12\x14\n\x0cnum_restarts\x18\x15 \x01(\r\x12\x11\n\tartifacts\x18\x13 \x03(\t\"\xc3\x02\n\x10\x43reateJobRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07num_csx\x18\x02 \x01(\r\x12\x1b\n\x13num_workers_per_csx\x18\x03 \x01(\r\x12\x17\n\x0fmax_wgt_servers\x18\x04 \x01(\r\x12\x0e\n\x06labels\x18\x05 \x03(\t\x12\x1a\n\x04lane\x18\x06 \x01(\x0e\x32\x0c.wsc.v1.Lane\x12\x13\n\x0b\x63ompile_dir\x18\x07 \x01(\t\x12\x17\n\x0frun_ahead_steps\x18\x08 \x01(\r\x12\x0c\n\x04user\x18\t \x01(\t\x12\x0c\n\x04host\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\r\x12\x35\n\x12\x65xecution_strategy\x18\x0c \x01(\x0e\x32\x19.wsc.v1.ExecutionStrategy\x12\x18\n\x10max_num_restarts\x18\r \x01(\r\"U\n\x11\x43reateJobResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x0f\n\x07gateway\x18\x04 \x01(\x08\":\n\x10ListNodesRequest\x12\x10\n\x08\x61t_least\x18\x01 \x01(\r\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\"E\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.wsc.v1.NodeInfo\x12\x0f\n\x07metrics\x18\x02 \x01(\t\"\x11\n\x0fListJobsRequest\"1\n\x10ListJobsResponse\x12\x1d\n\x04jobs\x18\x01 \x03(\x0b\x32\x0f.wsc.v1.JobInfo\"L\n\rGetJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\x12\x18\n\x10lost_coordinator\x18\x03 \x01(\t\".\n\x0eGetJobResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.wsc.v1.JobInfo\"\x1f\n\x10\x43\x61ncelJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x13\n\x11\x43\x61ncelJobResponse\"3\n\x12SetPriorityRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08priority\x18\x02 \x01(\r\"\x15\n\x13SetPriorityResponse\";\n\x0fLabelJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03\x61\x64\x64\x18\x02 \x03(\t\x12\x0e\n\x06remove\x18\x03 \x03(\t\"\"\n\x10LabelJobResponse\x12\x0e\n\x06labels\x18\x01 \x03(\t\"\x11\n\x0fShutdownRequest\"\x12\n\x10ShutdownResponse\"\x9c\x02\n\x10\x43oordinatorHello\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12)\n\x07request\x18\x04 \x01(\x0b\x32\x18.wsc.v1.CreateJobRequest\x12!\n\x06report\x18\x05 \x01(\x0b\x32\x11.wsc.v1.JobReport\x12\x0f\n\x07\x63reated\x18\x06 \x01(\x01\x12\x0f\n\x07started\x18\x07 \x01(\x01\x12\x1f\n\x05nodes\x18\x08 \x03(\x0b\x32\x10.wsc.v1.NodeInfo\x12\x12\n\nprocess_id\x18\t \x01(\r\x12\x17\n\x0fprocess_started\x18\n \x01(\x04\x12\x0c\n\x04host\x18\x0b \x01(\t\x12\x0f\n\x07ingress\x18\x0c \x01(\t\"\x87\x01\n\x07\x41\x63quire\x12\x12\n\nnum_wafers\x18\x01 \x01(\r\x12\x1d\n\x15num_workers_per_wafer\x18\x02 \x01(\r\x12\x12\n\nmax_shards\x18\x03 \x01(\r\x12\x35\n\x12\x65xecution_strategy\x18\x04 \x01(\x0e\x32\x19.wsc.v1.ExecutionStrategy\"*\n\x07Replace\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.wsc.v1.NodeInfo\"\xaa\x01\n\tJobReport\x12\x1f\n\x05phase\x18\x01 \x01(\x0e\x32\x10.wsc.v1.JobPhase\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x11\n\tnum_steps\x18\x04 \x01(\x04\x12\x11\n\tartifacts\x18\x05 \x03(\t\x12!\n\x08restarts\x18\x06 \x03(\x0b\x32\x0f.wsc.v1.Restart\x12\x14\n\x0cnum_restarts\x18\x07 \x01(\r\"\xf8\x01\n\x11\x43oordinateRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.wsc.v1.CoordinatorHelloH\x00\x12\"\n\x07\x61\x63quire\x18\x02 \x01(\x0b\x32\x0f.wsc.v1.AcquireH\x00\x12#\n\x06report\x18\x03 \x01(\x0b\x32\x11.wsc.v1.JobReportH\x00\x12#\n\x06\x65vents\x18\x04 \x01(\x0b\x32\x11.wsc.v1.JobEventsH\x00\x12\x1e\n\x05spans\x18\x05 \x01(\x0b\x32\r.wsc.v1.SpansH\x00\x12\"\n\x07replace\x18\x06 \x01(\x0b\x32\x0f.wsc.v1.ReplaceH\x00\x42\x06\n\x04kind\"<\n\x08\x41\x63quired\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.wsc.v1.NodeInfo\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"\x0e\n\x0c\x43\x61ncelNotice\"D\n\x0bQueueStatus\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x13\n\x0bwaiting_for\x18\x03 \x01(\t\"\x85\x02\n\x12\x43oordinateResponse\x12\'\n\x03job\x18\x01 \x01(\x0b\x32\x18.wsc.v1.CreateJobRequestH\x00\x12$\n\x08\x61\x63quired\x18\x02 \x01(\x0b\x32\x10.wsc.v1.AcquiredH\x00\x12&\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x14.wsc.v1.CancelNoticeH\x00\x12 \n\x04lost\x18\x04 \x01(\x0b\x32\x10.wsc.v1.NodeInfoH\x00\x12$\n\x05queue\x18\x05 \x01(\x0b\x32\x13.wsc.v1.QueueStatusH\x00\x12(\n\x05trace\x18\x06 \x01(\x0b\x32\x17.wsc.v1.TraceJobRequestH\x00\x42\x06\n\x04kind*\xdf\x01\n\x08JobPhase\x12\x19\n\x15JOB_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12JOB_PHASE_STARTING\x10\x01\x12\x17\n\x13JOB_PHASE_COMPILING\x10\x02\x12\x14\n\x10JOB_PHASE_QUEUED\x10\x03\x12\x15\n\x11JOB_PHASE_RUNNING\x10\x04\x12\x12\n\x0eJOB_PHASE_IDLE\x10\x05\x12\x17\n\x13JOB_PHASE_SUCCEEDED\x10\x06\x12\x14\n\x10JOB_PHASE_FAILED\x10\x07\x12\x17\n\x13JOB_PHASE_CANCELLED\x10\x08\x32\x9c\x05\n\nManagement\x12\x41\n\x08Register\x12\x17.wsc.v1.RegisterRequest\x1a\x18.wsc.v1.RegisterResponse(\x01\x30\x01\x12@\n\tCreateJob\x12\x18.wsc.v1.CreateJobRequest\x1a\x19.wsc.v1.CreateJobResponse\x12G\n\nCoordinate\x12\x19.wsc.v1.CoordinateRequest\x1a\x1a.wsc.v1.CoordinateResponse(\x01\x30\x01\x12@\n\tListNodes\x12\x18.wsc.v1.ListNodesRequest\x1a\x19.wsc.v1.ListNodesResponse\x12=\n\x08ListJobs\x12\x17.wsc.v1.ListJobsRequest\x1a\x18.wsc.v1.ListJobsResponse\x12\x37\n\x06GetJob\x12\x15.wsc.v1.GetJobRequest\x1a\x16.wsc.v1.GetJobResponse\x12@\n\tCancelJob\x12\x18.wsc.v1.CancelJobRequest\x1a\x19.wsc.v1.CancelJobResponse\x12\x46\n\x0bSetPriority\x12\x1a.wsc.v1.SetPriorityRequest\x1a\x1b.wsc.v1.SetPriorityResponse\x12=\n\x08LabelJob\x12\x17.wsc.v1.LabelJobRequest\x1a\x18.wsc.v1.LabelJobResponse\x12=\n\x08Shutdown\x12\x17.wsc.v1.ShutdownRequest\x1a\x18.wsc.v1.ShutdownResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17wsc/v1/management.proto\x12\x06wsc.v1\x1a\x11wsc/v1/node.proto\x1a\x18wsc/v1/observation.proto\x1a\x11wsc/v1/plan.proto\"\xb1\x01\n\x0fRegisterRequest\x12\x1a\n\x04role\x18\x01 \x01(\x0e\x32\x0c.wsc.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\nprocess_id\x18\x05 \x01(\r\x12\x0b\n\x03job\x18\x06 \x01(\t\x12\x0e\n\x06member\x18\x07 \x01(\t\x12\x0f\n\x07metrics\x18\x08 \x01(\t\x12\x10\n\x08instance\x18\t \x01(\t\":\n\x10RegisterResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rlease_seconds\x18\x02 \x01(\x01\"\xe6\x01\n\x08NodeInfo\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x1a\n\x04role\x18\x02 \x01(\x0e\x32\x0c.wsc.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x12\n\nprocess_id\x18\x05 \x01(\r\x12\x0b\n\x03job\x18\x06 \x01(\t\x12\x1a\n\x12lease_left_seconds\x18\x07 \x01(\x01\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x0e\n\x06member\x18\t \x01(\t\x12\x0f\n\x07metrics\x18\n \x01(\t\x12\x10\n\x08instance\x18\x0b \x01(\t\x12\r\n\x05lease\x18\x0c \x01(\t\"r\n\x07Restart\x12\x0c\n\x04time\x18\x01 \x01(\x01\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x10\n\x08replaced\x18\x03 \x01(\t\x12\x11\n\tfrom_step\x18\x04 \x01(\x04\x12\x14\n\x0creached_step\x18\x05 \x01(\x04\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\"\xad\x03\n\x07JobInfo\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05phase\x18\x02 \x01(\x0e\x32\x10.wsc.v1.JobPhase\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x13\n\x0b\x61ge_seconds\x18\x04 \x01(\x01\x12\x0e\n\x06labels\x18\x05 \x03(\t\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\x12\x13\n\x0b\x63oordinator\x18\x08 \x01(\t\x12\x0c\n\x04user\x18\t \x01(\t\x12\x0c\n\x04host\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\r\x12\x0f\n\x07num_csx\x18\x0c \x01(\r\x12\x1f\n\x05nodes\x18\r \x03(\x0b\x32\x10.wsc.v1.NodeInfo\x12\x16\n\x0equeue_position\x18\x0e \x01(\r\x12\x13\n\x0bwaiting_for\x18\x0f \x01(\t\x12\x0f\n\x07\x63reated\x18\x10 \x01(\x01\x12\x0f\n\x07started\x18\x11 \x01(\x01\x12\r\n\x05\x65nded\x18\x12 \x01(\x01\x12!\n\x08restarts\x18\x14 \x03(\x0b\x32\x0f.wsc.v1.Restart\x12\x14\n\x0cnum_restarts\x18\x15 \x01(\r\x12\x11\n\tartifacts\x18\x13 \x03(\t\"\xd8\x02\n\x10\x43reateJobRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07num_csx\x18\x02 \x01(\r\x12\x1b\n\x13num_workers_per_csx\x18\x03 \x01(\r\x12\x17\n\x0fmax_wgt_servers\x18\x04 \x01(\r\x12\x0e\n\x06labels\x18\x05 \x03(\t\x12\x1a\n\x04lane\x18\x06 \x01(\x0e\x32\x0c.wsc.v1.Lane\x12\x13\n\x0b\x63ompile_dir\x18\x07 \x01(\t\x12\x17\n\x0frun_ahead_steps\x18\x08 \x01(\r\x12\x0c\n\x04user\x18\t \x01(\t\x12\x0c\n\x04host\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\r\x12\x35\n\x12\x65xecution_strategy\x18\x0c \x01(\x0e\x32\x19.wsc.v1.ExecutionStrategy\x12\x18\n\x10max_num_restarts\x18\r \x01(\r\x12\x13\n\x0bmin_num_csx\x18\x0e \x01(\r\"U\n\x11\x43reateJobResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x0f\n\x07gateway\x18\x04 \x01(\x08\":\n\x10ListNodesRequest\x12\x10\n\x08\x61t_least\x18\x01 \x01(\r\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\"E\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.wsc.v1.NodeInfo\x12\x0f\n\x07metrics\x18\x02 \x01(\t\"\x11\n\x0fListJobsRequest\"1\n\x10ListJobsResponse\x12\x1d\n\x04jobs\x18\x01 \x03(\x0b\x32\x0f.wsc.v1.JobInfo\"L\n\rGetJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\x12\x18\n\x10lost_coordinator\x18\x03 \x01(\t\".\n\x0eGetJobResponse\x12\x1c\n\x03job\x18\x01 \x01(\x0b\x32\x0f.wsc.v1.JobInfo\"\x1f\n\x10\x43\x61ncelJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x13\n\x11\x43\x61ncelJobResponse\"3\n\x12SetPriorityRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08priority\x18\x02 \x01(\r\"\x15\n\x13SetPriorityResponse\";\n\x0fLabelJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03\x61\x64\x64\x18\x02 \x03(\t\x12\x0e\n\x06remove\x18\x03 \x03(\t\"\"\n\x10LabelJobResponse\x12\x0e\n\x06labels\x18\x01 \x03(\t\"\x11\n\x0fShutdownRequest\"\x12\n\x10ShutdownResponse\"\x9c\x02\n\x10\x43oordinatorHello\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12)\n\x07request\x18\x04 \x01(\x0b\x32\x18.wsc.v1.CreateJobRequest\x12!\n\x06report\x18\x05 \x01(\x0b\x32\x11.wsc.v1.JobReport\x12\x0f\n\x07\x63reated\x18\x06 \x01(\x01\x12\x0f\n\x07started\x18\x07 \x01(\x01\x12\x1f\n\x05nodes\x18\x08 \x03(\x0b\x32\x10.wsc.v1.NodeInfo\x12\x12\n\nprocess_id\x18\t \x01(\r\x12\x17\n\x0fprocess_started\x18\n \x01(\x04\x12\x0c\n\x04host\x18\x0b \x01(\t\x12\x0f\n\x07ingress\x18\x0c \x01(\t\"\x87\x01\n\x07\x41\x63quire\x12\x12\n\nnum_wafers\x18\x01 \x01(\r\x12\x1d\n\x15num_workers_per_wafer\x18\x02 \x01(\r\x12\x12\n\nmax_shards\x18\x03 \x01(\r\x12\x35\n\x12\x65xecution_strategy\x18\x04 \x01(\x0e\x32\x19.wsc.v1.ExecutionStrategy\"*\n\x07Replace\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.wsc.v1.NodeInfo\")\n\x06Reduce\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.wsc.v1.NodeInfo\"\xaa\x01\n\tJobReport\x12\x1f\n\x05phase\x18\x01 \x01(\x0e\x32\x10.wsc.v1.JobPhase\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x11\n\tnum_steps\x18\x04 \x01(\x04\x12\x11\n\tartifacts\x18\x05 \x03(\t\x12!\n\x08restarts\x18\x06 \x03(\x0b\x32\x0f.wsc.v1.Restart\x12\x14\n\x0cnum_restarts\x18\x07 \x01(\r\"\x9a\x02\n\x11\x43oordinateRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.wsc.v1.CoordinatorHelloH\x00\x12\"\n\x07\x61\x63quire\x18\x02 \x01(\x0b\x32\x0f.wsc.v1.AcquireH\x00\x12#\n\x06report\x18\x03 \x01(\x0b\x32\x11.wsc.v1.JobReportH\x00\x12#\n\x06\x65vents\x18\x04 \x01(\x0b\x32\x11.wsc.v1.JobEventsH\x00\x12\x1e\n\x05spans\x18\x05 \x01(\x0b\x32\r.wsc.v1.SpansH\x00\x12\"\n\x07replace\x18\x06 \x01(\x0b\x32\x0f.wsc.v1.ReplaceH\x00\x12 \n\x06reduce\x18\x07 \x01(\x0b\x32\x0e.wsc.v1.ReduceH\x00\x42\x06\n\x04kind\"<\n\x08\x41\x63quired\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.wsc.v1.NodeInfo\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"\x0e\n\x0c\x43\x61ncelNotice\"D\n\x0bQueueStatus\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x13\n\x0bwaiting_for\x18\x03 \x01(\t\"\x85\x02\n\x12\x43oordinateResponse\x12\'\n\x03job\x18\x01 \x01(\x0b\x32\x18.wsc.v1.CreateJobRequestH\x00\x12$\n\x08\x61\x63quired\x18\x02 \x01(\x0b\x32\x10.wsc.v1.AcquiredH\x00\x12&\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x14.wsc.v1.CancelNoticeH\x00\x12 \n\x04lost\x18\x04 \x01(\x0b\x32\x10.wsc.v1.NodeInfoH\x00\x12$\n\x05queue\x18\x05 \x01(\x0b\x32\x13.wsc.v1.QueueStatusH\x00\x12(\n\x05trace\x18\x06 \x01(\x0b\x32\x17.wsc.v1.TraceJobRequestH\x00\x42\x06\n\x04kind*\xdf\x01\n\x08JobPhase\x12\x19\n\x15JOB_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12JOB_PHASE_STARTING\x10\x01\x12\x17\n\x13JOB_PHASE_COMPILING\x10\x02\x12\x14\n\x10JOB_PHASE_QUEUED\x10\x03\x12\x15\n\x11JOB_PHASE_RUNNING\x10\x04\x12\x12\n\x0eJOB_PHASE_IDLE\x10\x05\x12\x17\n\x13JOB_PHASE_SUCCEEDED\x10\x06\x12\x14\n\x10JOB_PHASE_FAILED\x10\x07\x12\x17\n\x13JOB_PHASE_CANCELLED\x10\x08\x32\x9c\x05\n\nManagement\x12\x41\n\x08Register\x12\x17.wsc.v1.RegisterRequest\x1a\x18.wsc.v1.RegisterResponse(\x01\x30\x01\x12@\n\tCreateJob\x12\x18.wsc.v1.CreateJobRequest\x1a\x19.wsc.v1.CreateJobResponse\x12G\n\nCoordinate\x12\x19.wsc.v1.CoordinateRequest\x1a\x1a.wsc.v1.CoordinateResponse(\x01\x30\x01\x12@\n\tListNodes\x12\x18.wsc.v1.ListNodesRequest\x1a\x19.wsc.v1.ListNodesResponse\x12=\n\x08ListJobs\x12\x17.wsc.v1.ListJobsRequest\x1a\x18.wsc.v1.ListJobsResponse\x12\x37\n\x06GetJob\x12\x15.wsc.v1.GetJobRequest\x1a\x16.wsc.v1.GetJobResponse\x12@\n\tCancelJob\x12\x18.wsc.v1.CancelJobRequest\x1a\x19.wsc.v1.CancelJobResponse\x12\x46\n\x0bSetPriority\x12\x1a.wsc.v1.SetPriorityRequest\x1a\x1b.wsc.v1.SetPriorityResponse\x12=\n\x08LabelJob\x12\x17.wsc.v1.LabelJobRequest\x1a\x18.wsc.v1.LabelJobResponse\x12=\n\x08Shutdown\x12\x17.wsc.v1.ShutdownRequest\x1a\x18.wsc.v1.ShutdownResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wsc.v1.management_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOBPHASE']._serialized_start=3432
-  _globals['_JOBPHASE']._serialized_end=3655
+  _globals['_JOBPHASE']._serialized_start=3530
+  _globals['_JOBPHASE']._serialized_end=3753
   _globals['_REGISTERREQUEST']._serialized_start=100
   _globals['_REGISTERREQUEST']._serialized_end=277
   _globals['_REGISTERRESPONSE']._serialized_start=279
@@ -47,55 +47,57 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOBINFO']._serialized_start=689
   _globals['_JOBINFO']._serialized_end=1118
   _globals['_CREATEJOBREQUEST']._serialized_start=1121
-  _globals['_CREATEJOBREQUEST']._serialized_end=1444
-  _globals['_CREATEJOBRESPONSE']._serialized_start=1446
-  _globals['_CREATEJOBRESPONSE']._serialized_end=1531
-  _globals['_LISTNODESREQUEST']._serialized_start=1533
-  _globals['_LISTNODESREQUEST']._serialized_end=1591
-  _globals['_LISTNODESRESPONSE']._serialized_start=1593
-  _globals['_LISTNODESRESPONSE']._serialized_end=1662
-  _globals['_LISTJOBSREQUEST']._serialized_start=1664
-  _globals['_LISTJOBSREQUEST']._serialized_end=1681
-  _globals['_LISTJOBSRESPONSE']._serialized_start=1683
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1732
-  _globals['_GETJOBREQUEST']._serialized_start=1734
-  _globals['_GETJOBREQUEST']._serialized_end=1810
-  _globals['_GETJOBRESPONSE']._serialized_start=1812
-  _globals['_GETJOBRESPONSE']._serialized_end=1858
-  _globals['_CANCELJOBREQUEST']._serialized_start=1860
-  _globals['_CANCELJOBREQUEST']._serialized_end=1891
-  _globals['_CANCELJOBRESPONSE']._serialized_start=1893
-  _globals['_CANCELJOBRESPONSE']._serialized_end=1912
-  _globals['_SETPRIORITYREQUEST']._serialized_start=1914
-  _globals['_SETPRIORITYREQUEST']._serialized_end=1965
-  _globals['_SETPRIORITYRESPONSE']._serialized_start=1967
-  _globals['_SETPRIORITYRESPONSE']._serialized_end=1988
-  _globals['_LABELJOBREQUEST']._serialized_start=1990
-  _globals['_LABELJOBREQUEST']._serialized_end=2049
-  _globals['_LABELJOBRESPONSE']._serialized_start=2051
-  _globals['_LABELJOBRESPONSE']._serialized_end=2085
-  _globals['_SHUTDOWNREQUEST']._serialized_start=2087
-  _globals['_SHUTDOWNREQUEST']._serialized_end=2104
-  _globals['_SHUTDOWNRESPONSE']._serialized_start=2106
-  _globals['_SHUTDOWNRESPONSE']._serialized_end=2124
-  _globals['_COORDINATORHELLO']._serialized_start=2127
-  _globals['_COORDINATORHELLO']._serialized_end=2411
-  _globals['_ACQUIRE']._serialized_start=2414
-  _globals['_ACQUIRE']._serialized_end=2549
-  _globals['_REPLACE']._serialized_start=2551
-  _globals['_REPLACE']._serialized_end=2593
-  _globals['_JOBREPORT']._serialized_start=2596
-  _globals['_JOBREPORT']._serialized_end=2766
-  _globals['_COORDINATEREQUEST']._serialized_start=2769
-  _globals['_COORDINATEREQUEST']._serialized_end=3017
-  _globals['_ACQUIRED']._serialized_start=3019
-  _globals['_ACQUIRED']._serialized_end=3079
-  _globals['_CANCELNOTICE']._serialized_start=3081
-  _globals['_CANCELNOTICE']._serialized_end=3095
-  _globals['_QUEUESTATUS']._serialized_start=3097
-  _globals['_QUEUESTATUS']._serialized_end=3165
-  _globals['_COORDINATERESPONSE']._serialized_start=3168
-  _globals['_COORDINATERESPONSE']._serialized_end=3429
-  _globals['_MANAGEMENT']._serialized_start=3658
-  _globals['_MANAGEMENT']._serialized_end=4326
+  _globals['_CREATEJOBREQUEST']._serialized_end=1465
+  _globals['_CREATEJOBRESPONSE']._serialized_start=1467
+  _globals['_CREATEJOBRESPONSE']._serialized_end=1552
+  _globals['_LISTNODESREQUEST']._serialized_start=1554
+  _globals['_LISTNODESREQUEST']._serialized_end=1612
+  _globals['_LISTNODESRESPONSE']._serialized_start=1614
+  _globals['_LISTNODESRESPONSE']._serialized_end=1683
+  _globals['_LISTJOBSREQUEST']._serialized_start=1685
+  _globals['_LISTJOBSREQUEST']._serialized_end=1702
+  _globals['_LISTJOBSRESPONSE']._serialized_start=1704
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1753
+  _globals['_GETJOBREQUEST']._serialized_start=1755
+  _globals['_GETJOBREQUEST']._serialized_end=1831
+  _globals['_GETJOBRESPONSE']._serialized_start=1833
+  _globals['_GETJOBRESPONSE']._serialized_end=1879
+  _globals['_CANCELJOBREQUEST']._serialized_start=1881
+  _globals['_CANCELJOBREQUEST']._serialized_end=1912
+  _globals['_CANCELJOBRESPONSE']._serialized_start=1914
+  _globals['_CANCELJOBRESPONSE']._serialized_end=1933
+  _globals['_SETPRIORITYREQUEST']._serialized_start=1935
+  _globals['_SETPRIORITYREQUEST']._serialized_end=1986
+  _globals['_SETPRIORITYRESPONSE']._serialized_start=1988
+  _globals['_SETPRIORITYRESPONSE']._serialized_end=2009
+  _globals['_LABELJOBREQUEST']._serialized_start=2011
+  _globals['_LABELJOBREQUEST']._serialized_end=2070
+  _globals['_LABELJOBRESPONSE']._serialized_start=2072
+  _globals['_LABELJOBRESPONSE']._serialized_end=2106
+  _globals['_SHUTDOWNREQUEST']._serialized_start=2108
+  _globals['_SHUTDOWNREQUEST']._serialized_end=2125
+  _globals['_SHUTDOWNRESPONSE']._serialized_start=2127
+  _globals['_SHUTDOWNRESPONSE']._serialized_end=2145
+  _globals['_COORDINATORHELLO']._serialized_start=2148
+  _globals['_COORDINATORHELLO']._serialized_end=2432
+  _globals['_ACQUIRE']._serialized_start=2435
+  _globals['_ACQUIRE']._serialized_end=2570
+  _globals['_REPLACE']._serialized_start=2572
+  _globals['_REPLACE']._serialized_end=2614
+  _globals['_REDUCE']._serialized_start=2616
+  _globals['_REDUCE']._serialized_end=2657
+  _globals['_JOBREPORT']._serialized_start=2660
+  _globals['_JOBREPORT']._serialized_end=2830
+  _globals['_COORDINATEREQUEST']._serialized_start=2833
+  _globals['_COORDINATEREQUEST']._serialized_end=3115
+  _globals['_ACQUIRED']._serialized_start=3117
+  _globals['_ACQUIRED']._serialized_end=3177
+  _globals['_CANCELNOTICE']._serialized_start=3179
+  _globals['_CANCELNOTICE']._serialized_end=3193
+  _globals['_QUEUESTATUS']._serialized_start=3195
+  _globals['_QUEUESTATUS']._serialized_end=3263
+  _globals['_COORDINATERESPONSE']._serialized_start=3266
+  _globals['_COORDINATERESPONSE']._serialized_end=3527
+  _globals['_MANAGEMENT']._serialized_start=3756
+  _globals['_MANAGEMENT']._serialized_end=4424
 # @@protoc_insertion_point(module_scope)

@@ -339,6 +339,7 @@ class CreateJobRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     EXECUTION_STRATEGY_FIELD_NUMBER: _builtins.int
     MAX_NUM_RESTARTS_FIELD_NUMBER: _builtins.int
+    MIN_NUM_CSX_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     num_csx: _builtins.int
     num_workers_per_csx: _builtins.int
@@ -356,6 +357,8 @@ class CreateJobRequest(_message.Message):
     """of all its executions; in layer pipelined mode it needs wafers and workers alone"""
     max_num_restarts: _builtins.int
     """how often in a row it goes on after a death without having got any further; 0: a death ends it"""
+    min_num_csx: _builtins.int
+    """with how many wafers it goes on where none comes in the place of a lost one; 0: with all"""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -374,10 +377,11 @@ class CreateJobRequest(_message.Message):
         priority: _builtins.int = ...,
         execution_strategy: _plan_pb2.ExecutionStrategy.ValueType = ...,
         max_num_restarts: _builtins.int = ...,
+        min_num_csx: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "execution_strategy", b"execution_strategy", "host", b"host", "labels", b"labels", "lane", b"lane", "max_num_restarts", b"max_num_restarts", "max_wgt_servers", b"max_wgt_servers", "num_csx", b"num_csx", "num_workers_per_csx", b"num_workers_per_csx", "priority", b"priority", "run_ahead_steps", b"run_ahead_steps", "user", b"user", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "execution_strategy", b"execution_strategy", "host", b"host", "labels", b"labels", "lane", b"lane", "max_num_restarts", b"max_num_restarts", "max_wgt_servers", b"max_wgt_servers", "min_num_csx", b"min_num_csx", "num_csx", b"num_csx", "num_workers_per_csx", b"num_workers_per_csx", "priority", b"priority", "run_ahead_steps", b"run_ahead_steps", "user", b"user", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -831,6 +835,30 @@ class Replace(_message.Message):
 Global___Replace: _TypeAlias = Replace  # noqa: Y015
 
 @_typing.final
+class Reduce(_message.Message):
+    """No others come in the places of nodes that are lost: the job goes on with these alone, all of which it has, under the
+    names that they have here; the others are given back. Answered by acquired nodes, after each Replace that waits.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeInfo]: ...
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___NodeInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reduce: _TypeAlias = Reduce  # noqa: Y015
+
+@_typing.final
 class JobReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -884,6 +912,7 @@ class CoordinateRequest(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     SPANS_FIELD_NUMBER: _builtins.int
     REPLACE_FIELD_NUMBER: _builtins.int
+    REDUCE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___CoordinatorHello: ...
     @_builtins.property
@@ -896,6 +925,8 @@ class CoordinateRequest(_message.Message):
     def spans(self) -> _observation_pb2.Spans: ...
     @_builtins.property
     def replace(self) -> Global___Replace: ...
+    @_builtins.property
+    def reduce(self) -> Global___Reduce: ...
     def __init__(
         self,
         *,
@@ -905,12 +936,13 @@ class CoordinateRequest(_message.Message):
         events: _observation_pb2.JobEvents | None = ...,
         spans: _observation_pb2.Spans | None = ...,
         replace: Global___Replace | None = ...,
+        reduce: Global___Reduce | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "events", b"events", "hello", b"hello", "kind", b"kind", "replace", b"replace", "report", b"report", "spans", b"spans"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "events", b"events", "hello", b"hello", "kind", b"kind", "reduce", b"reduce", "replace", b"replace", "report", b"report", "spans", b"spans"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "events", b"events", "hello", b"hello", "kind", b"kind", "replace", b"replace", "report", b"report", "spans", b"spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "events", b"events", "hello", b"hello", "kind", b"kind", "reduce", b"reduce", "replace", b"replace", "report", b"report", "spans", b"spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "acquire", "report", "events", "spans", "replace"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "acquire", "report", "events", "spans", "replace", "reduce"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

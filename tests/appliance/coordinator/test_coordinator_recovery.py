@@ -1,5 +1,6 @@
 """A job goes on when nodes die: in new epochs, from recovery points, with what the client gets as if nobody had."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import numpy
 import pytest
 
 from appliance.coordinator import serving
+from appliance.coordinator.compilation import CompileRefused
 from appliance.coordinator.execution import epoch, execution_points
 from appliance.coordinator.recovery import point_schedule, recovery
 from nodes.telemetry import outbox
@@ -306,3 +308,99 @@ def test_a_lost_link_needs_no_replacement(cluster: Any, client: Callable[..., An
     assert losses(all_outputs(one, NUM_STEPS)) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
     one.receive("finished")
     assert len(cluster.behaviour.starts["wafer-0"]) == 2
+
+
+TWO = {"memoryx": 2, "swarmx": 2, "wafer": 2, "workers": 4}
+
+
+def kill_member(cluster: Any, member: str) -> None:
+    addresses = {node.member: node.address for node in cluster.wait_for_nodes(len(cluster.nodes))}
+    cluster.kill(next(i for i, (_, node) in enumerate(cluster.nodes) if node.address == addresses[member]))
+
+
+@pytest.mark.parametrize("victims", [["wafer-0"], ["wafer-1"], ["worker-1"], ["wafer-0", "worker-3"]])
+def test_fewer_wafers_do_where_none_comes(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, victims: list[str]
+) -> None:
+    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "0.3")
+    cluster.add(**TWO)
+    one = client(num_csx=2, num_workers_per_csx=2, max_num_restarts=3, min_num_csx=1, run_ahead_steps=4)
+    one.compile()
+    one.stub.PrepareInput(
+        coordinator_pb2.PrepareInputRequest(token=one.created.token, input=node_pb2.PrepareInput(loader="train"))
+    )
+    gate = Gate(15)
+    cluster.behaviour.on_step["swarmx-0"] = gate
+    one.begin(NUM_STEPS)
+    one.start()
+    got = all_outputs(one, 10)
+    assert gate.reached.wait(20)
+    for victim in victims:
+        kill_member(cluster, victim)
+    gate.opened.set()
+    got += all_outputs(one, NUM_STEPS, 10)
+    assert losses(got) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
+    one.receive("finished")
+    members = ["memoryx-0", "memoryx-1", "swarmx-0", "wafer-0", "worker-0", "worker-1"]
+    cluster.until(
+        lambda: sorted(node.member for node in cluster.wait_for_nodes(10 - len(victims)) if node.job) == members
+    )
+    for number, worker in enumerate(("worker-0", "worker-1")):
+        prepared = cluster.behaviour.prepared[worker]
+        assert (prepared.wafer, prepared.num_csx, prepared.worker, prepared.redivided) == (0, 1, number, True)
+    (job,) = cluster.jobs()
+    assert sorted(node.member for node in job.nodes) == members
+    assert job.restarts[-1].replaced == "none; the job has 1 of 2 wafers from now on, as min_num_csx allows"
+    # It is a job like any other: another step is compiled for what there is, and who dies now has no other either.
+    assert one.compile("second").artifact == "artifact-second-placed"
+    one.begin(3, artifact="artifact-second-placed")
+    one.start()
+    all_outputs(one, 3)
+    one.receive("finished")
+    kill_member(cluster, "wafer-0")
+    if victims == ["worker-1"]:
+        one.begin(3)  # the wafer that was let go takes the place
+        one.start()
+        all_outputs(one, 3)
+    else:
+        assert "none came in its place within 0.3 s" in one.failure().message
+
+
+def test_as_many_wafers_are_left_as_divide_the_batch(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "0.3")
+    tried = []
+
+    def compile_step(cirh: str, num_csx: int, num_shards: int, placed: Any) -> Any:
+        tried.append(num_csx)
+        if num_csx == 3:
+            raise CompileRefused("4 rows cannot be divided among 3 wafers")
+        return fake(cirh, num_csx, num_shards, placed)
+
+    conftest = sys.modules[type(cluster).__module__]
+    fake = conftest.fake_compile
+    monkeypatch.setattr(conftest, "fake_compile", compile_step)
+    cluster.add(memoryx=1, swarmx=1, wafer=4, workers=4)
+    one = client(num_csx=4, max_num_restarts=3, min_num_csx=2)
+    one.compile()
+    one.begin(NUM_STEPS)
+    one.start()
+    kill_member(cluster, "wafer-1")
+    all_outputs(one, NUM_STEPS)
+    one.receive("finished")
+    assert tried == [4, 3, 2]
+    (job,) = cluster.jobs()
+    assert [node.member for node in job.nodes if node.role == node_pb2.ROLE_WAFER] == ["wafer-0", "wafer-1"]
+
+
+@pytest.mark.parametrize(("least", "victim"), [(0, "wafer-0"), (2, "wafer-0"), (1, "memoryx-0")])
+def test_a_job_that_may_not_have_fewer_ends(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, least: int, victim: str
+) -> None:
+    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "0.3")
+    cluster.add(memoryx=1, swarmx=1, wafer=2, workers=2)
+    one = client(num_csx=2, max_num_restarts=3, min_num_csx=least)
+    one.compile()
+    kill_member(cluster, victim)
+    assert "none came in its place within 0.3 s" in one.failure().message

@@ -1,0 +1,67 @@
+"""Going on with fewer wafers, where none comes in the place of one that is lost: the batch is divided anew."""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, Protocol, TypeAlias
+
+from appliance.coordinator.nodes.job_nodes import JobNodes
+from wsc.v1 import management_pb2, node_pb2
+
+ANSWER_SECONDS: Final = 60.0
+
+# What management is asked for: with some nodes, and a deadline, it returns all nodes of the job.
+AskForNodes: TypeAlias = Callable[[Sequence[management_pb2.NodeInfo], float], management_pb2.Acquired]
+
+logger = logging.getLogger(__name__)
+
+
+class Plans(Protocol):
+    """Those of the job; see appliance.coordinator.plans."""
+
+    def divide(self, num_csx: int, num_shards: int) -> str: ...
+
+
+class FewerWafers:
+    """Used by the thread of the recovery."""
+
+    def __init__(
+        self,
+        nodes: JobNodes,
+        plans: Plans,
+        request: management_pb2.CreateJobRequest,
+        reduce: AskForNodes,
+    ) -> None:
+        """reduce(nodes, seconds): management leaves the job these nodes alone. Raises NodesRefused, TimeoutError."""
+        self._nodes = nodes
+        self._plans = plans
+        self._num_csx = request.num_csx
+        self._least = request.min_num_csx or request.num_csx
+        self._reduce = reduce
+
+    def go_on_without(self, dead: Collection[str]) -> str:
+        """Go on without these members, with as many wafers as can be.
+
+        Returns:
+            What is in their places, for the user; empty if the job may not, or cannot, have fewer wafers.
+
+        Raises:
+            NodesDied: somebody else has died meanwhile; the job has fewer wafers.
+            NodesRefused, TimeoutError: what management says, or that it does not answer.
+        """
+        topology = self._nodes.topology
+        left = [member for member in topology.members() if member.name not in dead]
+        roles = [member.role for member in left]
+        num_left = min(
+            roles.count(node_pb2.ROLE_WAFER), roles.count(node_pb2.ROLE_WORKER) // topology.num_workers_per_wafer
+        )
+        others = (*topology.memoryx, *topology.swarmx)
+        if num_left < self._least or any(member.name in dead for member in others):
+            return ""
+        for num_csx in range(num_left, self._least - 1, -1):
+            if not (refusal := self._plans.divide(num_csx, len(topology.state_keepers))):
+                result = f"none; the job has {num_csx} of {self._num_csx} wafers from now on, as min_num_csx allows"
+                logger.warning("in the place of %s: %s", ", ".join(dead), result)
+                self._nodes.reduce(num_csx, dead, lambda nodes: self._reduce(nodes, ANSWER_SECONDS))
+                return result
+            logger.warning("the job cannot have %d wafers: %s", num_csx, refusal)
+        return ""
