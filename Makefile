@@ -50,6 +50,7 @@ docs: venv
 	$(BIN)/python docs/picture.py
 	$(BIN)/python docs/rights.py
 	$(BIN)/python docs/roles.py
+	$(BIN)/python docs/vendor_operations.py
 
 venv: .venv/.complete
 

@@ -21,7 +21,7 @@ from cirh.dialect import types
 from wsc.v1 import plan_pb2
 
 # Of the messages in plan.proto, and of what roles may rely on. A cached plan of another format is compiled again.
-PLAN_FORMAT = 7
+PLAN_FORMAT = 8
 
 
 def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
@@ -39,6 +39,7 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
         fill_pipeline(plan, cut, target)
     else:
         _stream(plan, cut, target)
+    plan.worker.input_names.extend(argument.name for argument in cut.names.inputs)
     return plan
 
 

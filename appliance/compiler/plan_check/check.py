@@ -33,6 +33,7 @@ _NUMBER: Final = TensorInfo((1,), torch.int64)
 def check_plan(plan: plan_pb2.Plan) -> None:
     """Raises PlanError unless the plan holds together."""
     try:
+        _check_input_names(plan.worker)
         if plan.HasField("pipeline"):
             check_pipeline(plan)
             _check_outputs(plan, plan.pipeline.micro_batches)
@@ -54,6 +55,12 @@ def check_plan(plan: plan_pb2.Plan) -> None:
         raise
     except (CirhError, ValueError) as error:
         raise PlanError(str(error)) from error
+
+
+def _check_input_names(worker: plan_pb2.WorkerPlan) -> None:
+    names, members = worker.input_names, len(worker.batch.members)
+    require(len(names) * worker.micro_batches == members, "the batch has members that no input is named for")
+    require(len(set(names)) == len(names), "two inputs have one name")
 
 
 def _check_sizes(plan: plan_pb2.Plan) -> None:

@@ -730,12 +730,17 @@ class WorkerPlan(_message.Message):
     GLOBAL_ROWS_FIELD_NUMBER: _builtins.int
     LOCAL_ROWS_FIELD_NUMBER: _builtins.int
     MICRO_BATCHES_FIELD_NUMBER: _builtins.int
+    INPUT_NAMES_FIELD_NUMBER: _builtins.int
     global_rows: _builtins.int
     local_rows: _builtins.int
     micro_batches: _builtins.int
     @_builtins.property
     def batch(self) -> Global___Group:
         """of every input one member for each micro-batch, after which those of the next input follow"""
+
+    @_builtins.property
+    def input_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of each input, in the order of the batch: for loaders that know theirs by name"""
 
     def __init__(
         self,
@@ -744,10 +749,11 @@ class WorkerPlan(_message.Message):
         global_rows: _builtins.int = ...,
         local_rows: _builtins.int = ...,
         micro_batches: _builtins.int = ...,
+        input_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "global_rows", b"global_rows", "local_rows", b"local_rows", "micro_batches", b"micro_batches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "global_rows", b"global_rows", "input_names", b"input_names", "local_rows", b"local_rows", "micro_batches", b"micro_batches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

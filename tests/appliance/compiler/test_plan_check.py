@@ -28,6 +28,7 @@ MEANING = {
     "Run.layer": "told in reports and messages",
     "StateSlot.name": "a state by another name is another state; the client finds none of that name",
     "Output.name": "as of states",
+    "WorkerPlan.input_names": "as of states",
     "Group.reduction": "a sum can be a maximum: both have the same types",
     "Plan.format": "compared when a plan is loaded",
 }

@@ -10,11 +10,13 @@ from vendor_steps import BATCH, CHANNELS, F64, I64, IMAGE, NORM, STEPS, TRAINED,
 from xdsl.dialects.builtin import ModuleOp
 
 from appliance.compiler.core.errors import CompileError
+from appliance.compiler.core.target import ExecutionStrategy
 from appliance.compiler.passes.vendor.norms import replace_norms
 from appliance.compiler.passes.vendor.random_keys import COUNTER, add_random_keys
 from appliance.compiler.passes.vendor.slices import replace_slices
 from appliance.compiler.pipeline import Target, compile_module
 from appliance.compiler.plan_check.check import check_plan
+from appliance.compiler.plan_check.errors import PlanError
 from cirh.dialect.operations import Const, body_ops
 from cirh.dialect.types import tensor_type
 from cirh.execution.kernel import Kernel
@@ -149,3 +151,18 @@ def test_random_numbers_that_have_keys_stay_as_they_are() -> None:
     assert not add_random_keys(module)
     assert print_module(module) == text
     assert Counter(op.name for op in body_ops(module))["cirh.RandomUniform"] == 2
+
+
+@pytest.mark.parametrize("strategy", ExecutionStrategy)
+def test_the_plan_names_the_tensors_of_a_batch_in_their_order(strategy: ExecutionStrategy) -> None:
+    """The vendor's inputs stand in the order of first use, and those that nothing reads are not there."""
+    builder = GraphBuilder()
+    labels, ids = (builder.argument(tensor_type((BATCH,), F64), input=name) for name in ("input_y", "input_x"))
+    (total,) = builder.op("cirh.Add", [labels, ids])
+    text = print_module(builder.finish([(total, "sum")]))
+    plan = compile_module(text, Target(num_csx=1, num_shards=1, execution_strategy=strategy))
+    check_plan(plan)
+    assert list(plan.worker.input_names) == ["input_y", "input_x"]
+    plan.worker.input_names[1] = "input_y"
+    with pytest.raises(PlanError, match="two inputs have one name"):
+        check_plan(plan)
