@@ -87,6 +87,8 @@ class InputProcess:
                     "num_csx": max(1, request.num_csx),
                     "half_type": half_type,
                     "mixed_precision": request.mixed_precision,
+                    "input_names": list(request.input_names),
+                    "vendor_builder": request.vendor_builder,
                 },
                 [builder.fileno()],
             )

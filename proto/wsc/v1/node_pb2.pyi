@@ -230,6 +230,8 @@ class PrepareInput(_message.Message):
     LAST_PYTHON_PATHS_FIELD_NUMBER: _builtins.int
     HALF_TYPE_FIELD_NUMBER: _builtins.int
     MIXED_PRECISION_FIELD_NUMBER: _builtins.int
+    INPUT_NAMES_FIELD_NUMBER: _builtins.int
+    VENDOR_BUILDER_FIELD_NUMBER: _builtins.int
     loader: _builtins.str
     builder: _builtins.bytes
     interpreter: _builtins.str
@@ -244,6 +246,8 @@ class PrepareInput(_message.Message):
     """as the script has chosen it: an input_fn may ask for it"""
     mixed_precision: _builtins.bool
     """whether steps are compiled for it"""
+    vendor_builder: _builtins.bool
+    """the builder is a JSON object of texts in hex, which dill reads: input_fn, arguments"""
     @_builtins.property
     def python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """come before those of the interpreter"""
@@ -255,6 +259,12 @@ class PrepareInput(_message.Message):
     @_builtins.property
     def last_python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """come after those of the interpreter"""
+
+    @_builtins.property
+    def input_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of a batch's tensors, those that the step takes, in its order, by name: "input" and the path in the batch, joined by
+        underscores. None: it takes all, in the order in which torch flattens the batch.
+        """
 
     def __init__(
         self,
@@ -272,10 +282,12 @@ class PrepareInput(_message.Message):
         last_python_paths: _abc.Iterable[_builtins.str] | None = ...,
         half_type: _plan_pb2.HalfType.ValueType = ...,
         mixed_precision: _builtins.bool = ...,
+        input_names: _abc.Iterable[_builtins.str] | None = ...,
+        vendor_builder: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["builder", b"builder", "half_type", b"half_type", "interpreter", b"interpreter", "last_python_paths", b"last_python_paths", "loader", b"loader", "mixed_precision", b"mixed_precision", "mount_dirs", b"mount_dirs", "num_csx", b"num_csx", "num_workers", b"num_workers", "python_paths", b"python_paths", "wafer", b"wafer", "worker", b"worker", "working_directory", b"working_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["builder", b"builder", "half_type", b"half_type", "input_names", b"input_names", "interpreter", b"interpreter", "last_python_paths", b"last_python_paths", "loader", b"loader", "mixed_precision", b"mixed_precision", "mount_dirs", b"mount_dirs", "num_csx", b"num_csx", "num_workers", b"num_workers", "python_paths", b"python_paths", "vendor_builder", b"vendor_builder", "wafer", b"wafer", "worker", b"worker", "working_directory", b"working_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
