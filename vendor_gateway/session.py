@@ -92,7 +92,7 @@ class Session:
         if self._closed:
             raise JobCancelledError("the job was cancelled")
         if self._job is not None and (not self._job.alive or self._resources != resources):
-            if self._execution is not None:
+            if self._execution is not None and self._job.alive:
                 raise UsageError("a step cannot be compiled for other wafers while another runs")
             self._drop_job()
         if self._job is None:
