@@ -1,7 +1,7 @@
 # Every target sets up what it needs: a fresh machine needs only Python 3.11 or newer and make.
 PYTHON ?= python3
 BIN := .venv/bin
-PROTOS := $(wildcard proto/wsc/v1/*.proto)
+PROTOS := $(wildcard proto/wsc/v1/*.proto proto/vendor_wire/*.proto)
 
 # Also where the environment forbids it: every process of the tests would compile all modules, and rewrite all asserts.
 export PYTHONDONTWRITEBYTECODE =
@@ -50,6 +50,7 @@ docs: venv
 	$(BIN)/python docs/picture.py
 	$(BIN)/python docs/rights.py
 	$(BIN)/python docs/roles.py
+	$(BIN)/python docs/vendor_calls.py
 	$(BIN)/python docs/vendor_operations.py
 
 venv: .venv/.complete

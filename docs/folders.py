@@ -16,6 +16,7 @@ HEADING: Final = "## Folders\n"
 TOPS: Final = (
     "client/cstorch",
     "appliance",
+    "vendor_gateway",
     "memoryx",
     "swarmx",
     "workers",

@@ -31,6 +31,7 @@ FOLDERS: Final = {
         "interconnect/security",
     ),
     "swarmx": ("swarmx",),
+    "vendor_gateway": ("vendor_gateway",),
     "wafer": ("wafer",),
     "worker": ("workers",),
 }

@@ -88,6 +88,8 @@ class InputProcess:
                     "redivided": request.redivided,
                     "half_type": half_type,
                     "mixed_precision": request.mixed_precision,
+                    "input_names": list(request.input_names),
+                    "vendor_builder": request.vendor_builder,
                 },
                 [builder.fileno()],
             )

@@ -17,7 +17,18 @@ import traceback
 from collections.abc import Sequence
 
 # The modules that may be started: packages by their __main__, plain modules by themselves. Each has main(argv) -> int.
-MODULES = frozenset({"appliance", "appliance.coordinator", "memoryx", "swarmx", "wafer", "workers", "workers.child"})
+MODULES = frozenset(
+    {
+        "appliance",
+        "appliance.coordinator",
+        "memoryx",
+        "swarmx",
+        "vendor_gateway",
+        "wafer",
+        "workers",
+        "workers.child",
+    }
+)
 
 # A Python file whose install(module) is called at the start of each process: for tests that injure processes.
 CHAOS_VARIABLE = "WAFERBOX_CHAOS"

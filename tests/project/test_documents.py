@@ -32,6 +32,7 @@ FOLDERS = (
     "proto",
     "swarmx",
     "tests",
+    "vendor_gateway",
     "wafer",
     "waferbox",
     "workers",

@@ -32,7 +32,7 @@ def selection(
 ) -> Selection:
     local = ROWS // num_csx
     return Selection(
-        {"wafer": wafer, "worker": worker, "num_workers": num_workers},
+        {"wafer": wafer, "worker": worker, "num_workers": num_workers, "input_names": []},
         {
             "members": members(local // micro_batches, micro_batches),
             "global_rows": ROWS,

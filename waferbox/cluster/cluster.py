@@ -22,6 +22,7 @@ from waferbox.cluster.launcher import Launcher
 from waferbox.cluster.liveness import LOOK_SECONDS, Liveness
 from waferbox.cluster.management_process import ManagementProcess, ManagementSettings
 from waferbox.cluster.place import FUTILE, Lives, Place
+from waferbox.cluster.vendor_gateway_process import VendorGatewayProcess
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 START_SECONDS = 60.0
@@ -49,6 +50,7 @@ class ClusterSettings:
     state_dir: str | None = None  # where MemoryX keeps weights and optimizer state; None: in memory
     memory_limit: str | None = None  # of each shard of MemoryX, such as "8g"; the rest is in state_dir
     cache_root: str | None = None  # None: the management service's default
+    vendor_python: str | None = None  # serve the vendor's client, whose environment has this interpreter
     compile_root: str | None = None  # below which scripts may name folders for artifacts; None: the cache root alone
 
     @property
@@ -75,6 +77,8 @@ class Cluster:
         self._launcher_lives = Lives()
         self._places: list[Place] = []
         self._management: ManagementProcess | None = None
+        self._vendor_gateway: VendorGatewayProcess | None = None
+        self.vendor_config = ""  # a file for CSCONFIG_PATH of the vendor's client; empty: it is not served
         try:
             management = self._start_management(settings)
             self.management, self.page = management.address, management.page
@@ -84,6 +88,8 @@ class Cluster:
                 self._places += pool.map(lambda module: self._make_place(module, listen, settings), modules)
             self._check_wanted()
             self._wait_until_registered(len(modules))
+            if settings.vendor_python is not None:
+                self._start_vendor_gateway(settings.vendor_python)
         except SpawnError as error:
             cause = launcher.end() or str(error)
             self.close()
@@ -178,6 +184,8 @@ class Cluster:
         """End all processes."""
         if self._management is not None:
             self._management.end(STOP_SECONDS)  # first, so that jobs end as cancelled and not for want of nodes
+        if self._vendor_gateway is not None:
+            self._vendor_gateway.close()
         self._launcher.close()
         for place in self._places:
             place.close()
@@ -203,6 +211,14 @@ class Cluster:
         if not management.address:
             raise ClusterError(f"the management service did not start at {settings.listen}; its messages say why")
         return management
+
+    def _start_vendor_gateway(self, interpreter: str) -> None:
+        """Once it listens."""
+        gateway = self._vendor_gateway = VendorGatewayProcess(self._launcher, self.management, interpreter)
+        if not gateway.take_address(START_SECONDS):
+            raise ClusterError("the gateway for the vendor's client did not start; its messages say why")
+        self.vendor_config = str(gateway.write_config())
+        self._places.append(gateway.place)
 
     def _check_wanted(self) -> None:
         if readable(self._stop_requests, 0.0):

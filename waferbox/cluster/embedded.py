@@ -1,8 +1,8 @@
 """`python -m waferbox.cluster.embedded`: a cluster of child processes for the process that starts it.
 
-Prints one line of JSON, {"management": "host:port", "page": "URL, or nothing"}, when all nodes are there, and lives
-until its standard input ends, SIGTERM comes, or somebody shuts the cluster down. With --detached it does not look at
-its standard input.
+Prints one line of JSON, {"management": "host:port", "page": "URL, or nothing", "vendor_config": "file, or nothing"},
+when all nodes are there, and lives until its standard input ends, SIGTERM comes, or somebody shuts the cluster down.
+With --detached it does not look at its standard input.
 """
 
 import argparse
@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page", metavar="HOST:PORT", help="where management serves a page; default: nowhere")
     parser.add_argument("--metrics", action="store_true", help="every process serves figures for Prometheus")
     parser.add_argument("--cache-root", metavar="DIR")
+    parser.add_argument("--vendor-python", metavar="PATH", help="serve the vendor's client, whose interpreter this is")
     parser.add_argument("--compile-root", metavar="DIR", help="default: of a detached cluster none, else all folders")
     parser.add_argument("--detached", action="store_true", help="live until shut down; be found by `waferbox status`")
     parser.add_argument("--log", type=Path, help="of a detached cluster: the file to take away at the end")
@@ -53,6 +54,7 @@ def arguments(settings: ClusterSettings) -> list[str]:
         "--page": settings.page,
         "--cache-root": settings.cache_root,
         "--compile-root": settings.compile_root,
+        "--vendor-python": settings.vendor_python,
     }
     words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
     return [*words, "--metrics"] if settings.metrics else words
@@ -87,7 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             note: AbstractContextManager[Callable[[str], None]]
             note = recorded(cluster.management, os.getpid(), log) if detached else nullcontext(lambda message: None)
             with note as on_given_up:
-                print(json.dumps({"management": cluster.management, "page": cluster.page}), flush=True)
+                described = {
+                    "management": cluster.management,
+                    "page": cluster.page,
+                    "vendor_config": cluster.vendor_config,
+                }
+                print(json.dumps(described), flush=True)
                 cluster.supervise(on_given_up)
     except ClusterError as error:
         print(f"waferbox: {error}", file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ class Embedded(NamedTuple):
     process: subprocess.Popen[bytes]
     management: str  # the management service's address
     page: str  # its page's, as a URL; empty: there is none
+    vendor_config: str  # a file for CSCONFIG_PATH of the vendor's client; empty: it is not served
 
 
 def start_embedded(settings: ClusterSettings, *, detached_log: Path | None = None) -> Embedded:
@@ -48,7 +49,7 @@ def start_embedded(settings: ClusterSettings, *, detached_log: Path | None = Non
     if not line:
         raise ClusterError(f"the cluster did not start (status {process.wait(STOP_SECONDS)})")
     described = json.loads(line)
-    return Embedded(process, str(described["management"]), str(described["page"]))
+    return Embedded(process, str(described["management"]), str(described["page"]), str(described["vendor_config"]))
 
 
 def stop_embedded(process: subprocess.Popen[bytes]) -> None:

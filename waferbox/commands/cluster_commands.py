@@ -17,7 +17,7 @@ from nodes.folders import cache_root
 from nodes.lifecycle.sizes import parse_size
 from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
 from waferbox.cluster.embedded import StopSignals
-from waferbox.cluster.embedded_process import start_embedded, stop_embedded
+from waferbox.cluster.embedded_process import Embedded, start_embedded, stop_embedded
 from waferbox.cluster.launcher import ForkingLauncher
 from waferbox.cluster.local_clusters import discard_log, forget_failure, recorded, runtime_folder
 from waferbox.cluster.script import run_script
@@ -55,6 +55,14 @@ MemoryLimit = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Memory of each MemoryX shard, such as 8g; the rest is in --state-dir."),
 ]
+VendorClient = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PYTHON",
+        help="Serve the vendor's own client too; the Python of its environment.",
+        dir_okay=False,
+    ),
+]
 CacheRoot = Annotated[Path | None, typer.Option(help=r"Folder for artifacts.  \[default: ~/.cache/waferbox]")]
 
 
@@ -73,6 +81,7 @@ def up(
     compile_root: Annotated[
         Path | None, typer.Option(help="Let scripts name folders for artifacts below this one, outside of the cache.")
     ] = None,
+    vendor_client: VendorClient = None,
     page: Annotated[bool, typer.Option("--page", metavar="", help="Serve a page to look at, on this machine.")] = False,
     metrics: Annotated[
         bool, typer.Option("--metrics", metavar="", help="Serve figures for Prometheus, which finds them by the page.")
@@ -93,6 +102,10 @@ def up(
         page="127.0.0.1:0" if page else None,
         metrics=metrics,
     )
+    if vendor_client is not None:
+        if not os.access(vendor_client, os.X_OK):
+            raise typer.BadParameter(f"--vendor-client: {vendor_client} is no Python that can be run")
+        settings = dataclasses.replace(settings, vendor_python=os.path.abspath(vendor_client))
     if compile_root is not None:
         settings = dataclasses.replace(settings, compile_root=str(compile_root.absolute()))
     if tls:
@@ -128,7 +141,7 @@ def _up_in_foreground(settings: ClusterSettings) -> None:
     with errors.status("starting the cluster"):
         cluster = Cluster(settings, ForkingLauncher(), [signals.fileno()])
     with cluster, recorded(cluster.management, os.getpid()) as on_given_up:
-        _show(cluster.management, cluster.page, f"{sum(settings.roles.values())} nodes are up. Ctrl-C ends them.")
+        _show(cluster, f"{sum(settings.roles.values())} nodes are up. Ctrl-C ends them.")
         cluster.supervise(on_given_up)
         errors.print("waferbox: ending the cluster")
 
@@ -144,20 +157,23 @@ def _up_in_background(settings: ClusterSettings) -> None:
         messages = log.read_text(errors="replace").strip()
         discard_log(log)
         raise ClusterError(f"{error}\n{messages}") from error
-    _show(cluster.management, cluster.page, "The cluster is up in the background; `waferbox down` ends it.")
+    _show(cluster, "The cluster is up in the background; `waferbox down` ends it.")
 
 
-def _show(management: str, page: str, what: str) -> None:
-    with connect(management) as cluster:
-        nodes = cluster.nodes()
+def _show(cluster: Cluster | Embedded, what: str) -> None:
+    management = cluster.management
+    with connect(management) as connection:
+        nodes = connection.nodes()
     print_heading(f"Cluster at {management}")
     output.print(cluster_table(nodes))
     say(what)
     folder = tls_folder()
     tls = "" if folder is None else f" {TLS_VARIABLE}={folder}"
     say(f"To use it:  export {MANAGEMENT_VARIABLE}={management}{tls}")
-    if page:
-        say(f"To look at it:  {page}")
+    if cluster.vendor_config:
+        say(f"To use it by the vendor's client:  export CSCONFIG_PATH={cluster.vendor_config}")
+    if cluster.page:
+        say(f"To look at it:  {cluster.page}")
 
 
 def run(
@@ -182,7 +198,7 @@ def run(
     """
     settings = _settings(wafers, memoryx, workers, swarmx, threads, state_dir, memory_limit, cache_root)
     try:
-        process, management, _ = start_embedded(settings)
+        process, management, *_ = start_embedded(settings)
     except ClusterError as error:
         fail(str(error))
     try:

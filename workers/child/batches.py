@@ -28,6 +28,7 @@ class Selection:
         self._global_rows: int = load["global_rows"]
         self._local_rows: int = load["local_rows"]
         self._micro_rows: int = load["local_rows"] // load["micro_batches"]
+        self._names: list[str] = prepare["input_names"]
         self._members: list[dict[str, Any]] = load["members"][:: load["micro_batches"]]  # of each tensor the first
 
     def own(self, batches: Iterator[Any], position: "Position", num_skipped: int = 0) -> Iterator[list[Any]]:
@@ -38,13 +39,10 @@ class Selection:
         Where batches are dealt out, the loader's position after a step is behind that step's batch, whoever took it;
         where the input_fn shards, it is behind the last batch of this worker's own.
         """
-        from torch.utils import _pytree as pytree
-
-        torch = sys.modules["torch"]
         before_all = position.states(last_step=self._worker)
         num_own = 0
         for number, batch in enumerate(batches):
-            tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+            tensors = self._named(number, batch) if self._names else _tensors(batch)
             if len(tensors) != len(self._members):
                 raise InputFailure(
                     f"batch {number} of the input_fn {self._source} has {len(tensors)} tensors, but the step was "
@@ -73,6 +71,22 @@ class Selection:
                     ]
             position.send(position.states(last_step))
 
+    def _named(self, number: int, batch: Any) -> list[Any]:
+        """The tensors that the step takes, in its order, with the element types that it was compiled for."""
+        torch = sys.modules["torch"]
+        found = _tensors_by_name(batch)
+        missing = [name for name in self._names if name not in found]
+        if missing:
+            raise InputFailure(
+                f"batch {number} of the input_fn {self._source} has no tensor {missing[0]!r}, but {sorted(found)}: "
+                "every batch must have the structure of the first"
+            )
+        dtypes = [getattr(torch, member["dtype"]) for member in self._members]
+        return [
+            tensor.to(dtype) if tensor.is_floating_point() == dtype.is_floating_point else tensor
+            for tensor, dtype in zip((found[name] for name in self._names), dtypes)  # noqa: B905 - as above
+        ]
+
     def _rows(self, number: int, tensors: Sequence[Any]) -> int:
         rows = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
         if len(rows) != 1 or None in rows:
@@ -100,6 +114,30 @@ class Selection:
                 f"{member['shape'][1:]}: every batch must be like the first"
             )
         return part
+
+
+def _tensors(batch: Any) -> list[Any]:
+    from torch.utils import _pytree as pytree
+
+    torch = sys.modules["torch"]
+    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+
+
+def _tensors_by_name(batch: Any) -> dict[str, Any]:
+    """By "input" and the path to each, joined by underscores."""
+    from torch.utils import _pytree as pytree
+
+    torch = sys.modules["torch"]
+    return {
+        "_".join(["input", *map(_step, path)]): leaf
+        for path, leaf in pytree.tree_flatten_with_path(batch)[0]
+        if isinstance(leaf, torch.Tensor)
+    }
+
+
+def _step(key: Any) -> str:
+    """One step of a path: a position, a key, or the name of an attribute."""
+    return str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", ""))))
 
 
 def _rank_was_asked() -> bool:

@@ -1,5 +1,6 @@
 """Calls the user's input_fn, which makes the loader."""
 
+import json
 import os
 import random
 import sys
@@ -26,14 +27,20 @@ def build(prepare: dict[str, Any], builder: bytes) -> tuple[Any, str]:
         os.environ["WAFERBOX_HALF_TYPE"] = prepare["half_type"]
     if prepare["mixed_precision"]:
         os.environ["WAFERBOX_MIXED_PRECISION"] = "1"
+    read = _read_vendor_builder if prepare["vendor_builder"] else _read_builder
     try:
-        import cloudpickle
         import torch  # noqa: F401 - found in sys.modules by what follows
-    except ImportError as error:
+
+        recipe = read(builder)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "cloudpickle", "dill"):
+            raise InputFailure(f"the input_fn cannot be read here: {summary(error)}", user_traceback(error)) from error
         raise InputFailure(f"the interpreter {sys.executable} has no {error.name}; install it there") from error
+    except Exception as error:  # the user's code; it is reported
+        raise InputFailure(f"the input_fn raised {summary(error)}", user_traceback(error)) from error
     try:
-        recipe = cloudpickle.loads(builder)  # only here: this process is the user's
-        _set_random_state(recipe["random_state"])
+        if recipe["random_state"] is not None:
+            _set_random_state(recipe["random_state"])
         loader = recipe["input_fn"](*recipe["args"], **recipe["kwargs"])
         if (position := recipe["position"]) is not None:
             strict = {} if position["strict"] else {"strict": False}
@@ -43,6 +50,25 @@ def build(prepare: dict[str, Any], builder: bytes) -> tuple[Any, str]:
     if not hasattr(loader, "__iter__"):
         raise InputFailure(f"the input_fn returned {type(loader).__name__}, which is not an iterable of batches")
     return loader, _source(recipe["input_fn"])
+
+
+def _read_builder(builder: bytes) -> dict[str, Any]:
+    """What a client of ours has sent. Only here is anything of a script's unpickled: this process is the user's."""
+    import cloudpickle
+
+    recipe: dict[str, Any] = cloudpickle.loads(builder)
+    return recipe
+
+
+def _read_vendor_builder(builder: bytes) -> dict[str, Any]:
+    """What the vendor's client has sent: without the state of its random generators, and of its loader."""
+    import dill
+
+    texts = json.loads(builder)
+    arguments = dill.loads(bytes.fromhex(texts["arguments"]))  # noqa: S301 - only here, as above
+    args, kwargs = arguments if isinstance(arguments, tuple) else ((), arguments)
+    input_fn = dill.loads(bytes.fromhex(texts["input_fn"]))  # noqa: S301 - only here, as above
+    return {"random_state": None, "input_fn": input_fn, "args": args, "kwargs": kwargs, "position": None}
 
 
 def _source(function: Any) -> str:

@@ -231,6 +231,8 @@ class PrepareInput(_message.Message):
     HALF_TYPE_FIELD_NUMBER: _builtins.int
     MIXED_PRECISION_FIELD_NUMBER: _builtins.int
     REDIVIDED_FIELD_NUMBER: _builtins.int
+    INPUT_NAMES_FIELD_NUMBER: _builtins.int
+    VENDOR_BUILDER_FIELD_NUMBER: _builtins.int
     loader: _builtins.str
     builder: _builtins.bytes
     interpreter: _builtins.str
@@ -247,6 +249,8 @@ class PrepareInput(_message.Message):
     """whether steps are compiled for it"""
     redivided: _builtins.bool
     """the job has had more wafers: only batches that come whole can be divided among those left"""
+    vendor_builder: _builtins.bool
+    """the builder is a JSON object of texts in hex, which dill reads: input_fn, arguments"""
     @_builtins.property
     def python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """come before those of the interpreter"""
@@ -258,6 +262,12 @@ class PrepareInput(_message.Message):
     @_builtins.property
     def last_python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """come after those of the interpreter"""
+
+    @_builtins.property
+    def input_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of a batch's tensors, those that the step takes, in its order, by name: "input" and the path in the batch, joined by
+        underscores. None: it takes all, in the order in which torch flattens the batch.
+        """
 
     def __init__(
         self,
@@ -276,10 +286,12 @@ class PrepareInput(_message.Message):
         half_type: _plan_pb2.HalfType.ValueType = ...,
         mixed_precision: _builtins.bool = ...,
         redivided: _builtins.bool = ...,
+        input_names: _abc.Iterable[_builtins.str] | None = ...,
+        vendor_builder: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["builder", b"builder", "half_type", b"half_type", "interpreter", b"interpreter", "last_python_paths", b"last_python_paths", "loader", b"loader", "mixed_precision", b"mixed_precision", "mount_dirs", b"mount_dirs", "num_csx", b"num_csx", "num_workers", b"num_workers", "python_paths", b"python_paths", "redivided", b"redivided", "wafer", b"wafer", "worker", b"worker", "working_directory", b"working_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["builder", b"builder", "half_type", b"half_type", "input_names", b"input_names", "interpreter", b"interpreter", "last_python_paths", b"last_python_paths", "loader", b"loader", "mixed_precision", b"mixed_precision", "mount_dirs", b"mount_dirs", "num_csx", b"num_csx", "num_workers", b"num_workers", "python_paths", b"python_paths", "redivided", b"redivided", "vendor_builder", b"vendor_builder", "wafer", b"wafer", "worker", b"worker", "working_directory", b"working_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,1 @@
+"""The vendor gateway: the public client of the real system trains on a Waferbox cluster, unmodified."""

@@ -1,0 +1,131 @@
+"""One execution: what the client asks for, call by call, on one Execute stream of the coordinator."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cstorch.errors import ClusterError, CstorchError, InternalError
+from cstorch.session import failures
+from cstorch.session.execution.outputs import unpack
+from cstorch.session.execution.stream import ExecutionStream
+from cstorch.session.job import Job
+from interconnect.threads import GuardedThread
+from vendor_gateway.compiled import CompiledStep
+from vendor_gateway.outputs import Outputs
+from vendor_gateway.states import States
+from wsc.v1 import coordinator_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What is run: steps are counted from 1."""
+
+    loader: str
+    num_steps: int
+    activation_steps: int
+    checkpoint_steps: Sequence[int]
+
+
+class Execution:
+    """Begins when it is made: the cluster has loaded the step, and wants its states."""
+
+    def __init__(self, job: Job, states: States, step: CompiledStep, settings: RunSettings) -> None:
+        """Raises CstorchError: the cluster failed, or the input_fn."""
+        self._states = states
+        self._compiled = step.response
+        self._settings = settings
+        self._outputs = Outputs()
+        self._asked = 0  # the last step that the client has asked for
+        self._pump: GuardedThread | None = None
+        self.names = list(dict.fromkeys(placement.name for placement in step.response.states))
+        states.place(step.response.states)
+        begin = coordinator_pb2.Begin(
+            token=job.token,
+            artifact=step.response.artifact,
+            loader=settings.loader,
+            num_steps=settings.num_steps,
+            activation_steps=settings.activation_steps,
+            checkpoint_steps=settings.checkpoint_steps,
+        )
+        self._stream = ExecutionStream(job, begin)
+        try:
+            self._wanted = self._stream.receive("state_wanted").state_wanted
+            states.connect(self._wanted.shards)
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def start(self) -> None:
+        """All states are there: let the steps begin. Raises CstorchError."""
+        sent = coordinator_pb2.StateSent(attempt=self._wanted.attempt, wrote=True)
+        self._stream.send(coordinator_pb2.ExecuteRequest(state_sent=sent))
+        if self._stream.receive("started", "state_wanted").HasField("state_wanted"):
+            raise ClusterError("a node died before the first step, and the weights with it: start the script again")
+        self._pump = GuardedThread(
+            self._receive, name="vendor execution", on_defect=lambda error: self.fail(failures.from_defect(error))
+        )
+        self._pump.start()
+
+    def _receive(self) -> None:
+        """Runs in a thread: takes what comes, in order."""
+        try:
+            while True:
+                response = self._stream.receive("outputs", "checkpoint", "finished")
+                match response.WhichOneof("kind"):
+                    case "outputs":
+                        for step in response.outputs.steps:
+                            self._outputs.put(step.step, unpack(self._compiled.outputs, step))
+                    case "checkpoint":
+                        self._outputs.put_checkpoint(response.checkpoint.step)
+                    case _:
+                        self._outputs.finish()
+                        return
+        except CstorchError as error:
+            self.fail(error)
+
+    def fail(self, error: CstorchError) -> None:
+        """Nothing more comes, for this reason. From any thread."""
+        self._outputs.fail(error)
+
+    def get(self, name: str, step: int, is_wanted: Callable[[], bool]) -> torch.Tensor:
+        """An output of a step, or a state as it was after that; once it is there.
+
+        Raises CstorchError, as it failed; CallEndedError: is_wanted() says no.
+        """
+        self._pass(step - 1)
+        self._asked = max(self._asked, step)
+        try:
+            if name in self._states:
+                self._outputs.wait_checkpoint(step, is_wanted)
+                return self._states.read(name, step)
+            return self._outputs.get(name, step, is_wanted)
+        except KeyError:
+            what = "is no checkpoint step" if name in self._states else f"has no output {name!r}"
+            raise InternalError(f"step {step} of {self._settings.num_steps} {what}, or was asked for before") from None
+
+    def finish(self, is_wanted: Callable[[], bool]) -> None:
+        """The client wants nothing more: wait for the last step, or end the steps that it does not want.
+
+        Raises CstorchError, CallEndedError.
+        """
+        if not self._compiled.outputs or self._asked >= self._settings.num_steps:
+            self._pass(self._settings.num_steps)
+            self._outputs.wait_finished(is_wanted)
+        self.close()
+
+    def close(self) -> None:
+        """End it, where it has not ended."""
+        self._outputs.fail(ClusterError("the execution was ended"))
+        self._stream.close()
+        if self._pump is not None:
+            self._pump.join()
+
+    def _pass(self, step: int) -> None:
+        """Only by its next request does the client say that it is done with a step."""
+        shown, checkpoints = self._outputs.take_passed(step)
+        for taken in checkpoints:
+            request = coordinator_pb2.CheckpointTaken(step=taken)
+            self._stream.send(coordinator_pb2.ExecuteRequest(checkpoint_taken=request))
+        if shown:
+            self._stream.send(coordinator_pb2.ExecuteRequest(consumed=coordinator_pb2.Consumed(step=shown)))

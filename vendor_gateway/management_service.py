@@ -1,0 +1,176 @@
+"""The vendor's ClusterManagement and CsCtlV1: jobs begin, are waited for, and end."""
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from cstorch.errors import JobCancelledError
+from vendor_gateway.releases import ReleaseRefusedError, build_of
+from vendor_gateway.session import COMPILE_FOLDER
+from vendor_gateway.sessions import Sessions, TooManyError, UnknownJobError, VendorJob
+from vendor_wire import control_pb2, control_pb2_grpc, management_pb2, management_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+LOG_PATH: Final = "waferbox"  # what the client prints as the place of the logs
+IMAGE: Final = "waferbox"
+MAX_NAME: Final = 128
+MAX_FOLDERS: Final = 1024
+_PRIORITIES: Final = {
+    management_pb2.JobSettings.PRIORITY_P0: 1,
+    management_pb2.JobSettings.PRIORITY_P1: 1,
+    management_pb2.JobSettings.PRIORITY_P3: 3,
+}
+_DEFAULT_PRIORITY: Final = 2
+
+_Context = grpc.ServicerContext
+
+
+class ManagementService(management_pb2_grpc.ClusterManagementServicer):
+    """Answers of class Empty make the client of 2.10 go on without what it asked for."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    def _nothing(self, request: management_pb2.Unread, context: _Context) -> management_pb2.Empty:
+        self._sessions.heard(_metadata(context, "workflow-id"))
+        return management_pb2.Empty()
+
+    GetServerConfig = IsMessageBrokerAvailable = GetServerVersions = HasMultiMgmtNodes = _nothing
+    GetJobEvents = GetJobMeta = ReportMetrics = ReserveJobResources = ReleaseJobResources = _nothing
+    ReleaseWorkflowResources = _nothing
+
+    def InitWorkflow(self, request: management_pb2.Unread, context: _Context) -> management_pb2.InitWorkflowResponse:
+        return management_pb2.InitWorkflowResponse(workflow_id=self._sessions.new_workflow())
+
+    def InitImageBuildJob(self, request: management_pb2.Unread, context: _Context) -> management_pb2.ImageBuildResponse:
+        workflow = _metadata(context, "workflow-id")
+        self._sessions.heard(workflow)
+        return management_pb2.ImageBuildResponse(job_id="image", image_reference=IMAGE, workflow_id=workflow)
+
+    def GetImageBuildJob(
+        self, request: management_pb2.ImageBuildRequest, context: _Context
+    ) -> management_pb2.ImageBuildResponse:
+        self._sessions.heard(_metadata(context, "workflow-id"))
+        return management_pb2.ImageBuildResponse(
+            job_id="image", image_reference=IMAGE, image_ready=True, status=management_pb2.JOB_STATUS_SUCCEEDED
+        )
+
+    def InitCompileJob(
+        self, request: management_pb2.CompileJobRequest, context: _Context
+    ) -> management_pb2.CompileJobResponse:
+        job = self._begin(request.settings, context, compiles=True)
+        return management_pb2.CompileJobResponse(
+            job_id=job.name,
+            workflow_id=job.session.workflow,
+            log_path=LOG_PATH,
+            compile_folder=f"/{COMPILE_FOLDER}",
+        )
+
+    def InitExecuteJob(
+        self, request: management_pb2.ExecuteJobRequest, context: _Context
+    ) -> management_pb2.ExecuteJobResponse:
+        job = self._begin(request.settings, context, compiles=False)
+        job.session.python_paths = list(request.python_paths[:MAX_FOLDERS])
+        job.session.mount_dirs = [folder.path for folder in request.mount_dirs[:MAX_FOLDERS]]
+        return management_pb2.ExecuteJobResponse(job_id=job.name, workflow_id=job.session.workflow, log_path=LOG_PATH)
+
+    def _begin(self, settings: management_pb2.JobSettings, context: _Context, *, compiles: bool) -> VendorJob:
+        version = _metadata(context, "client-build-version")
+        try:
+            job = self._sessions.add_job(
+                _metadata(context, "workflow-id"), compiles=compiles, version=version, build=build_of(version)
+            )
+        except ReleaseRefusedError as error:
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except TooManyError as error:
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        job.session.queue.labels = dict(settings.queue.labels)
+        job.session.queue.priority = _PRIORITIES.get(settings.queue.priority, _DEFAULT_PRIORITY)
+        return job
+
+    def FinalizeCompileJob(self, request: management_pb2.JobRequest, context: _Context) -> management_pb2.Empty:
+        self._sessions.end_job(request.job_id, is_success=True, reason="")
+        return management_pb2.Empty()
+
+    def PollIngressV2(
+        self, request: management_pb2.JobRequest, context: _Context
+    ) -> Iterator[management_pb2.IngressResponse]:
+        try:
+            job = self._sessions.job(request.job_id)
+        except UnknownJobError as error:
+            yield management_pb2.IngressResponse(job_failed=True, message=str(error))
+            return
+        # The wafers are asked for with the first compile, which says how many.
+        yield management_pb2.IngressResponse(
+            is_scheduled=True, is_ready=True, service_authority=job.name, message="the gateway answers for the job"
+        )
+
+    def GetJob(self, request: management_pb2.JobRequest, context: _Context) -> management_pb2.JobResponse:
+        try:
+            job = self._sessions.job(request.job_id)
+        except UnknownJobError as error:
+            return management_pb2.JobResponse(status=management_pb2.JOB_STATUS_FAILED, message=str(error))
+        failure = job.session.failure
+        if isinstance(failure, JobCancelledError) or (failure is None and job.was_cancelled):
+            # By these words the client knows that somebody has cancelled it.
+            message = f"{failure or 'cancelled'} (canceled-by-csctl)"
+            return management_pb2.JobResponse(status=management_pb2.JOB_STATUS_CANCELLED, message=message)
+        if failure is not None:
+            return management_pb2.JobResponse(status=management_pb2.JOB_STATUS_FAILED, message=str(failure))
+        status = management_pb2.JOB_STATUS_SUCCEEDED if job.has_ended else management_pb2.JOB_STATUS_IN_PROGRESS
+        return management_pb2.JobResponse(status=status)
+
+    def HeartbeatV2(
+        self, requests: Iterator[management_pb2.HeartbeatRequest], context: _Context
+    ) -> Iterator[management_pb2.HeartbeatResponse]:
+        job: VendorJob | None = None
+        try:
+            for request in requests:
+                name = request.lease_id or request.job_id
+                if job is None or job.name != name:
+                    try:
+                        found = self._sessions.job(name)
+                    except UnknownJobError:  # a workflow, or one that has ended
+                        self._sessions.heard(name)
+                        yield management_pb2.HeartbeatResponse(is_scheduled=True, is_ready=True)
+                        continue
+                    if job is not None:
+                        job.session.presence.stream_ended(job.name)
+                    job = found
+                    if not job.has_ended:
+                        job.session.presence.beats(job.name)
+                job.session.presence.heard()
+                job.session.presence.lease(request.lease_seconds)
+                yield management_pb2.HeartbeatResponse(is_scheduled=True, is_ready=True)
+        finally:
+            if job is not None:
+                job.session.presence.stream_ended(job.name)
+
+    def CancelJobV2(self, request: management_pb2.CancelJobRequest, context: _Context) -> management_pb2.Empty:
+        is_success = request.job_status == management_pb2.JOB_STATUS_SUCCEEDED
+        begin = time.monotonic()
+        self._sessions.end_job(request.job_id, is_success=is_success, reason=request.message)
+        logger.debug("%s ended in %.1f s", request.job_id, time.monotonic() - begin)
+        return management_pb2.Empty()
+
+
+class ControlService(control_pb2_grpc.CsCtlV1Servicer):
+    """There is nothing of what the client asks for before it begins: volumes, and nodes for inference."""
+
+    def Get(self, request: control_pb2.GetRequest, context: _Context) -> control_pb2.GetResponse:
+        return control_pb2.GetResponse(type=request.type[:MAX_NAME])
+
+
+def _metadata(context: _Context, key: str) -> str:
+    values: dict[str, Any] = {entry[0]: entry[1] for entry in context.invocation_metadata()}
+    value = values.get(key, "")
+    return value[:MAX_NAME] if isinstance(value, str) else ""
+
+
+def _abort(context: _Context, code: grpc.StatusCode, message: str) -> NoReturn:
+    context.abort(code, message)
+    raise AssertionError("abort raises")
