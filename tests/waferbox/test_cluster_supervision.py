@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,23 @@ def test_a_cluster_whose_management_does_not_stay_ends(supervised: Supervised) -
         launcher.of("appliance")[-1][0].end(1)
     supervised.wait()
     assert "ended with status 1, 5 times in a row" in str(supervised.error)
+
+
+class FailingLauncher(FakeLauncher):
+    """Its management service ends before it has said where it is."""
+
+    def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> FakeProcess:
+        process = FakeProcess(module, 100)
+        process.end(1)
+        return process
+
+
+def test_nobody_waits_for_a_management_service_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "STOP_SECONDS", 2 * WAIT_SECONDS)
+    begin = time.monotonic()
+    with pytest.raises(ClusterError, match=r"did not start at 127\.0\.0\.1:77"):
+        Cluster(ClusterSettings(listen="127.0.0.1:77"), FailingLauncher(""))
+    assert time.monotonic() - begin < WAIT_SECONDS
 
 
 def test_what_died_with_the_fork_server_is_started_by_another(supervised: Supervised) -> None:

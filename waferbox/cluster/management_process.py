@@ -71,7 +71,10 @@ class ManagementProcess:
             return
         self.place.process.terminate()
         deadline = time.monotonic() + seconds
-        while not self.is_over and readable(self._pipes(), max(0.0, deadline - time.monotonic())):
+        # Without a pipe it has ended otherwise, and says no more.
+        while self._pipe is not None and not self.is_over:
+            if not readable([self._pipe], max(0.0, deadline - time.monotonic())):
+                return
             self._read()
 
     def close(self) -> None:
