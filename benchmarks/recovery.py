@@ -182,7 +182,9 @@ def bench(repeats: int) -> None:
             shard.copier = copier
             with_copies.append(steps_per_second(shard, with_points=True))
             shard.copier = None
-            copied += [copier.seconds() for _ in range(shard.ordered.qsize())]
+            while not shard.ordered.empty():
+                shard.ordered.get()
+                copied.append(copier.seconds())
         print(f"steps with a point every {POINT_SECONDS:g} s")
         show_pairs("with points", with_points, "without", without, "steps/s")
         show("until a point is kept", kept, "s")

@@ -1,4 +1,4 @@
-"""Where recovery points lie: in a folder for each job one for each of its members, with a file for each point."""
+"""Where recovery points lie: a folder for each job, in it one for each member and one for copies of its points."""
 
 import contextlib
 import errno

@@ -113,7 +113,7 @@ def test_the_results_are_those_of_a_run_in_which_no_disk_is_lost(
         for number, member in enumerate(("memoryx-0", "memoryx-1"), 1):
             shards.lose(member)
             shards.start()
-            wait_for(lambda number=number: script.errors.count("The job goes on from step") == number)
+            wait_for(lambda number=number: script.errors.count("The job goes on from step") == number, START_SECONDS)
             wait_for(lambda: all(copies(disk) for disk in shards.disks()))
 
     output, errors = run(start_script, cluster, lose_one_and_then_the_other)
