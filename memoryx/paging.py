@@ -86,9 +86,7 @@ class Paging:
         def begin(step: int) -> None:
             assert self._pager is not None, "it is started"
             start = now()
-            progress.uses_disk = True
             self._pager.begin(step, number)
-            progress.uses_disk = False
             progress.disk += now() - start
 
         self._program.add(begin, "states", what="disk")

@@ -14,7 +14,7 @@ from nodes.lifecycle.node_job import JobContext, JobFailure, LinkKey
 from nodes.steps.schedule import StepSchedule, check_groups
 from nodes.telemetry.node_report import node_report
 from nodes.telemetry.progress import Progress, Recorder
-from nodes.telemetry.watchdog import ProgressWatchdog, hang_seconds
+from nodes.telemetry.watchdog import ProgressWatchdog, Usage, hang_seconds
 from wsc.v1 import node_pb2, observation_pb2
 
 logger = logging.getLogger(__name__)
@@ -137,10 +137,7 @@ class RoleJob(ABC):
             return
         moved = sum(link.received_bytes + link.sent_bytes for link in list(self._links.values()))
         hang = watchdog.hang(
-            program.progress,
-            waits=hub.waiting or program.progress.waits,
-            moved_bytes=moved,
-            cpu_seconds=time.process_time(),
+            program.progress, Usage.now(), waits=hub.waiting or program.progress.waits, moved_bytes=moved
         )
         if hang:
             self._watchdog, self._hangs = None, True

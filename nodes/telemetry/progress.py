@@ -62,7 +62,7 @@ class Recorder:
 class Progress:
     """Of one execution of one role."""
 
-    __slots__ = ("_work", "disk", "done_steps", "recorder", "send", "step", "total", "uses_disk", "wait", "waits")
+    __slots__ = ("_work", "disk", "done_steps", "recorder", "send", "step", "total", "wait", "waits")
 
     def __init__(self, work: str) -> None:
         """work: what the time is spent on that is spent neither waiting nor sending, such as "compute"."""
@@ -74,7 +74,6 @@ class Progress:
         self.send = 0.0
         self.disk = 0.0  # waiting for a disk
         self.waits = False  # now, for somebody who may take as long as he likes; waits on links are the hub's
-        self.uses_disk = False  # now: it waits for a disk, which may be slow
         self.recorder: Recorder | None = None
 
     def begin(self, done_steps: int) -> None:

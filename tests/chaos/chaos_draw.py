@@ -42,7 +42,7 @@ def _fault(generator: random.Random, size: Size) -> Fault:
     elif generator.random() < 0.1:
         action = "stop"
     elif "step" in moment and generator.random() < 0.3:
-        action = generator.choice(("hang", "memory"))
+        action = generator.choice(("hang", "freeze", "memory"))
     at = generator.randrange(1, 140) if "step" in moment else 0
     if action == "full":
         at = 2  # without a first point there is nothing to go on from

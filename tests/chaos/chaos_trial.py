@@ -19,7 +19,7 @@ SCRIPT = SCRIPTS / "recovering.py"
 TRIAL_SECONDS = 150.0
 POLL_SECONDS = 0.005
 SETTLE_SECONDS = 40.0  # until all that was killed is there again
-HANG_SECONDS = 12.0  # a third of it for one that does not compute
+HANG_SECONDS = 18.0  # a third of it for one that does not compute: longer than a lease lasts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import pytest
 
 from nodes.telemetry import watchdog
 from nodes.telemetry.progress import Progress
-from nodes.telemetry.watchdog import DEFAULT_HANG_SECONDS, ProgressWatchdog
+from nodes.telemetry.watchdog import DEFAULT_HANG_SECONDS, ProgressWatchdog, Usage
 
 
 class Looks:
@@ -15,19 +15,24 @@ class Looks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.cpu_seconds = 50.0
+        self.disk_bytes = 10
         self.progress = Progress("compute")
         self.watchdog = ProgressWatchdog(DEFAULT_HANG_SECONDS)
         monkeypatch.setattr(watchdog, "time", types.SimpleNamespace(monotonic=lambda: self.now))
 
-    def until_hang(self, *, share: float, waits: bool = False) -> tuple[float, str]:
-        """Seconds until it is said to hang, and the words; share: of a processor that the process uses."""
+    def look(self, *, waits: bool = False) -> str:
+        usage = Usage(cpu_seconds=self.cpu_seconds, disk_bytes=self.disk_bytes)
+        return self.watchdog.hang(self.progress, usage, waits=waits, moved_bytes=7)
+
+    def until_hang(self, *, share: float, disk: int = 0, waits: bool = False) -> tuple[float, str]:
+        """Seconds until it is said to hang, and the words; share: of a processor that is used; disk: bytes a second."""
         begin = self.now
         while self.now < begin + 3600:
-            words = self.watchdog.hang(self.progress, waits=waits, moved_bytes=7, cpu_seconds=self.cpu_seconds)
-            if words:
+            if words := self.look(waits=waits):
                 return self.now - begin, words
             self.now += 1
             self.cpu_seconds += share
+            self.disk_bytes += disk
         return self.now - begin, ""
 
 
@@ -53,16 +58,22 @@ def test_who_waits_for_others_never_hangs(looks: Looks) -> None:
 
 
 def test_a_slow_disk_gets_as_much_time_as_a_kernel(looks: Looks) -> None:
-    looks.progress.uses_disk = True
-    assert 60 < looks.until_hang(share=0.0)[0] < 65
+    assert 60 < looks.until_hang(share=0.0, disk=4096)[0] < 65
 
 
 def test_whatever_comes_of_it_is_progress(looks: Looks) -> None:
     for _ in range(20):
-        assert not looks.watchdog.hang(looks.progress, waits=False, moved_bytes=7, cpu_seconds=0.0)
+        assert not looks.look()
         looks.now += 15
         looks.progress.step += 1
     for _ in range(20):
-        assert not looks.watchdog.hang(looks.progress, waits=False, moved_bytes=7, cpu_seconds=0.0)
+        assert not looks.look()
         looks.now += 15
         looks.progress.disk += 0.1
+
+
+def test_what_this_process_takes_is_counted() -> None:
+    before = Usage.now()
+    while Usage.now().cpu_seconds == before.cpu_seconds:
+        sum(range(10_000))
+    assert Usage.now().disk_bytes >= before.disk_bytes
