@@ -369,7 +369,7 @@ def test_after_it_has_lost_a_wafer(
     one.run(10)
     cluster.kill(2)
     cluster.until(lambda: one.info().num_restarts)
-    assert one.info().restarts[0].replaced.startswith("none; the job has 1 of 2 wafers")
+    assert "the job has 1 of 2 wafers from now on" in one.info().restarts[0].cause
     one.kill_coordinator()
     go.set()
     one.finish(NUM_STEPS)

@@ -343,7 +343,10 @@ def test_fewer_wafers_do_where_none_comes(
         assert (prepared.wafer, prepared.num_csx, prepared.worker, prepared.redivided) == (0, 1, number, True)
     (job,) = cluster.jobs()
     assert sorted(node.member for node in job.nodes) == members
-    assert job.restarts[-1].replaced == "none; the job has 1 of 2 wafers from now on, as min_num_csx allows"
+    assert (
+        f"none came in the place of {', '.join(victims)}: the job has 1 of 2 wafers from now on, as min_num_csx allows"
+        in job.restarts[-1].cause
+    )
     # It is a job like any other: another step is compiled for what there is, and who dies now has no other either.
     assert one.compile("second").artifact == "artifact-second-placed"
     one.begin(3, artifact="artifact-second-placed")
