@@ -28,11 +28,23 @@ def members(rows: int, micro_batches: int) -> list[dict[str, Any]]:
 
 
 def selection(
-    *, wafer: int = 0, worker: int = 0, num_workers: int = 1, num_csx: int = 1, micro_batches: int = 1
+    *,
+    wafer: int = 0,
+    worker: int = 0,
+    num_workers: int = 1,
+    num_csx: int = 1,
+    micro_batches: int = 1,
+    redivided: bool = False,
 ) -> Selection:
     local = ROWS // num_csx
     return Selection(
-        {"wafer": wafer, "worker": worker, "num_workers": num_workers, "input_names": []},
+        {
+            "wafer": wafer,
+            "worker": worker,
+            "num_workers": num_workers,
+            "input_names": [],
+            "redivided": redivided,
+        },
         {
             "members": members(local // micro_batches, micro_batches),
             "global_rows": ROWS,
@@ -83,6 +95,20 @@ def test_on_one_wafer_an_input_fn_that_asks_for_its_rank_shards(monkeypatch: pyt
     monkeypatch.setattr(batches, "_rank_was_asked", lambda: True)
     chosen = selection(worker=1, num_workers=2)
     assert [first_column(tensors)[0] for tensors in own(chosen, (batch(n) for n in range(2)))] == [0, 100]
+
+
+def test_whole_batches_are_divided_among_the_wafers_that_are_left() -> None:
+    (whole,) = own(selection(redivided=True), iter([batch(0)]))
+    assert first_column(whole) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("num_csx", "asks"), [(2, False), (1, True)], ids=["rows of one wafer", "asks for its rank"])
+def test_parts_that_an_input_fn_has_made_are_not_divided_anew(
+    monkeypatch: pytest.MonkeyPatch, num_csx: int, asks: bool
+) -> None:
+    monkeypatch.setattr(batches, "_rank_was_asked", lambda: asks)
+    with pytest.raises(InputFailure, match=r"lost wafers.*input_fn \(train.py:7\) cannot be divided.*min_num_csx"):
+        next(own(selection(num_csx=num_csx, redivided=True), iter([batch(0, ROWS // num_csx)])))
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,14 @@ def run(
     recovery_step: int = 0,
 ) -> tuple[list[int], dict[int, Any]]:
     """The batches that the worker takes, and the states that it sends, asked as workers/worker_program.py asks."""
-    prepare = {"wafer": 0, "worker": worker, "num_workers": num_workers, "num_csx": 1, "input_names": []}
+    prepare = {
+        "wafer": 0,
+        "worker": worker,
+        "num_workers": num_workers,
+        "num_csx": 1,
+        "input_names": [],
+        "redivided": False,
+    }
     member = {"dtype": "float32", "shape": [ROWS], "offset": 0}
     files = Files()
     first_step, num_skipped = (done_steps, 0) if is_resumed else (0, done_steps // num_workers)

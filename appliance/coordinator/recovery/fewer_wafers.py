@@ -42,7 +42,7 @@ class FewerWafers:
         """Go on without these members, with as many wafers as can be.
 
         Returns:
-            What is in their places, for the user; empty if the job may not, or cannot, have fewer wafers.
+            What has come of it, for the user; empty if the job may not, or cannot, have fewer wafers.
 
         Raises:
             NodesDied: somebody else has died meanwhile; the job has fewer wafers.
@@ -59,8 +59,9 @@ class FewerWafers:
             return ""
         for num_csx in range(num_left, self._least - 1, -1):
             if not (refusal := self._plans.divide(num_csx, len(topology.state_keepers))):
-                result = f"none; the job has {num_csx} of {self._num_csx} wafers from now on, as min_num_csx allows"
-                logger.warning("in the place of %s: %s", ", ".join(dead), result)
+                what = f"the job has {num_csx} of {self._num_csx} wafers from now on, as min_num_csx allows"
+                result = f"none came in the place of {', '.join(sorted(dead))}: {what}"
+                logger.warning("%s", result)
                 self._nodes.reduce(num_csx, dead, lambda nodes: self._reduce(nodes, ANSWER_SECONDS))
                 return result
             logger.warning("the job cannot have %d wafers: %s", num_csx, refusal)

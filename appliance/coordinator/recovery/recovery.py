@@ -243,7 +243,7 @@ class Recovery:
                 live = [member for member in self._nodes.live_members() if member.name not in self._dead]
                 for member in execution.end_epoch(live):
                     self.died(member, f"{self._nodes.describe(member.name)} does not answer")
-            replaced = self._replace_dead()
+            replaced = self._replace_dead(causes)
             from_step = self._go_on(execution, "; ".join(causes))
             if not self._set_live():
                 return
@@ -276,33 +276,37 @@ class Recovery:
             raise self._verdict.fail(failure) from error
         return None  # the client writes the states anew, or says how far it is
 
-    def _replace_dead(self) -> str:
-        """Others in the places of the dead; returns who they are, for the user."""
+    def _replace_dead(self, causes: list[str]) -> str:
+        """Others in the places of the dead; returns who they are, for the user.
+
+        causes: of the restart; where none come, and the job goes on with fewer wafers, that is added.
+        """
         with self._changed:
             dead = dict(self._dead)
         self._unprepared.update(dead)
         members = [member for member, _ in dead.values()]
         seconds = replacement_seconds()
-        replaced = ", ".join(map(self._nodes.describe, dead))
+        replaced = ""
         try:
             self._nodes.replace(members, lambda lost: self._replace(lost, seconds))
             replaced = ", ".join(map(self._nodes.describe, dead))
         except TimeoutError as error:
-            causes = "; ".join(message for _, message in dead.values())
+            deaths = "; ".join(message for _, message in dead.values())
             there = self._nodes.topology.members()
             with self._changed:  # with who has died meanwhile
                 dead = {name: died for name, died in self._dead.items() if died[0] in there}
-            if not (replaced := self._fewer_wafers.go_on_without(dead)):
+            if not (result := self._fewer_wafers.go_on_without(dead)):
                 self._verdict.report(
                     node_pb2.Failure(
                         kind=node_pb2.Failure.KIND_NODE,
                         node=members[0].name if members else "",
-                        message=f"{causes}; and none came in its place within {seconds:g} s: {error}"
+                        message=f"{deaths}; and none came in its place within {seconds:g} s: {error}"
                         if members
                         else str(error),
                     )
                 )
                 raise JobFailed(self._verdict.failure or node_pb2.Failure()) from error
+            causes.append(result)
             self._unprepared.update(member.name for member in self._nodes.topology.workers)
         with self._changed:
             for name in dead:

@@ -37,10 +37,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 class Script:
     """What a script does with its job."""
 
-    def __init__(self, cluster: Any, artifact: str = "artifact-good", ingress: str = "") -> None:
+    def __init__(self, cluster: Any, artifact: str = "artifact-good", ingress: str = "", num_csx: int = 1) -> None:
         self.cluster = cluster
         self.artifact = artifact
-        self.job = Job(ingress or cluster.address, ClusterConfig(run_ahead_steps=4), "")
+        self.job = Job(ingress or cluster.address, ClusterConfig(run_ahead_steps=4, num_csx=num_csx), "")
         self.job.compile(artifact.removeprefix("artifact-"), OPTIONS)
         self.job.prepare_input(INPUT)
         self.stream: ExecutionStream
@@ -357,6 +357,27 @@ def test_while_another_node_is_replaced(cluster: Any, script: Callable[..., Scri
     go.set()
     cluster.until(lambda: one.job.turn > turn)
     one.finish(NUM_STEPS)
+
+
+def test_after_it_has_lost_a_wafer(
+    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "1")
+    monkeypatch.setenv("WAFERBOX_MIN_NUM_CSX", "1")
+    cluster.add(wafer=1, workers=1)
+    one = script(num_csx=2)
+    one.begin(NUM_STEPS)
+    one.start()
+    go = hold(cluster, 15)
+    one.run(10)
+    cluster.kill(2)
+    cluster.until(lambda: one.info().num_restarts)
+    assert "the job has 1 of 2 wafers from now on" in one.info().restarts[0].cause
+    one.kill_coordinator()
+    go.set()
+    one.finish(NUM_STEPS)
+    assert cluster.behaviour.prepared["worker-0"].redivided
+    assert sorted(node.member for node in one.info().nodes) == ["memoryx-0", "swarmx-0", "wafer-0", "worker-0"]
 
 
 def test_with_a_node_at_once(cluster: Any, script: Callable[..., Script]) -> None:

@@ -1,6 +1,5 @@
 """A job goes on when nodes die: in new epochs, from recovery points, with what the client gets as if nobody had."""
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -350,7 +349,10 @@ def test_fewer_wafers_do_where_none_comes(
         assert (prepared.wafer, prepared.num_csx, prepared.worker, prepared.redivided) == (0, 1, number, True)
     (job,) = cluster.jobs()
     assert sorted(node.member for node in job.nodes) == members
-    assert job.restarts[-1].replaced == "none; the job has 1 of 2 wafers from now on, as min_num_csx allows"
+    assert (
+        f"none came in the place of {', '.join(victims)}: the job has 1 of 2 wafers from now on, as min_num_csx allows"
+        in job.restarts[-1].cause
+    )
     # It is a job like any other: another step is compiled for what there is, and who dies now has no other either.
     assert one.compile("second").artifact == "artifact-second-placed"
     one.begin(3, artifact="artifact-second-placed")
@@ -378,9 +380,9 @@ def test_as_many_wafers_are_left_as_divide_the_batch(
             raise CompileRefused("4 rows cannot be divided among 3 wafers")
         return fake(cirh, num_csx, num_shards, placed)
 
-    conftest = sys.modules[type(cluster).__module__]
-    fake = conftest.fake_compile
-    monkeypatch.setattr(conftest, "fake_compile", compile_step)
+    rig = type(cluster).__init__.__globals__
+    fake = rig["fake_compile"]
+    monkeypatch.setitem(rig, "fake_compile", compile_step)
     cluster.add(memoryx=1, swarmx=1, wafer=4, workers=4)
     one = client(num_csx=4, max_num_restarts=3, min_num_csx=2)
     one.compile()

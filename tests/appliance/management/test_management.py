@@ -108,6 +108,7 @@ def test_foreign_nodes_are_refused(
         ({"version": "9.9.9"}, grpc.StatusCode.FAILED_PRECONDITION, "9.9.9"),
         ({"num_csx": 0}, grpc.StatusCode.INVALID_ARGUMENT, "num_csx"),
         ({"num_csx": 100_000}, grpc.StatusCode.INVALID_ARGUMENT, "num_csx"),
+        ({"num_csx": 2, "min_num_csx": 3}, grpc.StatusCode.INVALID_ARGUMENT, "min_num_csx must be 0 to 2"),
         ({"num_workers_per_csx": 0}, grpc.StatusCode.INVALID_ARGUMENT, "num_workers_per_csx"),
         ({"compile_dir": "../../etc"}, grpc.StatusCode.INVALID_ARGUMENT, "compile_dir"),
         ({"compile_dir": "/etc"}, grpc.StatusCode.INVALID_ARGUMENT, "--compile-root"),

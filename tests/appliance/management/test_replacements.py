@@ -106,6 +106,31 @@ def test_a_spare_takes_the_place_at_once_under_the_same_name(nodes: Nodes) -> No
     assert not told.statuses
 
 
+def test_a_job_that_goes_on_with_fewer_gives_back_the_others(nodes: Nodes) -> None:
+    wafer, other, *_ = [nodes.add(WAFER), nodes.add(WAFER), *nodes.one_of_each()[1:], nodes.add(WORKER)]
+    told = nodes.start("one", wafers=2)
+    before = told.given[0]
+    nodes.registry.remove(wafer, "died")
+    assert nodes.replace("one", [of(before, "wafer-0")], told) == ""
+    moved = management_pb2.NodeInfo()
+    moved.CopyFrom(of(before, "wafer-1"))
+    moved.member = "wafer-0"
+    names = ("memoryx-0", "swarmx-0", "worker-0")
+    kept = [moved, *(of(before, name) for name in names)]
+    assert nodes.registry.reduce("one", kept, told) == ""
+    assert len(told.given) == 3  # who had waited for another has an answer as well
+    assert {node.member: node.node_id for node in told.given[-1]}["wafer-0"] == other
+    assert {node.member for node in nodes.registry.held("one")} == {"wafer-0", *names}
+    spare = nodes.add(WAFER)
+    assert not nodes.info(spare).job  # it waits no more
+    let_go = of(before, "worker-1").node_id
+    assert (nodes.info(let_go).job, nodes.info(let_go).member) == ("one", "")
+    nodes.registry.renew(let_go, "")
+    assert not nodes.info(let_go).job
+    moved.address = "elsewhere:1"
+    assert nodes.registry.reduce("one", [moved], told) == "one has no nodes at elsewhere:1"
+
+
 def test_a_job_waits_for_nodes_before_the_queue_and_is_told_what_for(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
