@@ -49,7 +49,7 @@ def spec(name: str) -> OpSpec:
     if name.startswith("aten."):
         return table_aten.row(name)
     if name in REFUSED:
-        raise CirhError(f"{name} is an operation of the vendor's that is not executed here")
+        raise CirhError(f"{name} is an operation of the vendor's that is not executed here; write it with others")
     raise CirhError(f"unknown operation {name}")
 
 

@@ -1,4 +1,4 @@
-"""The rows of the table for the operations of the real dialect that our own client writes too."""
+"""The rows of the table for the common operations of the real dialect, and for those that it lacks."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""The rows of the table for operations of the real dialect that only the vendor's own client writes."""
+"""The rows of the table for the other operations of the real dialect, which only the vendor's own client writes."""
 
 from collections.abc import Callable
 from functools import partial

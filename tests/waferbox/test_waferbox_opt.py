@@ -120,7 +120,7 @@ def test_the_list_says_what_each_does() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--pass", "nonsense"], "there is no pass 'nonsense'; known are verify, canonicalise"),
+        (["--pass", "nonsense"], "there is no pass 'nonsense'; known are verify, random-keys"),
         (["--pass", "shard,cse"], "'cse' cannot follow 'shard'"),
         (["--pass", "dce,shard", "--num-csx", "3"], "<stdin>: shard: a batch of 4 samples cannot be divided evenly"),
         (["--half", "float8"], "there is no half precision 'float8'; known are float16, bfloat16, cbfloat16"),
