@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from vendor_gateway.job.sessions import MAX_SESSIONS
 from vendor_gateway.process import GatewaySettings, VendorGateway
-from vendor_gateway.sessions import MAX_SESSIONS
 from vendor_wire import (
     appliance_pb2,
     appliance_pb2_grpc,

@@ -49,7 +49,7 @@ else:
 if options.half and options.backend == "csx":
     scaler = cstorch.amp.GradScaler("dynamic")
 accuracy = cstorch.metrics.AccuracyMetric("accuracy")
-log = []
+log, files = [], []
 
 
 @cstorch.trace
@@ -82,7 +82,8 @@ def note(kind, loss):
 
 @cstorch.checkpoint_closure
 def save():
-    cstorch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, options.out / "last.mdl")
+    files.append(options.out / f"{len(files)}.mdl")  # the client writes over no file
+    cstorch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, files[-1])
 
 
 def run(kind, step, steps, checkpoint_steps=0):
@@ -97,6 +98,6 @@ def run(kind, step, steps, checkpoint_steps=0):
 run("train", train, options.steps, checkpoint_steps=2)
 run("eval", evaluate, 2)
 run("train", train, options.steps, checkpoint_steps=options.steps)
-saved = cstorch.load(options.out / "last.mdl", map_location="cpu")["model"]
+saved = cstorch.load(files[-1], map_location="cpu")["model"]
 weights = {name: float(value.double().abs().sum()) for name, value in saved.items()}
 print(json.dumps({"log": log, "weights": weights}))

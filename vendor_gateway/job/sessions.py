@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from interconnect.threads import GuardedThread
-from vendor_gateway.session import Place, Session
+from vendor_gateway.job.session import Place, Session
 
 logger = logging.getLogger(__name__)
 
