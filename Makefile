@@ -6,7 +6,7 @@ PROTOS := $(wildcard proto/wsc/v1/*.proto proto/vendor_wire/*.proto)
 # Also where the environment forbids it: every process of the tests would compile all modules, and rewrite all asserts.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test unit lint proto docs bench chaos fuzz opinfo venv clean
+.PHONY: demo test unit lint proto docs bench chaos fuzz opinfo vendor-test venv clean
 
 demo: venv
 	$(BIN)/waferbox run --wafers 2 examples/fc_digits/train.py
@@ -38,6 +38,11 @@ fuzz: venv
 # Every operator of torch's own table, into docs/operators.md: a quarter of an hour.
 opinfo: venv
 	$(BIN)/python tests/parity/opinfo.py --page docs/operators.md
+
+# The vendor's own client, unmodified, on a cluster; its environment takes 6 GB. ENVIRONMENT can be given.
+vendor-test: venv
+	WAFERBOX_VENDOR_PYTHON=$$($(BIN)/python tests/vendor/environment.py $(or $(ENVIRONMENT),.vendor)) \
+		$(BIN)/pytest -v tests/vendor
 
 proto: venv
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --grpc_python_out=proto \

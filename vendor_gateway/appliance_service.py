@@ -10,13 +10,13 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from cstorch.errors import CompileError, CstorchError, UsageError
-from vendor_gateway.compiled import Resources
-from vendor_gateway.handlers import authority_of
-from vendor_gateway.outputs import CallEndedError
-from vendor_gateway.session import COMPILE_FOLDER
-from vendor_gateway.sessions import Sessions, UnknownJobError, VendorJob
-from vendor_gateway.steps import checkpoint_steps
-from vendor_gateway.values import item_bytes, read_value, write_value
+from vendor_gateway.job.compiled import Resources
+from vendor_gateway.job.outputs import CallEndedError
+from vendor_gateway.job.session import COMPILE_FOLDER
+from vendor_gateway.job.sessions import Sessions, UnknownJobError, VendorJob
+from vendor_gateway.wire.handlers import authority_of
+from vendor_gateway.wire.steps import checkpoint_steps
+from vendor_gateway.wire.values import item_bytes, read_value, write_value
 from vendor_wire import appliance_pb2, appliance_pb2_grpc
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from typing import Any, Final, NoReturn
 import grpc
 
 from cstorch.errors import JobCancelledError
-from vendor_gateway.releases import ReleaseRefusedError, build_of
-from vendor_gateway.session import COMPILE_FOLDER
-from vendor_gateway.sessions import Sessions, TooManyError, UnknownJobError, VendorJob
+from vendor_gateway.job.session import COMPILE_FOLDER
+from vendor_gateway.job.sessions import Sessions, TooManyError, UnknownJobError, VendorJob
+from vendor_gateway.wire.releases import ReleaseRefusedError, build_of
 from vendor_wire import control_pb2, control_pb2_grpc, management_pb2, management_pb2_grpc
 
 logger = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ import grpc
 from interconnect.rpc.address import split_address
 from interconnect.rpc.server import server_options
 from vendor_gateway.appliance_service import ApplianceService
-from vendor_gateway.callers import CallerGuard
-from vendor_gateway.handlers import UnknownCalls, Unregistered
+from vendor_gateway.job.session import Place
+from vendor_gateway.job.sessions import Sessions
 from vendor_gateway.management_service import ControlService, ManagementService
-from vendor_gateway.session import Place
-from vendor_gateway.sessions import Sessions
+from vendor_gateway.wire.callers import CallerGuard
+from vendor_gateway.wire.handlers import UnknownCalls, Unregistered
 from vendor_wire import appliance_pb2_grpc, control_pb2_grpc, management_pb2_grpc
 
 STOP_GRACE_SECONDS: Final = 0.5

@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 import folders  # noqa: E402  from docs
 import rights  # noqa: E402
 import roles  # noqa: E402
+import vendor_calls  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = ("*.py", "*.proto", "*.toml", "*.yml", "Makefile", "Dockerfile", ".ci/run")
@@ -128,7 +129,7 @@ def test_commands_exist(page: Path) -> None:
         path = ROOT / module.replace(".", "/")
         known = path.with_suffix(".py").exists() or (path / "__main__.py").exists() or module == "pip"
         assert known, f"{name_of(page)}: there is no module {module}"
-    for target in re.findall(r"(?:^    |`)make ([a-z]+)", text, re.MULTILINE):
+    for target in re.findall(r"(?:^    |`)make ([a-z-]+)", text, re.MULTILINE):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"no `make {target}`"
 
 
@@ -157,3 +158,7 @@ def test_examples_run_in_the_tests(script: Path) -> None:
         return  # a module of those that are run
     tests = [path.read_text() for path in (ROOT / "tests" / "integration").glob("test_*.py")]
     assert any(script.parent.name in text and script.name in text for text in tests), f"no test runs {script.name}"
+
+
+def test_the_table_of_the_vendors_calls_is_what_the_gateway_serves() -> None:
+    assert vendor_calls.PAGE.read_text() == vendor_calls.page(), "stale: run `python docs/vendor_calls.py`"

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from vendor_gateway import callers
-from vendor_gateway.callers import CallerGuard, owner_of
-from vendor_gateway.handlers import UnknownCalls, Unregistered, authority_of
 from vendor_gateway.process import GatewaySettings, VendorGateway
+from vendor_gateway.wire import callers
+from vendor_gateway.wire.callers import CallerGuard, owner_of
+from vendor_gateway.wire.handlers import UnknownCalls, Unregistered, authority_of
 from vendor_wire import control_pb2, control_pb2_grpc
 
 

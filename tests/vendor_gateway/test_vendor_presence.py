@@ -2,8 +2,8 @@
 
 import pytest
 
-from vendor_gateway import presence
-from vendor_gateway.presence import BEAT_SECONDS, GONE_SECONDS, IDLE_SECONDS, Presence
+from vendor_gateway.job import presence
+from vendor_gateway.job.presence import BEAT_SECONDS, GONE_SECONDS, IDLE_SECONDS, Presence
 
 
 class Clock:

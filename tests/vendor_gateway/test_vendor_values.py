@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from vendor_gateway import values
-from vendor_gateway.compiled import CompiledStep, Resources
-from vendor_gateway.releases import ReleaseRefusedError, build_of
-from vendor_gateway.steps import checkpoint_steps
-from vendor_gateway.values import read_value, write_value
+from vendor_gateway.job.compiled import CompiledStep, Resources
+from vendor_gateway.wire import values
+from vendor_gateway.wire.releases import ReleaseRefusedError, build_of
+from vendor_gateway.wire.steps import checkpoint_steps
+from vendor_gateway.wire.values import read_value, write_value
 from vendor_wire import appliance_pb2
 from wsc.v1 import coordinator_pb2
 

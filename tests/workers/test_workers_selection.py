@@ -1,6 +1,6 @@
 """Which batches and rows a worker takes, without any process."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -35,6 +35,7 @@ def selection(
     num_csx: int = 1,
     micro_batches: int = 1,
     redivided: bool = False,
+    input_names: Sequence[str] = (),
 ) -> Selection:
     local = ROWS // num_csx
     return Selection(
@@ -42,7 +43,7 @@ def selection(
             "wafer": wafer,
             "worker": worker,
             "num_workers": num_workers,
-            "input_names": [],
+            "input_names": list(input_names),
             "redivided": redivided,
         },
         {
@@ -160,3 +161,26 @@ def test_loaders_that_run_dry() -> None:
     assert list(islice(batches, 2)) == [1, 2]
     with pytest.raises(InputFailure, match="ran dry after 2 batches"):
         next(batches)
+
+
+def test_tensors_are_taken_by_name_in_the_order_of_the_step_and_with_its_element_types() -> None:
+    given = {
+        "y": torch.arange(ROWS, dtype=torch.int32),
+        "unused": torch.zeros(ROWS),
+        "deep": [torch.ones(ROWS, 1).double()],
+    }
+    (taken,) = own(selection(input_names=["input_deep_0", "input_y"]), iter([given]))
+    assert [tensor.dtype for tensor in taken] == [torch.float32, torch.int64]
+    assert torch.equal(taken[1], torch.arange(ROWS))
+
+
+def test_a_batch_without_a_tensor_that_the_step_takes_is_refused() -> None:
+    chosen = selection(input_names=["input_deep_0", "input_y"])
+    with pytest.raises(InputFailure, match=r"batch 0 of .* has no tensor 'input_deep_0', but \['input_x', 'input_y'\]"):
+        list(own(chosen, iter([batch(0)])))
+
+
+def test_numbers_do_not_become_other_numbers_unasked() -> None:
+    chosen = selection(input_names=["input_x", "input_y"])
+    with pytest.raises(InputFailure, match="float32"):
+        list(own(chosen, iter([{"x": torch.zeros(ROWS, 1), "y": torch.zeros(ROWS)}])))

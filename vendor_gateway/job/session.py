@@ -13,11 +13,11 @@ import torch
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterError, CstorchError, JobCancelledError, UsageError
 from cstorch.session.job import Job
-from vendor_gateway.compiled import CompiledStep, Resources
-from vendor_gateway.execution import Execution, RunSettings
-from vendor_gateway.presence import Presence
-from vendor_gateway.states import States
-from vendor_gateway.steps import MAX_STEPS
+from vendor_gateway.job.compiled import CompiledStep, Resources
+from vendor_gateway.job.execution import Execution, RunSettings
+from vendor_gateway.job.presence import Presence
+from vendor_gateway.job.states import States
+from vendor_gateway.wire.steps import MAX_STEPS
 from wsc.v1 import node_pb2, plan_pb2
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from cstorch.session.execution.outputs import unpack
 from cstorch.session.execution.stream import ExecutionStream
 from cstorch.session.job import Job
 from interconnect.threads import GuardedThread
-from vendor_gateway.compiled import CompiledStep
-from vendor_gateway.outputs import Outputs
-from vendor_gateway.states import States
+from vendor_gateway.job.compiled import CompiledStep
+from vendor_gateway.job.outputs import Outputs
+from vendor_gateway.job.states import States
 from wsc.v1 import coordinator_pb2
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import grpc
 
-from vendor_gateway.handlers import with_behaviour
+from vendor_gateway.wire.handlers import with_behaviour
 
 SOCKET_TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 REMEMBERED_SECONDS: Final = 5.0

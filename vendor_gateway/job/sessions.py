@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from interconnect.threads import GuardedThread
-from vendor_gateway.session import Place, Session
+from vendor_gateway.job.session import Place, Session
 
 logger = logging.getLogger(__name__)
 
@@ -64,19 +64,23 @@ class Sessions:
     def add_job(self, workflow: str, *, compiles: bool, version: str, build: str) -> VendorJob:
         """A new job of a workflow. Raises TooManyError."""
         with self._lock:
+            self._forget_ended()
             session = self._sessions.get(workflow)
+            if len(self._jobs) >= MAX_JOBS or (session is None and len(self._sessions) >= MAX_SESSIONS):
+                raise TooManyError(f"{len(self._sessions)} clients of the vendor's are served already: try again later")
             if session is None:
-                if len(self._sessions) >= MAX_SESSIONS:
-                    raise TooManyError(f"{MAX_SESSIONS} clients of the vendor's are served already: try again later")
                 session = self._sessions[workflow] = Session(self._place, workflow)
             session.presence.heard()
             name = f"wsjob-{secrets.token_hex(8)}"
             job = VendorJob(name=name, session=session, compiles=compiles, version=version, build=build)
             self._jobs[name] = job
-            ended = [each.name for each in self._jobs.values() if each.has_ended]
-            for old in ended[: max(0, len(self._jobs) - MAX_JOBS)]:
-                del self._jobs[old]
             return job
+
+    def _forget_ended(self) -> None:
+        """Make room for one more job, if there are ended ones. With the lock."""
+        ended = [each.name for each in self._jobs.values() if each.has_ended]
+        for old in ended[: max(0, len(self._jobs) + 1 - MAX_JOBS)]:
+            del self._jobs[old]
 
     def job(self, name: str) -> VendorJob:
         """The job of this name. Raises UnknownJobError."""

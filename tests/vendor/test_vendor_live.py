@@ -1,0 +1,118 @@
+"""The vendor's client of release 2.10.0, unmodified, on a real cluster, beside its own CPU backend."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_rig import RunningCluster, running_cluster, wait_for
+
+from wsc.v1 import management_pb2
+
+PYTHON = os.environ.get("WAFERBOX_VENDOR_PYTHON", "")
+SCRIPT = Path(__file__).parent / "scripts" / "mlp.py"
+SECONDS = 400.0  # the client itself waits some 40 s, by its own constants
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    folder, cache = tmp_path_factory.mktemp("vendor") / "own", tmp_path_factory.mktemp("cache")
+    with running_cluster(folder, cache, "--vendor-python", PYTHON, wafers=2, memoryx=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def variables(cluster: RunningCluster) -> dict[str, str]:
+    (config,) = cluster.surroundings.temporary.glob("*.csconfig")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("WAFERBOX_", "PYTHON"))}
+    path = f"{Path(PYTHON).parent}:{os.environ['PATH']}"
+    return {**inherited, "CSCONFIG_PATH": str(config), "PATH": path}
+
+
+def begin(variables: dict[str, str], *arguments: object) -> "subprocess.Popen[str]":
+    command = [PYTHON, str(SCRIPT), *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def run(variables: dict[str, str], *arguments: object) -> tuple[int, str]:
+    process = begin(variables, *arguments)
+    try:
+        text, _ = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    return process.returncode, text
+
+
+def result(variables: dict[str, str], *arguments: object) -> Any:
+    status, text = run(variables, *arguments)
+    assert status == 0, text
+    return json.loads(next(line for line in reversed(text.splitlines()) if line.startswith("{")))
+
+
+def losses(found: Any) -> Sequence[float]:
+    return [loss for _, loss, _ in found["log"]]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "csx", "more", "tolerance"),
+    [("sgd", 1, [], 1e-5), ("adamw", 2, [], 1e-5), ("adamw", 1, ["--half"], 1e-3)],
+)
+def test_it_trains_evaluates_and_trains_on(
+    cluster: RunningCluster,
+    variables: dict[str, str],
+    tmp_path: Path,
+    optimizer: str,
+    csx: int,
+    more: list[str],
+    tolerance: float,
+) -> None:
+    own = result(variables, "cpu", tmp_path / "cpu", optimizer)
+    found = result(variables, "csx", tmp_path / "csx", optimizer, "--csx", csx, *more)
+    assert losses(found) == pytest.approx(losses(own), rel=tolerance)
+    assert [value for *_, value in found["log"]] == [value for *_, value in own["log"]]  # accuracy
+    assert found["weights"] == pytest.approx(own["weights"], rel=10 * tolerance)
+    job = cluster.jobs()[0]
+    assert job.phase == management_pb2.JOB_PHASE_SUCCEEDED
+    assert (job.num_csx, list(job.labels)) == (csx, ["test=live"])
+
+
+def test_an_input_function_that_raises_is_explained(variables: dict[str, str], tmp_path: Path) -> None:
+    status, text = run(variables, "csx", tmp_path, "sgd", "--failing")
+    assert status != 0
+    assert "worker-0: the loader of the input_fn" in text
+    assert "OSError: the third batch cannot be read" in text
+
+
+def wait_for_steps(process: "subprocess.Popen[str]") -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("train: "):
+            return
+    raise AssertionError("it ended before its first step")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_client_that_ends_frees_the_nodes(
+    cluster: RunningCluster, variables: dict[str, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    process = begin(variables, "csx", tmp_path, "sgd", "--steps", 1_000_000)
+    try:
+        wait_for_steps(process)
+        assert any(node.job for node in cluster.nodes())
+        process.send_signal(number)
+        then = time.monotonic()
+        wait_for(lambda: all(not node.job for node in cluster.nodes()))
+        assert time.monotonic() - then < 10
+        assert cluster.jobs()[0].phase == management_pb2.JOB_PHASE_CANCELLED
+    finally:
+        process.kill()
+        process.communicate()

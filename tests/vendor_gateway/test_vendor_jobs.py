@@ -1,0 +1,124 @@
+"""Jobs as the vendor's client asks for them: no cluster is needed until it compiles."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from vendor_gateway.job.sessions import MAX_SESSIONS
+from vendor_gateway.process import GatewaySettings, VendorGateway
+from vendor_wire import (
+    appliance_pb2,
+    appliance_pb2_grpc,
+    control_pb2,
+    control_pb2_grpc,
+    management_pb2,
+    management_pb2_grpc,
+)
+
+VERSION = ("client-build-version", "2.10.0")
+
+
+@pytest.fixture
+def gateway() -> Iterator[VendorGateway]:
+    settings = GatewaySettings(management="127.0.0.1:1", listen="127.0.0.1:0", input_python="python")
+    gateway = VendorGateway(settings)
+    gateway.start()
+    yield gateway
+    gateway.close()
+
+
+@pytest.fixture
+def channel(gateway: VendorGateway) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(gateway.address) as channel:
+        yield channel
+
+
+@pytest.fixture
+def management(channel: grpc.Channel) -> management_pb2_grpc.ClusterManagementStub:
+    return management_pb2_grpc.ClusterManagementStub(channel)
+
+
+def compile_job(management: management_pb2_grpc.ClusterManagementStub, workflow: str = "w") -> str:
+    request = management_pb2.CompileJobRequest()
+    metadata = (VERSION, ("workflow-id", workflow))
+    return management.InitCompileJob(request, metadata=metadata, timeout=10).job_id
+
+
+def status(management: management_pb2_grpc.ClusterManagementStub, job: str) -> management_pb2.JobResponse:
+    return management.GetJob(management_pb2.JobRequest(job_id=job), timeout=10)
+
+
+def appliance(gateway: VendorGateway, job: str) -> appliance_pb2_grpc.ApplianceStub:
+    channel = grpc.insecure_channel(gateway.address, options=[("grpc.default_authority", job)])
+    return appliance_pb2_grpc.ApplianceStub(channel)
+
+
+def test_a_job_is_ready_at_once_and_hears_its_release(
+    gateway: VendorGateway, management: management_pb2_grpc.ClusterManagementStub
+) -> None:
+    job = compile_job(management)
+    (ingress,) = management.PollIngressV2(management_pb2.JobRequest(job_id=job), timeout=10)
+    assert ingress.is_ready
+    assert ingress.service_authority == job
+    version = appliance(gateway, job).UnaryStart(appliance_pb2.Unread(), timeout=10).version_info
+    assert version.version == "2.10.0"
+    assert version.githash
+    assert status(management, job).status == management_pb2.JOB_STATUS_IN_PROGRESS
+
+
+def test_another_release_is_refused_with_the_one_to_install(
+    management: management_pb2_grpc.ClusterManagementStub,
+) -> None:
+    metadata = (("client-build-version", "2.9.0"), ("workflow-id", "w"))
+    with pytest.raises(grpc.RpcError) as caught:
+        management.InitCompileJob(management_pb2.CompileJobRequest(), metadata=metadata, timeout=10)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]
+    assert "install 2.10.0" in caught.value.details()  # type: ignore[attr-defined]
+
+
+def test_the_end_of_a_job_is_told(management: management_pb2_grpc.ClusterManagementStub) -> None:
+    done, given_up = compile_job(management, "a"), compile_job(management, "b")
+    management.FinalizeCompileJob(management_pb2.JobRequest(job_id=done), timeout=10)
+    cancelled = management_pb2.CancelJobRequest(job_id=given_up, job_status=management_pb2.JOB_STATUS_CANCELLED)
+    management.CancelJobV2(cancelled, timeout=10)
+    assert status(management, done).status == management_pb2.JOB_STATUS_SUCCEEDED
+    assert status(management, given_up).status == management_pb2.JOB_STATUS_CANCELLED
+    assert "canceled-by-csctl" in status(management, given_up).message
+    assert status(management, "wsjob-unknown").status == management_pb2.JOB_STATUS_FAILED
+
+
+def test_names_that_nobody_was_given_lead_nowhere(
+    gateway: VendorGateway, management: management_pb2_grpc.ClusterManagementStub
+) -> None:
+    stub = appliance(gateway, "wsjob-0000000000000000")
+    assert "there is no job" in stub.UnaryInit(appliance_pb2.Unread(), timeout=10).message
+    (output,) = stub.GetOutputStream(appliance_pb2.GetOutputRequest(tensor_name="x"), timeout=10)
+    assert output.code == appliance_pb2.STATUS_CODE_UNKNOWN
+    job = compile_job(management)
+    stub = appliance(gateway, job)
+    for answer in (
+        stub.UnaryLoad(appliance_pb2.LoadRequest(artifact="/etc/passwd"), timeout=10),
+        stub.UnaryRun(appliance_pb2.RunRequest(num_iterations=1), timeout=10),
+        stub.UnaryStartStreaming(appliance_pb2.Unread(), timeout=10),
+        stub.UnaryMoveToPTR(appliance_pb2.RepositoryRequest(id=1, tensor_name="w"), timeout=10),
+        stub.UnaryCarryOverFromPTR(appliance_pb2.CarryOverRequest(id=1, tensor_name="w"), timeout=10),
+    ):
+        assert answer.code == appliance_pb2.STATUS_CODE_UNKNOWN, answer
+    requests = iter([appliance_pb2.SendInputRequest(tensor_name="w")])
+    (refused,) = stub.SendInputBidirStream(requests, timeout=10)
+    assert refused.code == appliance_pb2.STATUS_CODE_UNKNOWN
+
+
+def test_there_are_not_more_clients_than_are_served(management: management_pb2_grpc.ClusterManagementStub) -> None:
+    for number in range(MAX_SESSIONS):
+        compile_job(management, f"w{number}")
+    compile_job(management, "w0")
+    with pytest.raises(grpc.RpcError) as caught:
+        compile_job(management, "another")
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]
+
+
+def test_there_is_nothing_to_look_up(channel: grpc.Channel) -> None:
+    stub = control_pb2_grpc.CsCtlV1Stub(channel)
+    assert stub.Get(control_pb2.GetRequest(type="volumes"), timeout=10).raw == b""
