@@ -62,10 +62,7 @@ def losses(found: Any) -> Sequence[float]:
     return [loss for _, loss, _ in found["log"]]
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "csx", "more", "tolerance"),
-    [("sgd", 1, [], 1e-5), ("adamw", 2, [], 1e-5), ("adamw", 1, ["--half"], 1e-3)],
-)
+@pytest.mark.parametrize(("optimizer", "csx", "more"), [("sgd", 1, []), ("adamw", 2, []), ("adamw", 1, ["--half"])])
 def test_it_trains_evaluates_and_trains_on(
     cluster: RunningCluster,
     variables: dict[str, str],
@@ -73,13 +70,13 @@ def test_it_trains_evaluates_and_trains_on(
     optimizer: str,
     csx: int,
     more: list[str],
-    tolerance: float,
 ) -> None:
     own = result(variables, "cpu", tmp_path / "cpu", optimizer)
     found = result(variables, "csx", tmp_path / "csx", optimizer, "--csx", csx, *more)
-    assert losses(found) == pytest.approx(losses(own), rel=tolerance)
+    # Its lowering has the products in float16, whatever a script says of mixed precision; its CPU backend float32.
+    assert losses(found) == pytest.approx(losses(own), rel=2e-4)
     assert [value for *_, value in found["log"]] == [value for *_, value in own["log"]]  # accuracy
-    assert found["weights"] == pytest.approx(own["weights"], rel=10 * tolerance)
+    assert found["weights"] == pytest.approx(own["weights"], rel=2e-3)
     job = cluster.jobs()[0]
     assert job.phase == management_pb2.JOB_PHASE_SUCCEEDED
     assert (job.num_csx, list(job.labels)) == (csx, ["test=live"])
