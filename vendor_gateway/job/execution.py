@@ -10,6 +10,7 @@ from cstorch.session import failures
 from cstorch.session.execution.outputs import unpack
 from cstorch.session.execution.stream import ExecutionStream
 from cstorch.session.job import Job
+from cstorch.tracing.tensors.random_counter import COUNTER
 from interconnect.threads import GuardedThread
 from vendor_gateway.job.compiled import CompiledStep
 from vendor_gateway.job.outputs import Outputs
@@ -38,7 +39,8 @@ class Execution:
         self._outputs = Outputs()
         self._asked = 0  # the last step that the client has asked for
         self._pump: GuardedThread | None = None
-        self.names = list(dict.fromkeys(placement.name for placement in step.response.states))
+        names = dict.fromkeys(placement.name for placement in step.response.states)
+        self.names = [name for name in names if name != COUNTER]
         states.place(step.response.states)
         begin = coordinator_pb2.Begin(
             token=job.token,
@@ -52,6 +54,8 @@ class Execution:
         try:
             self._wanted = self._stream.receive("state_wanted").state_wanted
             states.connect(self._wanted.shards)
+            if COUNTER in self._wanted.missing:  # the compiler's, of which the client knows nothing
+                states.write(COUNTER, torch.zeros((), dtype=torch.int64))
         except BaseException:
             self._stream.close()
             raise
