@@ -67,6 +67,10 @@ class Gateway(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for 
         )
 
 
+# What grpc.aio says of a call whose connection has broken in the middle of an operation.
+_BROKEN: Final = "Internal error from Core"
+
+
 async def _hand_on(
     channel: grpc.aio.Channel,
     method: str,
@@ -82,7 +86,8 @@ async def _hand_on(
         async for message in call:
             yield message
     except grpc.aio.AioRpcError as error:
-        await _abort(context, error.code(), explain(error))
+        is_broken = error.code() == grpc.StatusCode.INTERNAL and error.details() == _BROKEN
+        await _abort(context, grpc.StatusCode.UNAVAILABLE if is_broken else error.code(), explain(error))
     finally:
         call.cancel()
 

@@ -137,6 +137,7 @@ class Management(management_pb2_grpc.ManagementServicer):
             context.abort(*self._cluster.refuse_job)
         assert request.version == __version__
         self._cluster.created.append(request)
+        self._cluster.live.clear()  # of the job before; the end of its session may come later
         name = f"job-{len(self._cluster.created)}"
         address, gateway = self._cluster.address, self._cluster.gateway
         return management_pb2.CreateJobResponse(job=name, coordinator=address, token="secret", gateway=gateway)
@@ -158,11 +159,13 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
         assert request.token == "secret"
         ended = threading.Event()
         context.add_callback(ended.set)
+        job = len(self._cluster.created)
         for status in self._cluster.waits:
             yield coordinator_pb2.SessionResponse(queue=status)
         yield coordinator_pb2.SessionResponse(ready=coordinator_pb2.JobReady())
         ended.wait(60)
-        self._cluster.live.clear()
+        if job == len(self._cluster.created):
+            self._cluster.live.clear()
         self._cluster.sessions_ended.set()
         yield from ()
 

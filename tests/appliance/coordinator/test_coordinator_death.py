@@ -369,6 +369,7 @@ def test_after_it_has_lost_a_wafer(
     one.begin(NUM_STEPS)
     one.start()
     go = hold(cluster, 15)
+    cluster.behaviour.on_stop["memoryx-0"] = go.set  # who is held could not stop
     one.run(10)
     cluster.kill(2)
     cluster.until(lambda: one.info().num_restarts)
