@@ -296,16 +296,14 @@ class Recovery:
             with self._changed:  # with who has died meanwhile
                 dead = {name: died for name, died in self._dead.items() if died[0] in there}
             if not (result := self._fewer_wafers.go_on_without(dead)):
-                self._verdict.report(
-                    node_pb2.Failure(
-                        kind=node_pb2.Failure.KIND_NODE,
-                        node=members[0].name if members else "",
-                        message=f"{deaths}; and none came in its place within {seconds:g} s: {error}"
-                        if members
-                        else str(error),
-                    )
+                failure = node_pb2.Failure(
+                    kind=node_pb2.Failure.KIND_NODE,
+                    node=members[0].name if members else "",
+                    message=f"{deaths}; and none came in its place within {seconds:g} s: {error}"
+                    if members
+                    else str(error),
                 )
-                raise JobFailed(self._verdict.failure or node_pb2.Failure()) from error
+                raise self._verdict.fail(failure) from error
             causes.append(result)
             self._unprepared.update(member.name for member in self._nodes.topology.workers)
         with self._changed:
