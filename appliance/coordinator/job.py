@@ -100,6 +100,7 @@ class Job:
         self._ready = False
         self._over = False
         self._terminated = False
+        self._is_finished = False
         self._succeeded = False
         self._acquiring = GuardedThread(
             self._acquire_nodes, name="acquiring-nodes", on_defect=self.verdict.report_defect
@@ -136,12 +137,15 @@ class Job:
 
     # --- what the client asks for -------------------------------------------------------------------------------------
 
+    def client_finished(self) -> None:
+        """The session is about to end because the script is done with the job."""
+        self._is_finished = True
+
     def client_left(self) -> None:
         """The session's stream has ended: so has the job."""
         self.session.check_ingress()
         with self._changed:
-            is_idle = self._executions.current is None and not self._executions.is_awaited
-            self._succeeded = self._ready and is_idle and self.verdict.failure is None
+            self._succeeded = self._ready and self._is_finished and self.verdict.failure is None
             self._end()
 
     def wait_for_nodes(self) -> JobNodes:

@@ -99,6 +99,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             _abort(context, error.failure)
         return coordinator_pb2.ShardsResponse(shards=shards)
 
+    def Finish(
+        self, request: coordinator_pb2.FinishRequest, context: grpc.ServicerContext
+    ) -> coordinator_pb2.FinishResponse:
+        self._check(request.token, context)
+        self._job.client_finished()
+        return coordinator_pb2.FinishResponse()
+
     def Execute(
         self, request_iterator: Iterator[coordinator_pb2.ExecuteRequest], context: grpc.ServicerContext
     ) -> Iterator[coordinator_pb2.ExecuteResponse]:

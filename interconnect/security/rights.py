@@ -56,6 +56,7 @@ RIGHTS: Final[Mapping[str, Right]] = {
     "/wsc.v1.Coordinator/PrepareInput": _SCRIPT,
     "/wsc.v1.Coordinator/Shards": _SCRIPT,
     "/wsc.v1.Coordinator/Execute": _SCRIPT,
+    "/wsc.v1.Coordinator/Finish": _SCRIPT,
     "/wsc.v1.NodeService/Attach": _right(
         Kind.LEASE, note="the lease is of this node, for the job that attaches, and no later one is known"
     ),

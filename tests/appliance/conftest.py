@@ -1,5 +1,6 @@
 """A cluster in this process: the real management service and coordinators, and nodes that only pretend to work."""
 
+import contextlib
 import itertools
 import os
 import queue
@@ -364,6 +365,9 @@ class Client:
         return last.failure
 
     def close(self) -> None:
+        """The script is done."""
+        with contextlib.suppress(grpc.RpcError, ValueError):  # the latter: the test has closed the channel
+            self.stub.Finish(coordinator_pb2.FinishRequest(token=self.created.token), timeout=1)
         self.requests.put(None)
         self.session.cancel()
         self.channel.close()

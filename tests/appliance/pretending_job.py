@@ -152,10 +152,10 @@ class PretendingJob(RoleJob):
         return ()
 
     def start(self, request: node_pb2.Start) -> None:
-        program = self._program
-        self.behaviour.starts.setdefault(self.context.node, []).append(request)
+        program, keeps_points = self._program, self.behaviour.keeps_points
+        self.behaviour.starts.setdefault(self.context.node, []).append(request)  # from now on the test may change it
         super().start(request)
-        if isinstance(program, PretendingProgram) and self.behaviour.keeps_points:
+        if isinstance(program, PretendingProgram) and keeps_points:
             program.keep(request.recovery_point)
             program.keep(request.last_recovery_point)
 

@@ -174,6 +174,11 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> coordinator_pb2.ShardsResponse:
         return coordinator_pb2.ShardsResponse()
 
+    def Finish(
+        self, request: coordinator_pb2.FinishRequest, context: grpc.ServicerContext
+    ) -> coordinator_pb2.FinishResponse:
+        return coordinator_pb2.FinishResponse()
+
     def Compile(
         self, request: coordinator_pb2.CompileRequest, context: grpc.ServicerContext
     ) -> coordinator_pb2.CompileResponse:

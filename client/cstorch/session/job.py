@@ -28,6 +28,7 @@ CREATE_SECONDS = 60.0  # management starts a coordinator process
 COMPILE_SECONDS = 3600.0
 PREPARE_SECONDS = 600.0  # the workers import what the input_fn needs
 CANCEL_SECONDS = 2.0
+FINISH_SECONDS = 2.0
 CAUSE_SECONDS = 1.8  # that management may take to hear of the end
 ANSWER_SECONDS = 1.0
 VERDICT_SECONDS = 4.0  # the coordinator takes a second to find the cause among several reports
@@ -287,11 +288,20 @@ class Job:
         """Ends the session and with it the job; its nodes become free."""
         if self._closed:
             return
+        if self.alive:
+            self._finish()
         self._closed = True
         self._link.close()
         self._watcher.join(CANCEL_SECONDS)
         self._link.close_channel()
         self._management_channel.close()
+
+    def _finish(self) -> None:
+        """Tells the coordinator that the session does not end by accident."""
+        try:
+            self._link.current.stub.Finish(coordinator_pb2.FinishRequest(token=self._token), timeout=FINISH_SECONDS)
+        except grpc.RpcError as error:
+            logger.debug("the coordinator of %s could not be told of its end: %s", self.name, error)
 
 
 def _is_refusal(error: Exception) -> bool:

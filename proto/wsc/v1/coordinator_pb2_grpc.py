@@ -59,6 +59,11 @@ class CoordinatorStub:
                 request_serializer=wsc_dot_v1_dot_coordinator__pb2.ExecuteRequest.SerializeToString,
                 response_deserializer=wsc_dot_v1_dot_coordinator__pb2.ExecuteResponse.FromString,
                 _registered_method=True)
+        self.Finish = channel.unary_unary(
+                '/wsc.v1.Coordinator/Finish',
+                request_serializer=wsc_dot_v1_dot_coordinator__pb2.FinishRequest.SerializeToString,
+                response_deserializer=wsc_dot_v1_dot_coordinator__pb2.FinishResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -94,6 +99,12 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Finish(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -121,6 +132,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Execute,
                     request_deserializer=wsc_dot_v1_dot_coordinator__pb2.ExecuteRequest.FromString,
                     response_serializer=wsc_dot_v1_dot_coordinator__pb2.ExecuteResponse.SerializeToString,
+            ),
+            'Finish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Finish,
+                    request_deserializer=wsc_dot_v1_dot_coordinator__pb2.FinishRequest.FromString,
+                    response_serializer=wsc_dot_v1_dot_coordinator__pb2.FinishResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -258,6 +274,33 @@ class Coordinator:
             '/wsc.v1.Coordinator/Execute',
             wsc_dot_v1_dot_coordinator__pb2.ExecuteRequest.SerializeToString,
             wsc_dot_v1_dot_coordinator__pb2.ExecuteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Finish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wsc.v1.Coordinator/Finish',
+            wsc_dot_v1_dot_coordinator__pb2.FinishRequest.SerializeToString,
+            wsc_dot_v1_dot_coordinator__pb2.FinishResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,7 @@ class CoordinatorStub:
     PrepareInput: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.PrepareInputRequest, _coordinator_pb2.PrepareInputResponse]
     Shards: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ShardsRequest, _coordinator_pb2.ShardsResponse]
     Execute: _grpc.StreamStreamMultiCallable[_coordinator_pb2.ExecuteRequest, _coordinator_pb2.ExecuteResponse]
+    Finish: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.FinishRequest, _coordinator_pb2.FinishResponse]
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -45,6 +46,7 @@ class CoordinatorAsyncStub(CoordinatorStub):
     PrepareInput: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.PrepareInputRequest, _coordinator_pb2.PrepareInputResponse]  # type: ignore[assignment]
     Shards: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ShardsRequest, _coordinator_pb2.ShardsResponse]  # type: ignore[assignment]
     Execute: _aio.StreamStreamMultiCallable[_coordinator_pb2.ExecuteRequest, _coordinator_pb2.ExecuteResponse]  # type: ignore[assignment]
+    Finish: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.FinishRequest, _coordinator_pb2.FinishResponse]  # type: ignore[assignment]
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -81,5 +83,12 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_coordinator_pb2.ExecuteRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.ExecuteResponse], _abc.AsyncIterator[_coordinator_pb2.ExecuteResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Finish(
+        self,
+        request: _coordinator_pb2.FinishRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.FinishResponse, _abc.Awaitable[_coordinator_pb2.FinishResponse]]: ...
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -348,6 +348,7 @@ def test_while_another_node_is_replaced(cluster: Any, script: Callable[..., Scri
     one.begin(NUM_STEPS)
     one.start()
     go = hold(cluster, 15)
+    cluster.behaviour.on_stop["swarmx-0"] = go.set  # who is held could not stop
     one.run(10)
     cluster.kill(2)
     cluster.until(lambda: one.info().waiting_for)
