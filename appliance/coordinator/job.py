@@ -115,6 +115,7 @@ class Job:
                 recovery=self.recovery,
                 observation=self.observation,
                 verdict=self.verdict,
+                record=self._record,
                 on_cancel=self.cancel,
                 on_lost=self._node_lost,
                 on_failure=self._report_failure,
@@ -126,6 +127,7 @@ class Job:
     def tick(self) -> None:
         """To be called once a second."""
         self.observation.tick()
+        self._record.touch()
         if (status := self.recovery.long_wait()) is not None:
             self.session.tell(coordinator_pb2.SessionResponse(queue=status))
         execution = self._executions.current

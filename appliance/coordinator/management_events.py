@@ -6,6 +6,7 @@ from appliance.coordinator.failures.verdict import Verdict
 from appliance.coordinator.nodes.job_nodes import JobNodes
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.observation.events import Observation
+from appliance.coordinator.record import JobRecord
 from appliance.coordinator.recovery.recovery import Recovery
 from appliance.coordinator.session import ClientSession
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2
@@ -22,6 +23,7 @@ class ManagementEvents:
         recovery: Recovery,
         observation: Observation,
         verdict: Verdict,
+        record: JobRecord,
         on_cancel: Callable[[], None],
         on_lost: Callable[[Member, str], None],
         on_failure: Callable[[node_pb2.Failure], None],
@@ -32,6 +34,7 @@ class ManagementEvents:
         self._recovery = recovery
         self._observation = observation
         self._verdict = verdict
+        self._record = record
         self._on_lost = on_lost
         self._on_failure = on_failure
         self.cancel = on_cancel
@@ -43,6 +46,10 @@ class ManagementEvents:
     def history(self) -> Iterator[observation_pb2.JobEvents]:
         """What has been seen of the job until now."""
         return self._observation.history()
+
+    def known_as(self, management: str, hello: management_pb2.CoordinatorHello) -> None:
+        """What the next start of the management service at this address would be told."""
+        self._record.known_as(management, hello)
 
     def queued(self, status: management_pb2.QueueStatus) -> None:
         """The job has another place in the queue, or waits for a node in the place of another."""

@@ -49,6 +49,9 @@ class Listener(Protocol):
     def lease_lost(self, node: management_pb2.NodeInfo) -> None:
         """A node is gone."""
 
+    def known_as(self, management: str, hello: management_pb2.CoordinatorHello) -> None:
+        """What the next start of the management service at this address would be told."""
+
     def queued(self, status: management_pb2.QueueStatus) -> None:
         """The job waits at this position; at position 0 it has stopped waiting."""
 
@@ -118,6 +121,7 @@ class ManagementLink:
 
     def listen(self, listener: Listener) -> None:
         """Begin to pass on what management says."""
+        self._tell_identity(listener)
 
         def on_defect(error: Exception) -> None:
             listener.defect(error)
@@ -215,16 +219,8 @@ class ManagementLink:
         """A stream that begins with what management must be told. Its channel is new: one that failed waits longer."""
         requests: queue.SimpleQueue[management_pb2.CoordinateRequest | None] = queue.SimpleQueue()
         settings = self._settings
-        hello = management_pb2.CoordinatorHello(job=settings.job, address=self._address, token=settings.token)
         with self._changed:
-            if self._request is not None:
-                hello.request.CopyFrom(self._request)
-                hello.report.CopyFrom(self._report)
-                hello.created, hello.started = settings.created, self._started
-                hello.nodes.extend(self._nodes)
-                hello.process_id, hello.process_started = os.getpid(), process_started(os.getpid())
-                hello.host, hello.ingress = host_id(), settings.ingress
-            requests.put(management_pb2.CoordinateRequest(hello=hello))
+            requests.put(management_pb2.CoordinateRequest(hello=self._hello()))
             self._asked = collections.deque(asked for asked in self._asked if not asked.abandoned)
             for asked in self._asked:
                 requests.put(asked.request)
@@ -235,6 +231,19 @@ class ManagementLink:
             self._requests = requests
         channel = make_channel(settings.management, cluster_secret().token(Kind.COORDINATOR, settings.job))
         return channel, management_pb2_grpc.ManagementStub(channel).Coordinate(iter(requests.get, None))
+
+    def _hello(self) -> management_pb2.CoordinatorHello:
+        """All that a management service must know which has been started anew."""
+        settings = self._settings
+        hello = management_pb2.CoordinatorHello(job=settings.job, address=self._address, token=settings.token)
+        if self._request is not None:
+            hello.request.CopyFrom(self._request)
+            hello.report.CopyFrom(self._report)
+            hello.created, hello.started = settings.created, self._started
+            hello.nodes.extend(self._nodes)
+            hello.process_id, hello.process_started = os.getpid(), process_started(os.getpid())
+            hello.host, hello.ingress = host_id(), settings.ingress
+        return hello
 
     def _keep_stream(self, listener: Listener) -> None:
         """One stream after the other."""
@@ -268,6 +277,8 @@ class ManagementLink:
                     self._take(response.acquired)
             self._changed.notify_all()
         match response.WhichOneof("kind"):
+            case "job" | "acquired":
+                self._tell_identity(listener)
             case "cancel":
                 listener.cancel()
             case "lost":
@@ -276,6 +287,11 @@ class ManagementLink:
                 listener.queued(response.queue)
             case "trace":
                 listener.trace(response.trace)
+
+    def _tell_identity(self, listener: Listener) -> None:
+        with self._changed:
+            hello = self._hello()
+        listener.known_as(self._settings.management, hello)
 
     def _take(self, acquired: management_pb2.Acquired) -> None:
         """What management was asked for first is answered first."""

@@ -1,12 +1,14 @@
 """What a job's coordinator keeps on disk while the job lasts: by it another coordinator takes up the job.
 
 The folder is `jobs/<job>` below the cache root, for this user alone. A file is written whole or not at all; it has to
-outlive the process, not the host, so nothing waits until it is on the disk.
+outlive the process, not the host, so nothing waits until it is on the disk. Whoever has the job holds a lock there.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import logging
+import os
 import shutil
 import threading
 import time
@@ -18,10 +20,12 @@ from google.protobuf.message import DecodeError
 
 from appliance.coordinator.execution.recovery_points import RecoveryPoint
 from nodes.folders import check_private, why_not_kept, write_whole
-from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2, record_pb2
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2, record_pb2
 
 RECORDS: Final = "jobs"
 RECORD: Final = "record"
+LOCK: Final = "lock"
+LEFT_SECONDS: Final = 60.0  # after so long without a coordinator the script has given up its job
 SWEPT_SECONDS: Final = 24 * 3600.0  # after so long without any change a record has no owner
 
 logger = logging.getLogger(__name__)
@@ -31,13 +35,17 @@ class RecordLost(RuntimeError):
     """What the coordinator before this one had kept is not there, or cannot be read."""
 
 
+class RecordTaken(RuntimeError):
+    """Another process has the job."""
+
+
 class JobRecord:
     """Thread-safe. What cannot be written is told in the log, once; then the job ends with its coordinator."""
 
-    def __init__(self, folder: Path, *, is_kept: bool) -> None:
-        """is_kept: False where the job ends with its coordinator anyway."""
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._is_kept = is_kept
+        self._is_kept = False
+        self._held: int | None = None  # descriptor of the file that is locked
         self._lock = threading.Lock()
         self._record = record_pb2.JobRecord()
         self.plans: dict[str, plan_pb2.Plan] = {}  # that another coordinator had, by artifact
@@ -46,8 +54,33 @@ class JobRecord:
 
     # --- what is read by the one that takes up the job ----------------------------------------------------------------
 
+    def hold(self) -> None:
+        """Be the one process that has the job, until close or the process' end. Raises RecordTaken."""
+        try:
+            held = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            return  # then there is no record either
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(held)
+            raise RecordTaken(f"another process holds {self._folder}") from error
+        self._held = held
+
+    def touch(self) -> None:
+        """The job is alive; to be called every few seconds."""
+        if self._held is not None:
+            os.utime(self._held)
+
+    def close(self) -> None:
+        """Another process may have the job."""
+        held, self._held = self._held, None
+        if held is not None:
+            os.close(held)
+
     def take_up(self) -> None:
-        """Have what another coordinator had kept, in its place. Raises RecordLost."""
+        """Have what another coordinator had kept, in its place; after hold. Raises RecordLost."""
+        self._is_kept = True
         try:
             check_private(self._folder)
             self._record.ParseFromString((self._folder / RECORD).read_bytes())
@@ -111,12 +144,25 @@ class JobRecord:
 
     # --- what is kept -------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """A coordinator begins with the job; it counts from 0 which one that is."""
-        with contextlib.suppress(OSError):  # it will be told of by the first write
-            self._folder.parent.mkdir(parents=True, exist_ok=True)
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+    def begin(self, *, is_kept: bool) -> None:
+        """A coordinator begins with the job. is_kept: False where the job ends with it anyway. Raises RecordTaken."""
+        self._is_kept = is_kept
+        if is_kept:
+            with contextlib.suppress(OSError):  # it will be told of by the first write
+                self._folder.parent.mkdir(parents=True, exist_ok=True)
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+            self.hold()
         self._change(lambda record: None)
+
+    def known_as(self, management: str, hello: management_pb2.CoordinatorHello) -> None:
+        """What a management service that is started anew at this address must know of the job."""
+
+        def change(record: record_pb2.JobRecord) -> None:
+            record.management = management
+            record.hello.CopyFrom(hello)
+            record.hello.ClearField("token")  # whoever may use it can make it
+
+        self._change(change)
 
     def began_epoch(self, number: int) -> None:
         def change(record: record_pb2.JobRecord) -> None:
@@ -216,6 +262,7 @@ class JobRecord:
             if self._is_kept:
                 self._is_kept = False
                 shutil.rmtree(self._folder, ignore_errors=True)
+        self.close()
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -245,6 +292,36 @@ class JobRecord:
 def record_folder(cache_root: Path, job: str) -> Path:
     """Where the record of a job lies."""
     return cache_root / RECORDS / job
+
+
+def left_records(cache_root: Path, management: str) -> dict[str, management_pb2.CoordinatorHello]:
+    """What coordinators of this management service have kept of jobs of which there was news of late, by job."""
+    hellos = {}
+    newest = time.time() - LEFT_SECONDS
+    with contextlib.suppress(OSError):
+        for folder in list((cache_root / RECORDS).iterdir()):
+            with contextlib.suppress(OSError, DecodeError):
+                check_private(folder)
+                if (folder / LOCK).lstat().st_mtime >= newest:
+                    record = record_pb2.JobRecord.FromString((folder / RECORD).read_bytes())
+                    if record.management == management and record.hello.job == folder.name:
+                        hellos[folder.name] = record.hello
+    return hellos
+
+
+def is_held(cache_root: Path, job: str) -> bool:
+    """Whether a process has the job of this record."""
+    try:
+        found = os.open(record_folder(cache_root, job) / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(found)
+    return False
 
 
 def sweep_records(cache_root: Path, older_than_seconds: float = SWEPT_SECONDS) -> None:

@@ -8,9 +8,9 @@ from appliance.coordinator.compilation import Compile
 from appliance.coordinator.job import Job
 from appliance.coordinator.management_link import ManagementLink, ManagementLost
 from appliance.coordinator.nodes.topology import COORDINATOR
-from appliance.coordinator.record import JobRecord, RecordLost, record_folder
+from appliance.coordinator.record import JobRecord, RecordLost, RecordTaken, record_folder
 from appliance.coordinator.service import CoordinatorService
-from appliance.coordinator.settings import CoordinatorSettings
+from appliance.coordinator.settings import TAKEN_STATUS, CoordinatorSettings
 from interconnect.links.listener import LinkListener
 from interconnect.rpc.address import bind
 from interconnect.rpc.server import make_server
@@ -36,17 +36,20 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
     address = bind(server, settings.listen)
     listener = LinkListener(address, lambda defect: job.verdict.report_defect(defect))
     listener.add_to_server(server)
-    management = ManagementLink(settings, address)
+    record = JobRecord(record_folder(settings.cache_root, settings.job))
     try:
+        if settings.restarted:
+            record.hold()
+        management = ManagementLink(settings, address)
         request = management.hello()
-    except ManagementLost as error:
+    except (ManagementLost, RecordTaken) as error:
         logger.error("%s", error)
         listener.close()
-        return 1
-    record = JobRecord(record_folder(settings.cache_root, settings.job), is_kept=request.max_num_restarts > 0)
+        record.close()
+        return TAKEN_STATUS if isinstance(error, RecordTaken) else 1
     lost = None
     try:
-        record.take_up() if settings.restarted else record.begin()
+        record.take_up() if settings.restarted else record.begin(is_kept=request.max_num_restarts > 0)
     except RecordLost as error:
         lost = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=f"the coordinator has died, and {error}")
     job = Job(settings, request, management, listener, compile_step, record, lambda: events.put(Event.OVER))

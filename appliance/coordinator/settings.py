@@ -13,6 +13,8 @@ from wsc.v1 import ingress_pb2
 
 END_SECONDS: Final = 7.0  # after which a coordinator that was told to end must have let its nodes go
 
+TAKEN_STATUS: Final = 75  # exit status of one that finds the job to be another process'
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:

@@ -63,9 +63,12 @@ class NodeRegistry:
         # That may hold nodes; with those, by member, that their coordinators know of.
         self._jobs: dict[str, Mapping[str, management_pb2.NodeInfo]] = {}
         self._returning_until = time.monotonic() + RETURN_SECONDS
+        # Until then: the jobs and members, by address, that nodes are which their coordinator's death has made free.
+        self._homes: dict[str, tuple[str, str]] = {}
         self._queue = JobQueue()
         self._replacements = Replacements()
         self._waiters: dict[str, Waiter] = {}
+        self._returning: set[str] = set()  # those of them that have nodes already, which are to return
         self._told: dict[str, management_pb2.QueueStatus] = {}  # what each waiter was told last
         self._impossible_since: dict[str, float] = {}
 
@@ -90,6 +93,8 @@ class NodeRegistry:
             now = time.monotonic()
             if hello.job and (hello.job in self._jobs or now < self._returning_until):
                 info.job, info.member = hello.job, hello.member if self._is_member(hello) else ""
+            elif not hello.job:
+                self._keep_returned(info)
             self._nodes[node_id] = _Node(info=info, expires=now + self._lease_seconds)
             self._admit()
         return node_id
@@ -143,7 +148,11 @@ class NodeRegistry:
         """
         with self._lock:
             known = self._jobs[job] = {node.member: node for node in nodes}
+            if time.monotonic() < self._returning_until:
+                self._homes.update((node.address, (job, node.member)) for node in nodes)
             for node in self._nodes.values():
+                if not node.info.job:
+                    self._keep_returned(node.info)
                 if node.info.job == job and known and not _is_same(known.get(node.info.member), node.info):
                     node.info.member = ""
 
@@ -156,14 +165,17 @@ class NodeRegistry:
             self._admit()
 
     def enqueue(self, waiting: Waiting, waiter: Waiter) -> None:
-        """Have a job wait for nodes. One that has them already, and asks again, gets those, dead ones too."""
+        """Have a job wait for nodes. One that has them already, and asks again, gets those, dead ones too.
+
+        After a start of management it gets them when they have returned: only then do they take a lease of ours.
+        """
         with self._lock:
             if waiting.job not in self._jobs:
                 return
-            held = {node.member: node for node in self._held(waiting.job)}
-            known = self._jobs[waiting.job] or held
-            if known:
-                waiter.admitted([held.get(member, node) for member, node in known.items()])
+            if self._jobs[waiting.job] or self._held(waiting.job):
+                self._waiters[waiting.job] = waiter
+                self._returning.add(waiting.job)
+                self._admit_returned()
             elif not self._replacements.lost_members(waiting.job):
                 self._queue.put(waiting)
                 self._waiters[waiting.job] = waiter
@@ -249,6 +261,7 @@ class NodeRegistry:
         now = time.monotonic()
         with self._lock:
             if now >= self._returning_until:
+                self._homes.clear()
                 self._free(lambda holder: holder not in self._jobs)
             self._admit()
             since = self._impossible_since
@@ -284,6 +297,12 @@ class NodeRegistry:
             return False
         return not any((info.job, info.member) == (hello.job, hello.member) for info in self._infos())
 
+    def _keep_returned(self, info: management_pb2.NodeInfo) -> None:
+        """A node that works for nobody is kept for the job that it worked for before management was started."""
+        job, member = self._homes.pop(info.address, ("", ""))
+        if job in self._jobs:
+            info.job, info.member = job, member
+
     def _is_missed(self, node: management_pb2.NodeInfo) -> bool:
         """Whether a job must be told that it is gone; one that the job was not told of yet is replaced again."""
         return bool(node.job and node.member) and node.member not in self._replacements.lost_members(node.job)
@@ -294,6 +313,7 @@ class NodeRegistry:
 
     def _admit(self) -> None:
         """Something has changed: give nodes to the jobs whose turn it is."""
+        self._admit_returned()
         now = time.monotonic()
         infos = self._infos()
         for admission in (*self._replacements.admit(infos), *self._queue.admit(infos)):
@@ -310,7 +330,17 @@ class NodeRegistry:
                 waiter.admitted(given)
         self.changes.notify()
 
+    def _admit_returned(self) -> None:
+        """Give the jobs that ask for the nodes which they have already those, when they are there again."""
+        for job in list(self._returning):
+            held = {node.member: node for node in self._held(job)}
+            known = self._jobs[job] or held
+            if known.keys() <= held.keys() or time.monotonic() >= self._returning_until:
+                self._waiters[job].admitted([held.get(member, node) for member, node in known.items()])
+                self._forget(job)
+
     def _forget(self, job: str) -> None:
+        self._returning.discard(job)
         self._queue.remove(job)
         self._replacements.remove(job)
         for table in (self._waiters, self._told, self._impossible_since):

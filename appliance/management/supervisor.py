@@ -5,10 +5,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from appliance.coordinator.settings import END_SECONDS, CoordinatorHome
+from appliance.coordinator.settings import END_SECONDS, TAKEN_STATUS, CoordinatorHome
 from appliance.management.coordination import Coordination
 from appliance.management.coordinator_process import CoordinatorProcess, IngressProcess, ProcessLost, process_of
-from appliance.management.jobs import ENDED, Job, JobTable
+from appliance.management.jobs import ENDED, Job, JobTable, TooManyJobs
+from appliance.management.left_jobs import LeftJobs
 from appliance.management.registry import NodeRegistry
 from appliance.management.settings import ManagementSettings
 from appliance.members import PACKAGES
@@ -37,6 +38,7 @@ class Supervisor:
         self._coordinations: dict[str, Coordination] = {}
         self._lock = threading.Lock()
         self._home: CoordinatorHome | None = None
+        self._left: LeftJobs | None = None
         self._closing = threading.Event()
         self._watch = GuardedThread(self._keep_watch, name="watch", on_defect=on_defect)
 
@@ -44,6 +46,8 @@ class Supervisor:
         """Begin. home: of the coordinators that no ingress runs, with the address of management."""
         self._home = home
         self.registry.address = home.management
+        self._left = LeftJobs(home.cache_root, home.management)
+        self._take_up_left()
         self._watch.start()
 
     def close(self, *, end_jobs: bool) -> None:
@@ -127,6 +131,9 @@ class Supervisor:
                 if not self._closing.is_set():
                     process.close()
             coordination = self.coordination_of(job.name)
+            if coordination is not None and status == TAKEN_STATUS:
+                job.process = None  # the service before this one had started another just before it ended
+                break
             if coordination is not None:
                 coordination.end()
             how = process.cause or f"its coordinator ended with status {status}"
@@ -206,6 +213,24 @@ class Supervisor:
             self._begin_watch(job, hello.ingress)
         return job
 
+    def _take_up_left(self) -> None:
+        """Have the jobs go on whose coordinators have ended and were not started again."""
+        assert self._left is not None
+        for hello in self._left.take(lambda name: self.jobs.find(name) is not None):
+            hello.token = cluster_secret().token(Kind.JOB, hello.job)
+            try:
+                job = self.jobs.adopt(hello)
+            except TooManyJobs as error:
+                logger.warning("%s is given up: %s", hello.job, error)
+                continue
+            self.registry.open(job.name, hello.nodes)
+            job.coordinator = hello.address
+            how = "its coordinator had ended, and the management service before this one with it"
+            if self._replace_coordinator(job, hello.ingress, how):
+                self._begin_watch(job, hello.ingress)
+            else:
+                self._process_ended(job, how)
+
     def attach(self, job: Job, address: str, coordination: Coordination) -> None:
         """The coordinator, which listens at the address, has opened a stream."""
         with self._lock:
@@ -270,6 +295,7 @@ class Supervisor:
             for node_id in self.registry.expire():
                 logger.warning("%s has said nothing for %g s: given up", node_id, self._lease_seconds)
             self.registry.review()
+            self._take_up_left()
             for job in self.jobs.all_live():
                 away_since = job.away_since if job.process is None else None
                 if away_since is not None and time.monotonic() - away_since > COORDINATOR_RETURN_SECONDS:

@@ -121,6 +121,7 @@ def drop_dead() -> None:
     """The process of the coordinator in this thread is gone, with its sockets: it says and writes nothing more."""
     job, management = _made.job, _made.management
     job._record._is_kept = False
+    job._record.close()
     job._nodes._closing = True
     for attachment in list(job._nodes._attachments.values()):
         attachment._ending = True
@@ -228,9 +229,9 @@ class ClusterInProcess:
         management_pb2_grpc.add_ManagementServicer_to_server(self.service, self.server.server)
         observation_pb2_grpc.add_ObservationServicer_to_server(self.service.observation, self.server.server)
         self.server.start()
-        self.service.start(coordinator_home(self.address, self.settings.cache_root))
         self.channel = make_channel(self.address)
         grpc.channel_ready_future(self.channel).result(10)  # what could not connect before may not try again at once
+        self.service.start(coordinator_home(self.address, self.settings.cache_root))
         self.stub = management_pb2_grpc.ManagementStub(self.channel)
         self.observation = observation_pb2_grpc.ObservationStub(self.channel)
 

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from wsc.v1 import coordinator_pb2 as _coordinator_pb2
+from wsc.v1 import management_pb2 as _management_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -145,9 +146,13 @@ class JobRecord(_message.Message):
     PLACED_FIELD_NUMBER: _builtins.int
     LOADERS_FIELD_NUMBER: _builtins.int
     CAUSES_FIELD_NUMBER: _builtins.int
+    MANAGEMENT_FIELD_NUMBER: _builtins.int
+    HELLO_FIELD_NUMBER: _builtins.int
     turn: _builtins.int
     """how many coordinators the job had before"""
     last_epoch: _builtins.int
+    management: _builtins.str
+    """address of the management service whose job it is"""
     @_builtins.property
     def execution(self) -> Global___RecordedExecution:
         """the last that was begun"""
@@ -168,6 +173,10 @@ class JobRecord(_message.Message):
     def causes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of restarts since the job has got further"""
 
+    @_builtins.property
+    def hello(self) -> _management_pb2.CoordinatorHello:
+        """what a management service that is started anew must know of it"""
+
     def __init__(
         self,
         *,
@@ -179,10 +188,12 @@ class JobRecord(_message.Message):
         placed: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         loaders: _abc.Iterable[_builtins.str] | None = ...,
         causes: _abc.Iterable[_builtins.str] | None = ...,
+        management: _builtins.str = ...,
+        hello: _management_pb2.CoordinatorHello | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "point", b"point"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "hello", b"hello", "point", b"point"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "causes", b"causes", "execution", b"execution", "last_epoch", b"last_epoch", "loaders", b"loaders", "placed", b"placed", "point", b"point", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "causes", b"causes", "execution", b"execution", "hello", b"hello", "last_epoch", b"last_epoch", "loaders", b"loaders", "management", b"management", "placed", b"placed", "point", b"point", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -163,6 +163,46 @@ def test_whose_management_had_been_started_anew(
     assert causes == [f"the coordinator of {one.job.name} died, and another has taken up the job"]
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_with_its_management(
+    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """The coordinator dies before another management service is there, or when it is, and has not heard of the job."""
+    monkeypatch.setattr(registration, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(management_link, "RETRY_SECONDS", 20.0)
+    one = script()
+    one.begin(NUM_STEPS)
+    one.start()
+    go = hold(cluster, 15)
+    one.run(10)
+    coordinator, address = one.coordinator(), cluster.address
+    cluster.stop_management()
+    if before:
+        coordinator.kill()
+        coordinator.wait(10.0)
+    cluster.start_management(address)
+    assert bool(cluster.jobs()) == before
+    if not before:
+        coordinator.kill()
+    cluster.until(lambda: one.job.turn)
+    go.set()
+    one.finish(NUM_STEPS)
+    causes = [restart.cause for restart in one.info().restarts]
+    assert causes == [f"the coordinator of {one.job.name} died, and another has taken up the job"]
+
+
+def test_while_another_has_the_job_it_is_not_taken_up(cluster: Any, script: Callable[..., Script]) -> None:
+    one = script()
+    name = one.job.name
+    assert record.is_held(cluster.settings.cache_root, name)
+    another = record.JobRecord(record.record_folder(cluster.settings.cache_root, name))
+    with pytest.raises(record.RecordTaken):
+        another.hold()
+    (hello,) = record.left_records(cluster.settings.cache_root, cluster.address).values()
+    assert (hello.job, hello.token, len(hello.nodes)) == (name, "", 4)
+    assert not record.left_records(cluster.settings.cache_root, "127.0.0.1:1")
+
+
 def test_from_the_last_point_that_was_complete(
     cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,8 +506,9 @@ def test_a_record_that_is_gone_ends_the_job_with_the_reason(cluster: Any, script
 
 
 def test_records_without_an_owner_are_swept(tmp_path: Path) -> None:
-    kept = record.JobRecord(record.record_folder(tmp_path, "job-1"), is_kept=True)
-    kept.begin()
+    kept = record.JobRecord(record.record_folder(tmp_path, "job-1"))
+    kept.begin(is_kept=True)
+    kept.close()
     record.sweep_records(tmp_path)
     assert (tmp_path / record.RECORDS / "job-1").exists()
     record.sweep_records(tmp_path, older_than_seconds=-1.0)

@@ -290,6 +290,8 @@ class Listening:
 
     def cancel(self) -> None: ...
 
+    def known_as(self, management: str, hello: management_pb2.CoordinatorHello) -> None: ...
+
     def lease_lost(self, node: management_pb2.NodeInfo) -> None:
         self.lost.append(node)
 
