@@ -17,7 +17,7 @@ test: venv
 	$(BIN)/pytest -n 3 --dist worksteal --durations=25
 
 unit: venv
-	$(BIN)/pytest -n 3 --dist worksteal -m "not cluster and not parity"
+	$(BIN)/pytest -n 3 --dist worksteal -m "not cluster and not services and not parity"
 
 lint: venv
 	$(BIN)/ruff check .

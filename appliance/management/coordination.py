@@ -4,10 +4,10 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from appliance.management.job_queue import Waiting
 from appliance.management.jobs import Job
-from appliance.management.leases import with_lease
-from appliance.management.registry import NodeRegistry
+from appliance.management.nodes.job_queue import Waiting
+from appliance.management.nodes.leases import with_lease
+from appliance.management.nodes.registry import NodeRegistry
 from appliance.management.requests import problem_of_acquire, problem_of_nodes, problem_of_report
 from interconnect.rpc.mailbox import Mailbox
 from wsc.v1 import management_pb2, observation_pb2

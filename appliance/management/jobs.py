@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from appliance.changes import Changes
 from appliance.job_history import JobHistory
-from appliance.management.changes import Changes
 from appliance.management.coordinator_process import CoordinatorProcess
 from wsc.v1 import management_pb2
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from appliance.coordinator.reporting import MAX_RESTARTS
-from appliance.management.job_queue import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
+from appliance.management.nodes.job_queue import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
 from appliance.members import PACKAGES
 from wsc.v1 import management_pb2, plan_pb2
 

@@ -18,8 +18,8 @@ from appliance.coordinator.settings import CoordinatorHome, FolderRefused, cache
 from appliance.job_history import JobHistory
 from appliance.management.coordination import BadRequest, Coordination
 from appliance.management.jobs import Job, TooManyJobs
+from appliance.management.nodes.registry import RegistryFull
 from appliance.management.observation import ObservationService
-from appliance.management.registry import RegistryFull
 from appliance.management.requests import (
     MAX_KEYS,
     complete,

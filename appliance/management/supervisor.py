@@ -10,7 +10,7 @@ from appliance.management.coordination import Coordination
 from appliance.management.coordinator_process import CoordinatorProcess, IngressProcess, ProcessLost, process_of
 from appliance.management.jobs import ENDED, Job, JobTable, TooManyJobs
 from appliance.management.left_jobs import LeftJobs
-from appliance.management.registry import NodeRegistry
+from appliance.management.nodes.registry import NodeRegistry
 from appliance.management.settings import ManagementSettings
 from appliance.members import PACKAGES
 from interconnect.security.own_tokens import cluster_secret

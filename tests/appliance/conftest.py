@@ -48,6 +48,12 @@ ROLES = {
 }
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "make_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.services)
+
+
 def tensor_type(*shape: int) -> plan_pb2.TensorType:
     return plan_pb2.TensorType(element_type=F32, shape=shape)
 

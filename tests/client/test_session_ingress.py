@@ -11,6 +11,8 @@ from cstorch.errors import ClusterUnreachableError, NodeLostError
 from cstorch.session import connecting, coordinator_link
 from cstorch.session.job import Job
 
+pytestmark = pytest.mark.services
+
 
 @pytest.fixture
 def cluster() -> FakeCluster:

@@ -25,6 +25,8 @@ from memoryx.store import StateStore
 from wsc.v1 import coordinator_pb2, node_pb2, node_pb2_grpc, plan_pb2
 
 FLOAT, INT, BOOL = (plan_pb2.ELEMENT_TYPE_FLOAT32, plan_pb2.ELEMENT_TYPE_INT64, plan_pb2.ELEMENT_TYPE_BOOL)
+pytestmark = pytest.mark.services
+
 VALUES = {
     "large": torch.arange(300_000, dtype=torch.float32).reshape(300, 1000),
     "small": torch.tensor([1.5, -2.0]),

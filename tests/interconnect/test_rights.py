@@ -24,6 +24,8 @@ from interconnect.security import wrong_tokens
 from interconnect.security.rights import RIGHTS, Right, Whose
 from interconnect.security.tokens import Caller, ClusterSecret, Kind
 
+pytestmark = pytest.mark.services
+
 ROOT = Path(__file__).parents[2]
 SECONDS = 20.0
 OWN, OTHER = "job-1", "job-2"

@@ -3,6 +3,7 @@
 import threading
 
 import grpc
+import pytest
 
 from interconnect.rpc.server import make_channel, make_server
 
@@ -11,6 +12,7 @@ ARRIVE_SECONDS = 2.0
 DEADLINE_SECONDS = 100.0
 
 
+@pytest.mark.services
 def test_calls_that_come_at_once_are_all_looked_at() -> None:
     server = make_server()
     port = server.add_insecure_port("127.0.0.1:0")

@@ -11,6 +11,8 @@ from nodes.lifecycle.node import Node, NodeSettings
 from swarmx.swarmx_job import SwarmXJob
 from wsc.v1 import node_pb2
 
+pytestmark = pytest.mark.services
+
 SOON_SECONDS = 5.0  # far less than links are waited for
 
 

@@ -21,6 +21,8 @@ from swarmx.swarmx_job import SwarmXJob
 from wafer.wafer_job import WaferJob
 from wsc.v1 import node_pb2
 
+pytestmark = pytest.mark.services
+
 LANES = [
     pytest.param(node_pb2.LANE_SHARED_MEMORY, id="shared-memory"),
     pytest.param(node_pb2.LANE_GRPC, id="grpc"),

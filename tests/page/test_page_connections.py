@@ -11,6 +11,8 @@ from appliance.page import app, http_protocol
 from appliance.page.server import MAX_CONNECTIONS, PageServer
 from interconnect.rpc.address import split_address
 
+pytestmark = pytest.mark.services
+
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 NUM_HALF_OPEN = 200  # more than the page takes
 

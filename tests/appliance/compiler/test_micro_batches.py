@@ -96,6 +96,7 @@ def test_a_size_is_taken_and_one_that_does_not_divide_the_rows_is_refused(deep: 
         compiled(deep.text, MicroBatching(size=50), wafers=2)
 
 
+@pytest.mark.parity
 def test_activations_of_eight_times_the_memory_are_divided(deep: Traced) -> None:
     everything = needed(deep.text)
     memory = everything // 8
@@ -132,6 +133,7 @@ def test_weights_are_streamed_as_seldom_as_memory_allows(deep: Traced) -> None:
     assert f"{at_once} at a time" in micro_batch_notes(tight)[0]
 
 
+@pytest.mark.parity
 def test_statistics_of_the_batch_are_not_those_of_a_micro_batch() -> None:
     normalised = traced_deep(normalised=True)
     normalised.check([torch.randn(ROWS, WIDTH, dtype=torch.float64)], [(2, 1)], micro_batches=4)

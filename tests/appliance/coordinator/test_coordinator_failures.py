@@ -166,7 +166,7 @@ def test_cancel_ends_a_job(cluster: Any, client: Callable[..., Any]) -> None:
 def test_a_missing_role_is_named_with_the_command_that_starts_one(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from appliance.management import registry
+    from appliance.management.nodes import registry
 
     monkeypatch.setattr(registry, "MISSING_NODES_SECONDS", 0.2)
     cluster.add(memoryx=1, swarmx=1, workers=1)

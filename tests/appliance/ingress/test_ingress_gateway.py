@@ -26,6 +26,8 @@ from wsc.v1 import (
     node_pb2_grpc,
 )
 
+pytestmark = pytest.mark.services
+
 SECONDS = 10.0
 NUM_OPEN = 300
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.management.allocation import Inventory, lease, possible, refusal, waiting_for
-from appliance.management.job_queue import JobQueue, Waiting
+from appliance.management.nodes.allocation import Inventory, lease, possible, refusal, waiting_for
+from appliance.management.nodes.job_queue import JobQueue, Waiting
 from wsc.v1 import management_pb2, node_pb2, plan_pb2
 
 ROLES = {

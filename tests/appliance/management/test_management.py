@@ -12,7 +12,8 @@ import pytest
 from tokens_shown import shown
 
 from appliance.coordinator.settings import FolderRefused, cache_directory
-from appliance.management import jobs, registry
+from appliance.management import jobs
+from appliance.management.nodes import registry
 from interconnect.rpc.version import __version__
 from interconnect.security.tokens import Kind
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from appliance.management import registry
+from appliance.management.nodes import registry
 from wsc.v1 import coordinator_pb2, management_pb2
 
 TWO = {"memoryx": 2, "swarmx": 2, "wafer": 2, "workers": 2}

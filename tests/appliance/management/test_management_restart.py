@@ -10,7 +10,8 @@ import pytest
 from tokens_shown import shown
 
 from appliance.coordinator import management_link
-from appliance.management import registry, supervisor
+from appliance.management import supervisor
+from appliance.management.nodes import registry
 from interconnect.rpc.version import __version__
 from interconnect.security.tokens import Kind
 from nodes.lifecycle import registration

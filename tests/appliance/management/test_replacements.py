@@ -15,10 +15,10 @@ from tokens_shown import shown, token
 from appliance.coordinator import management_link
 from appliance.coordinator.management_link import ManagementLink, ManagementLost
 from appliance.coordinator.settings import CoordinatorSettings
-from appliance.management import registry as registry_module
-from appliance.management import replacements
-from appliance.management.job_queue import Waiting
-from appliance.management.registry import NodeRegistry
+from appliance.management.nodes import registry as registry_module
+from appliance.management.nodes import replacements
+from appliance.management.nodes.job_queue import Waiting
+from appliance.management.nodes.registry import NodeRegistry
 from interconnect.rpc.server import make_channel
 from interconnect.rpc.version import __version__
 from interconnect.security.tokens import Kind
@@ -276,6 +276,23 @@ def test_a_job_of_an_earlier_management_service_says_which_nodes_it_has(nodes: N
     assert of(after, "wafer-0").node_id == new
     assert of(after, "worker-0").node_id == worker
     assert of(after, "memoryx-0") == of(before, "memoryx-0")  # it will register anew, if it lives
+
+
+def test_nodes_that_return_without_a_job_are_kept_for_the_one_that_had_them(nodes: Nodes) -> None:
+    """Its coordinator has died with management: nobody is attached to them."""
+    nodes.one_of_each()
+    before = nodes.start("one").given[0]
+    later, told, wanted = Nodes(), Told(), management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=1)
+    later.registry._returning_until = float("inf")
+    wafer = later.add(WAFER, address=of(before, "wafer-0").address)  # is there before the job
+    later.registry.open("one", before)
+    later.registry.enqueue(Waiting(job="one", wanted=wanted, priority=2, created=0.0), told)
+    stranger = later.add(WAFER, address=of(before, "worker-0").address)  # of another role: it has the address by chance
+    others = [later.add(node.role, address=node.address) for node in before if node.member != "wafer-0"]
+    assert (later.info(wafer).job, later.info(wafer).member) == ("one", "wafer-0")
+    assert later.info(stranger).job == ""
+    assert sorted(node.node_id for node in told.given[0]) == sorted([wafer, *others])
+    assert len(told.given) == 1
 
 
 # --- with a coordinator's link ----------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from appliance.management.allocation import Inventory, refusal
-from appliance.management.changes import Changes
-from appliance.management.job_queue import JobQueue, Waiting
-from appliance.management.replacements import MAX_REQUESTS, Replacement, Replacements
+from appliance.changes import Changes
+from appliance.management.nodes.allocation import Inventory, refusal
+from appliance.management.nodes.job_queue import JobQueue, Waiting
+from appliance.management.nodes.replacements import MAX_REQUESTS, Replacement, Replacements
 from wsc.v1 import management_pb2, node_pb2
 
 MISSING_NODES_SECONDS = 5.0  # how long a job waits for nodes that the cluster does not have
@@ -63,7 +63,7 @@ class NodeRegistry:
         # That may hold nodes; with those, by member, that their coordinators know of.
         self._jobs: dict[str, Mapping[str, management_pb2.NodeInfo]] = {}
         self._returning_until = time.monotonic() + RETURN_SECONDS
-        # Until then: the jobs and members, by address, that nodes are which their coordinator's death has made free.
+        # Until then: the jobs and members, by address, that nodes are which have not returned yet, as far as is known.
         self._homes: dict[str, tuple[str, str]] = {}
         self._queue = JobQueue()
         self._replacements = Replacements()
@@ -92,6 +92,7 @@ class NodeRegistry:
             )
             now = time.monotonic()
             if hello.job and (hello.job in self._jobs or now < self._returning_until):
+                self._homes.pop(hello.address, None)
                 info.job, info.member = hello.job, hello.member if self._is_member(hello) else ""
             elif not hello.job:
                 self._keep_returned(info)
@@ -151,7 +152,9 @@ class NodeRegistry:
             if time.monotonic() < self._returning_until:
                 self._homes.update((node.address, (job, node.member)) for node in nodes)
             for node in self._nodes.values():
-                if not node.info.job:
+                if node.info.job:
+                    self._homes.pop(node.info.address, None)
+                else:
                     self._keep_returned(node.info)
                 if node.info.job == job and known and not _is_same(known.get(node.info.member), node.info):
                     node.info.member = ""
@@ -194,6 +197,7 @@ class NodeRegistry:
             if not members <= known.keys():
                 return f"{job} has no nodes {', '.join(sorted(members - known.keys()))}"[:MAX_PROBLEM]
             for node in lost:
+                self._homes.pop(node.address, None)
                 for other in self._nodes.values():
                     if other.info.job == job and _is_same(node, other.info):
                         other.info.member = ""
@@ -299,8 +303,10 @@ class NodeRegistry:
 
     def _keep_returned(self, info: management_pb2.NodeInfo) -> None:
         """A node that works for nobody is kept for the job that it worked for before management was started."""
-        job, member = self._homes.pop(info.address, ("", ""))
-        if job in self._jobs:
+        job, member = self._homes.get(info.address, ("", ""))
+        before = self._jobs.get(job, {}).get(member)
+        if before is not None and before.role == info.role:
+            del self._homes[info.address]
             info.job, info.member = job, member
 
     def _is_missed(self, node: management_pb2.NodeInfo) -> bool:
@@ -332,10 +338,11 @@ class NodeRegistry:
 
     def _admit_returned(self) -> None:
         """Give the jobs that ask for the nodes which they have already those, when they are there again."""
+        awaited = {job for job, _ in self._homes.values()}
         for job in list(self._returning):
-            held = {node.member: node for node in self._held(job)}
-            known = self._jobs[job] or held
-            if known.keys() <= held.keys() or time.monotonic() >= self._returning_until:
+            if job not in awaited or time.monotonic() >= self._returning_until:
+                held = {node.member: node for node in self._held(job)}
+                known = self._jobs[job] or held
                 self._waiters[job].admitted([held.get(member, node) for member, node in known.items()])
                 self._forget(job)
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from appliance.management.allocation import Inventory, how_to_add
-from appliance.management.job_queue import IN_TURN, Admission
+from appliance.management.nodes.allocation import Inventory, how_to_add
+from appliance.management.nodes.job_queue import IN_TURN, Admission
 from appliance.members import PACKAGES, counted
 from wsc.v1 import management_pb2
 

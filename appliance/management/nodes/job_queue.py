@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from appliance.management.allocation import Inventory, lease, possible, waiting_for
+from appliance.management.nodes.allocation import Inventory, lease, possible, waiting_for
 from wsc.v1 import management_pb2
 
 IN_TURN: Final = attrgetter("priority", "created", "job")  # of jobs that wait: the smallest is the next
