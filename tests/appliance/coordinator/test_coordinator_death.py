@@ -287,9 +287,9 @@ def start_ingress(cluster: Any, listen: str = "127.0.0.1:0") -> Ingress:
     return ingress
 
 
-@pytest.mark.parametrize("is_first", [True, False], ids=["", "after a management service that is started anew"])
+@pytest.mark.parametrize("management", ["", "is started anew before", "dies before and comes after"])
 def test_with_its_ingress(
-    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, is_first: bool
+    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, management: str
 ) -> None:
     for module in (management_link, registration):
         monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
@@ -302,13 +302,16 @@ def test_with_its_ingress(
         one.start()
         go = hold(cluster, 15)
         one.run(10)
-        if not is_first:
-            address = cluster.address
+        address = cluster.address
+        if management:
             cluster.stop_management()
+        if management == "is started anew before":
             cluster.start_management(address)
             cluster.until(lambda: cluster.jobs())
             cluster.wait_for_nodes(5)
         kill_ingress(cluster, ingress)
+        if management == "dies before and comes after":
+            cluster.start_management(address)
         ingress = start_ingress(cluster, ingress.address)
         cluster.until(lambda: one.job.turn, 30.0)
         go.set()
