@@ -1,4 +1,4 @@
-"""Loads damaged forms of a checkpoint: `damaged_checkpoints.py FILE`.
+"""Loads damaged forms of a checkpoint: `damaged_checkpoints.py FILE FLIPS CUTS`.
 
 Prints a line for each: what was done to the file, and "equal", "different", "refused" or what went wrong.
 """
@@ -20,8 +20,6 @@ from cstorch.errors import CheckpointError
 from cstorch.storage import load, structure, walk
 
 PAGE = 4096
-FLIPS = 200
-CUTS = 20
 
 
 class WalkForks:
@@ -39,7 +37,7 @@ class WalkForks:
         return subprocess.CompletedProcess(command, status, said, "")
 
 
-def damaged(whole: bytes, path: Path) -> Iterator[tuple[str, bytes]]:
+def damaged(whole: bytes, path: Path, flips: int, cuts: int) -> Iterator[tuple[str, bytes]]:
     for start in range(0, len(whole), PAGE):
         yield (
             f"zeroed page {start // PAGE}",
@@ -53,11 +51,11 @@ def damaged(whole: bytes, path: Path) -> Iterator[tuple[str, bytes]]:
                 is_data[start : start + file[key].id.get_storage_size()] = True
     structure_bytes = np.flatnonzero(~is_data).tolist()
     numbers = random.Random(0)
-    for at in numbers.sample(structure_bytes, FLIPS):
+    for at in numbers.sample(structure_bytes, flips):
         flipped = bytearray(whole)
         flipped[at] ^= 1 << numbers.randrange(8)
         yield f"flipped byte {at}", bytes(flipped)
-    for size in numbers.sample(range(len(whole)), CUTS):
+    for size in numbers.sample(range(len(whole)), cuts):
         yield f"cut to {size}", whole[:size]
 
 
@@ -78,12 +76,12 @@ def is_equal(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(np.array_equal(left, right))
 
 
-def main(path: Path) -> None:
+def main(path: Path, flips: int, cuts: int) -> None:
     torch.set_num_threads(1)
     structure.subprocess.run = WalkForks().run  # type: ignore[assignment]
     whole = path.read_bytes()
     expected = pytree.tree_leaves(load(path, "cpu"))
-    for number, (what, content) in enumerate(damaged(whole, path)):
+    for number, (what, content) in enumerate(damaged(whole, path, flips, cuts)):
         # Another name each time, so that what HDF5 might keep of a file does not matter.
         other = path.with_name(f"{number}.mdl")
         other.write_bytes(content)
@@ -92,4 +90,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
