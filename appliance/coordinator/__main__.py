@@ -1,5 +1,7 @@
 """The process of one job's coordinator, which management starts, or an ingress."""
 
+import logging
+import os
 import queue
 import signal
 import sys
@@ -7,10 +9,12 @@ from collections.abc import Sequence
 from types import FrameType
 
 from appliance.coordinator.compilation import cached_compiler
-from appliance.coordinator.serving import Event, serve_job
-from appliance.coordinator.settings import read_settings
+from appliance.coordinator.serving import CutOff, Event, serve_job
+from appliance.coordinator.settings import CUT_OFF_STATUS, read_settings
 from nodes.launch.process import FIRST_FD
 from nodes.telemetry.terminal_log import set_up_logging
+
+logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-    return serve_job(settings, cached_compiler(settings.cache, settings.cache_root), events)
+    try:
+        return serve_job(settings, cached_compiler(settings.cache, settings.cache_root), events)
+    except CutOff:
+        logger.warning("the script was cut off: another coordinator waits for it")
+        logging.shutdown()
+        os._exit(CUT_OFF_STATUS)  # as if it had died, with all threads
 
 
 if __name__ == "__main__":

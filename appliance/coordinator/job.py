@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from appliance.coordinator.compilation import Compile, CompileRefused
 from appliance.coordinator.execution.client_progress import ClientProgress
@@ -22,11 +22,12 @@ from appliance.coordinator.plans import Plans
 from appliance.coordinator.points import JobPoints
 from appliance.coordinator.record import JobRecord
 from appliance.coordinator.recovery.fewer_wafers import FewerWafers
-from appliance.coordinator.recovery.recovery import Recovery, replacement_seconds
+from appliance.coordinator.recovery.recovery import Recovery
 from appliance.coordinator.recovery.restarts import RestartLimit
 from appliance.coordinator.reporting import JobReporter
-from appliance.coordinator.session import SESSION_SECONDS, ClientSession
+from appliance.coordinator.session import ClientSession
 from appliance.coordinator.settings import CoordinatorSettings
+from interconnect.links.handshake import host_id
 from interconnect.links.listener import LinkListener
 from interconnect.threads import GuardedThread
 from nodes.telemetry.watchdog import IDLE_PARTS, hang_seconds
@@ -51,12 +52,15 @@ class Job:
         compile_step: Compile,
         record: JobRecord,
         on_over: Callable[[], None],
+        on_cut_off: Callable[[], None],
     ) -> None:
         """record: with what another coordinator has kept, if there was one.
 
-        on_over() is called, from any thread, when the job has come to an end: close it.
+        From any thread: on_over() is called when the job has come to an end: close it; on_cut_off() when this process
+        is to end as if it died, for another one to take up the job.
         """
         self._on_over = on_over
+        self._on_cut_off = on_cut_off
         self.name = settings.job
         self.token = settings.token
         self._on_terminate = settings.terminated
@@ -66,8 +70,10 @@ class Job:
         self._changed = threading.Condition()
         self.verdict = Verdict(self._failed)
         self._record = record
-        seconds = replacement_seconds() if record.turn else SESSION_SECONDS
-        self.session = ClientSession(self._cancelled, self.verdict.report_defect, seconds, settings.ingress)
+        cut_off = self._client_cut_off if request.max_num_restarts and request.host_id not in ("", host_id()) else None
+        self.session = ClientSession(
+            self._cancelled, self.verdict.report_defect, record.session_seconds, settings.ingress, cut_off
+        )
         self.plans = Plans(settings.cache, compile_step, record)
         self._reporter = JobReporter(management.report)
         self._nodes = JobNodes(
@@ -100,7 +106,7 @@ class Job:
         self._ready = False
         self._over = False
         self._terminated = False
-        self._is_finished = False
+        self.is_finished = False  # the script is done with the job
         self._succeeded = False
         self._acquiring = GuardedThread(
             self._acquire_nodes, name="acquiring-nodes", on_defect=self.verdict.report_defect
@@ -139,16 +145,20 @@ class Job:
 
     # --- what the client asks for -------------------------------------------------------------------------------------
 
-    def client_finished(self) -> None:
-        """The session is about to end because the script is done with the job."""
-        self._is_finished = True
-
     def client_left(self) -> None:
-        """The session's stream has ended: so has the job."""
-        self.session.check_ingress()
+        """The session has ended, and so has the job."""
+        self.session.end()
         with self._changed:
-            self._succeeded = self._ready and self._is_finished and self.verdict.failure is None
+            self._succeeded = self._ready and self.is_finished and self.verdict.failure is None
             self._end()
+
+    def _client_cut_off(self) -> bool:
+        """Whether another coordinator is to wait for the script, as it cannot be known whether it lives."""
+        if self._over or self.is_finished or not self._recovers:
+            return False
+        self._record.cut_off()
+        self._on_cut_off()
+        return True
 
     def wait_for_nodes(self) -> JobNodes:
         """The nodes, once all are attached. Raises JobFailed."""
@@ -177,15 +187,7 @@ class Job:
         asked, leased = (each.execution_strategy == PIPELINE for each in (options, self.request))
         if asked != leased:
             raise CompileRefused("the step has another execution strategy than the job, which has the nodes for one")
-        return self.plans.compile(cirh, options, self.wait_for_nodes().topology, self._compiling)
-
-    @contextlib.contextmanager
-    def _compiling(self) -> Iterator[None]:
-        self._reporter.phase(management_pb2.JOB_PHASE_COMPILING)
-        try:
-            yield
-        finally:
-            self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
+        return self.plans.compile(cirh, options, self.wait_for_nodes().topology, self._reporter.compiling)
 
     def begin(self, begin: coordinator_pb2.Begin) -> Execution | None:
         """A new execution, or None while there is another. Raises JobFailed; KeyError for an unknown artifact."""
@@ -362,7 +364,7 @@ class Job:
             if is_first:
                 self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
             else:
-                self.recovery.take_up(f"the coordinator of {self.name} died, and another has taken up the job")
+                self.recovery.take_up(self._record.cause_of_turn(self.name))
             with self._changed:
                 self._ready = True
                 self._changed.notify_all()

@@ -19,12 +19,15 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from appliance.coordinator.execution.recovery_points import RecoveryPoint
+from appliance.coordinator.recovery.recovery import replacement_seconds
 from nodes.folders import check_private, why_not_kept, write_whole
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2, record_pb2
 
 RECORDS: Final = "jobs"
 RECORD: Final = "record"
 LOCK: Final = "lock"
+SESSION_SECONDS: Final = 10.0  # until the script must have come, to the first coordinator of its job
+RETURN_SECONDS: Final = 20.0  # likewise, to one that waits for a script which was cut off
 LEFT_SECONDS: Final = 60.0  # after so long without a coordinator the script has given up its job
 SWEPT_SECONDS: Final = 24 * 3600.0  # after so long without any change a record has no owner
 
@@ -51,6 +54,7 @@ class JobRecord:
         self.plans: dict[str, plan_pb2.Plan] = {}  # that another coordinator had, by artifact
         self.steps: dict[str, coordinator_pb2.CompileRequest] = {}  # likewise
         self.inputs: list[node_pb2.PrepareInput] = []  # likewise
+        self.was_cut_off = False  # the coordinator before this one, from its script
 
     # --- what is read by the one that takes up the job ----------------------------------------------------------------
 
@@ -94,10 +98,26 @@ class JobRecord:
             self._is_kept = False
             raise RecordLost(f"what its coordinator had kept in {self._folder} cannot be read: {error}") from error
 
+        self.was_cut_off = self._record.cut_off
+
         def change(record: record_pb2.JobRecord) -> None:
             record.turn += 1
+            record.cut_off = False
 
         self._change(change)
+
+    def cause_of_turn(self, job: str) -> str:
+        """Why this coordinator has taken up the job, for the user."""
+        cut_off = f"the connection between the script and the coordinator of {job} broke"
+        cause = cut_off if self.was_cut_off else f"the coordinator of {job} died"
+        return f"{cause}, and another has taken up the job"
+
+    @property
+    def session_seconds(self) -> float:
+        """Until the script must have come."""
+        if self.was_cut_off:
+            return RETURN_SECONDS
+        return replacement_seconds() if self.turn else SESSION_SECONDS
 
     @property
     def turn(self) -> int:
@@ -255,6 +275,15 @@ class JobRecord:
                 record.loaders.append(prepared.loader)
 
         self._change(change)
+
+    def cut_off(self) -> None:
+        """The connection to the script broke, and another coordinator is to take up the job as it is now."""
+
+        def change(record: record_pb2.JobRecord) -> None:
+            record.cut_off = True
+
+        self._change(change)
+        self._is_kept = False
 
     def remove(self) -> None:
         """The job has ended."""

@@ -1,7 +1,8 @@
 """What management is told of the job: its phase and step, in the order in which they came about."""
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from wsc.v1 import management_pb2, node_pb2
 
@@ -41,6 +42,15 @@ class JobReporter:
             self._report.restarts.extend(kept)
             self._report.num_restarts += 1
             self._tell(self._report.phase)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """While a step is compiled."""
+        self.phase(management_pb2.JOB_PHASE_COMPILING)
+        try:
+            yield
+        finally:
+            self.phase(management_pb2.JOB_PHASE_IDLE)
 
     def end(self, phase: "management_pb2.JobPhase.ValueType", message: str) -> None:
         """How the job ended: the last report."""

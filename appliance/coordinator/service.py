@@ -5,7 +5,7 @@ import hmac
 import logging
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import grpc
@@ -43,9 +43,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> Iterator[coordinator_pb2.SessionResponse]:
         self._check(request.token, context)
         if not self._job.session.open():
+            if request.cut_off and self._job.session.comes_again():
+                context.abort(grpc.StatusCode.UNAVAILABLE, "another coordinator takes up the job")
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "the job has a session")
-        if not context.add_callback(self._job.client_left):
-            self._job.client_left()
+        self._when_over(context, self._job.client_left)
         context.send_initial_metadata(())  # the session is open: its end will be noticed
         yield from self._job.session.messages()
         failure = self._job.verdict.failure
@@ -103,7 +104,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self, request: coordinator_pb2.FinishRequest, context: grpc.ServicerContext
     ) -> coordinator_pb2.FinishResponse:
         self._check(request.token, context)
-        self._job.client_finished()
+        self._job.is_finished = True
         return coordinator_pb2.FinishResponse()
 
     def Execute(
@@ -132,11 +133,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             return
 
         def left() -> None:
-            self._job.session.check_ingress()
+            self._job.session.check_connection()
             execution.abandon()
 
-        if not context.add_callback(left):
-            left()
+        self._when_over(context, left)
         failure: node_pb2.Failure | None = None
         try:
             yield from self._run(execution, request_iterator)
@@ -171,7 +171,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 yield from self._load_and_start(execution)
             yield from execution.responses()
         except GeneratorExit:  # gRPC drops a generator whose client is gone
-            self._job.session.check_ingress()
+            self._job.session.check_connection()
             with contextlib.suppress(JobFailed, TimeoutError):
                 self._stop(execution)
             raise
@@ -199,6 +199,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         with self._job.recovery.lock:  # the recovery finds it running, or not at all
             execution.stop()
             self._job.end_execution(execution)
+
+    def _when_over(self, context: grpc.ServicerContext, left: Callable[[], None]) -> None:
+        """Have this called when the call has ended: in a thread, as it may wait for the ends of other calls."""
+
+        def over() -> None:
+            GuardedThread(left, name="client-left", on_defect=self._job.verdict.report_defect).start()
+
+        if not context.add_callback(over):
+            over()
 
     def _check(self, token: str, context: grpc.ServicerContext) -> None:
         # As bytes: of text, it takes ASCII only.

@@ -28,10 +28,18 @@ class Event(enum.Enum):
 
     TERMINATE = enum.auto()  # somebody wants the process to end
     OVER = enum.auto()  # the job is over
+    CUT_OFF = enum.auto()  # from the script, for which another process is to wait
+
+
+class CutOff(Exception):
+    """The process is to end at once, and leave everything as it is."""
 
 
 def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "queue.SimpleQueue[Event]") -> int:
-    """Serve the job until it is over; returns the exit status. A put on events is safe in a signal handler."""
+    """Serve the job until it is over; returns the exit status. A put on events is safe in a signal handler.
+
+    Raises CutOff.
+    """
     server = make_server(for_scripts=True, job=settings.job)
     address = bind(server, settings.listen)
     listener = LinkListener(address, lambda defect: job.verdict.report_defect(defect))
@@ -52,7 +60,16 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
         record.take_up() if settings.restarted else record.begin(is_kept=request.max_num_restarts > 0)
     except RecordLost as error:
         lost = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=f"the coordinator has died, and {error}")
-    job = Job(settings, request, management, listener, compile_step, record, lambda: events.put(Event.OVER))
+    job = Job(
+        settings,
+        request,
+        management,
+        listener,
+        compile_step,
+        record,
+        on_over=lambda: events.put(Event.OVER),
+        on_cut_off=lambda: events.put(Event.CUT_OFF),
+    )
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorService(job), server)
     server.start()
     job.start()
@@ -62,6 +79,8 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
         while (event := _next(events)) is not Event.OVER:
             if event is Event.TERMINATE:
                 job.terminate()
+            if event is Event.CUT_OFF:
+                raise CutOff
             try:
                 job.tick()
             except Exception as error:

@@ -9,9 +9,9 @@ from interconnect.rpc.address import split_address
 from interconnect.threads import GuardedTimer
 from wsc.v1 import coordinator_pb2
 
-SESSION_SECONDS = 10.0  # until the client must have come
 LISTENS_SECONDS = 1.0
-ORPHANED_SECONDS = 10.0  # until a process whose ingress has died must have been ended, too
+ORPHANED_SECONDS = 10.0  # until a process whose ingress has died, or whose script was cut off, must have been ended
+TOGETHER_SECONDS = 0.5  # in which all streams of a connection end that has broken
 
 
 class ClientSession:
@@ -23,12 +23,17 @@ class ClientSession:
         on_defect: Callable[[Exception], None],
         seconds: float,
         ingress: str = "",
+        on_cut_off: Callable[[], bool] | None = None,
     ) -> None:
         """on_missing(message): no client has come within so many seconds. on_defect(error): of what waits.
 
-        ingress: the address of the one that runs this process; empty: none does.
+        ingress: the address of the one that runs this process; empty: none does. on_cut_off: for a client
+        that can be cut off; its connection broke. True: this process is about to end, and another waits for the client.
         """
         self._ingress = ingress
+        self._on_cut_off = on_cut_off
+        self._ended = threading.Event()
+        self._closed = threading.Event()
         self._lock = threading.Lock()
         self._opened = threading.Event()
         self._messages: queue.SimpleQueue[coordinator_pb2.SessionResponse | None] = queue.SimpleQueue()
@@ -52,13 +57,27 @@ class ClientSession:
             self._opened.set()
         return True
 
-    def check_ingress(self) -> None:
-        """To be called before the end of a connection is taken for the client's wish.
+    def end(self) -> None:
+        """The client's stream has ended."""
+        self._ended.set()
+        self.check_connection()
 
-        Where the ingress has died it was not: then this process is about to be ended as well, which is waited for here.
+    def check_connection(self) -> None:
+        """To be called before the end of a stream is taken for the client's wish.
+
+        Where the ingress has died, or the client was cut off, it was not: then this process is about to be ended as
+        well, which is waited for here.
         """
-        if self._ingress and not _listens(self._ingress):
-            threading.Event().wait(ORPHANED_SECONDS)
+        is_orphaned = bool(self._ingress) and not _listens(self._ingress)
+        if is_orphaned or self._is_cut_off():
+            self._closed.wait(ORPHANED_SECONDS)
+
+    def _is_cut_off(self) -> bool:
+        return self._on_cut_off is not None and self._ended.wait(TOGETHER_SECONDS) and self._on_cut_off()
+
+    def comes_again(self) -> bool:
+        """The client has noticed that its connection broke, and we have not; whether another process waits for it."""
+        return self._on_cut_off is not None and self._on_cut_off()
 
     def wait_until_open(self, seconds: float) -> None:
         """For a client that is on its way."""
@@ -74,6 +93,7 @@ class ClientSession:
 
     def close(self) -> None:
         """Nothing more is told."""
+        self._closed.set()
         self._timeout.cancel()
         self._messages.put(None)
 

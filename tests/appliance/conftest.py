@@ -18,8 +18,8 @@ from pretending_job import Behaviour, PretendingJob, plan_with_groups
 from appliance.coordinator import serving
 from appliance.coordinator import settings as coordinator_settings
 from appliance.coordinator.compilation import CompileRefused
-from appliance.coordinator.serving import Event, serve_job
-from appliance.coordinator.settings import CoordinatorHome, CoordinatorSettings, read_settings
+from appliance.coordinator.serving import CutOff, Event, serve_job
+from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorHome, CoordinatorSettings, read_settings
 from appliance.management import supervisor
 from appliance.management.service import ManagementService
 from appliance.management.settings import ManagementSettings
@@ -128,6 +128,7 @@ def drop_dead() -> None:
     job, management = _made.job, _made.management
     job._record._is_kept = False
     job._record.close()
+    job.session._closed.set()
     job._nodes._closing = True
     for attachment in list(job._nodes._attachments.values()):
         attachment._ending = True
@@ -170,9 +171,9 @@ class ThreadChild:
 
         try:
             self._status = serve_job(settings, compile_step, self.events)
-        except Killed:
+        except (Killed, CutOff) as error:
             drop_dead()
-            self._status = -9
+            self._status = -9 if isinstance(error, Killed) else CUT_OFF_STATUS
         finally:
             os.eventfd_write(self._ended, 1)
 

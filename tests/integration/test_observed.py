@@ -29,6 +29,7 @@ def test_a_job_can_be_watched_and_traced(start_script: StartScript, tmp_path: Pa
         arguments = ["trace", job, "--steps", "4", "--output", str(file), "--management", cluster.management]
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
+        (script.surroundings.folder / "go").touch()
         events = [event for lot in watched for event in lot.events]
         assert script.wait() == 0, script.errors
         wait_for(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)

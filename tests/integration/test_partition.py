@@ -1,4 +1,7 @@
-"""Hosts that cannot reach each other for 10 s in the middle of training: the job goes on, with the same results."""
+"""Hosts that cannot reach each other for 10 s in the middle of training: the job goes on, with the same results.
+
+The script's own host is one of them.
+"""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -8,6 +11,8 @@ import pytest
 from cluster_rig import SCRIPTS, RunningScript, StartScript, cluster_by_hand
 
 from benchmarks.network import Host, NoNetwork, hosts
+from interconnect.security.own_tokens import own_clusters_token
+from interconnect.security.tokens import Kind
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -42,7 +47,9 @@ def test_the_results_are_those_of_a_run_in_which_all_hosts_reach_each_other(
 
         def start(pause: float) -> RunningScript:
             arguments = ("--artifacts", "artifacts", "--steps", 60, "--stop", 0, "--pause", pause)
-            return start_script(SCRIPT, *arguments, management=management, prefix=first.command())
+            token = own_clusters_token(Kind.USER)
+            prefix = wafers_host.command()
+            return start_script(SCRIPT, *arguments, management=management, prefix=prefix, WAFERBOX_TOKEN=token)
 
         undisturbed = start(pause=0.0)
         assert undisturbed.wait(120) == 0, undisturbed.errors
@@ -52,3 +59,4 @@ def test_the_results_are_those_of_a_run_in_which_all_hosts_reach_each_other(
         assert script.wait(120) == 0, script.errors
     assert script.output == undisturbed.output
     assert "The job goes on from step" in script.errors
+    assert "the connection between the script and the coordinator" in script.errors

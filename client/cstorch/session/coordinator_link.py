@@ -11,7 +11,7 @@ import grpc
 
 from cstorch.errors import ClusterUnreachableError
 from cstorch.session.connecting import connect
-from interconnect.rpc.server import is_from_ingress, through
+from interconnect.rpc.server import is_from_ingress, make_channel, through
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
 
 ANOTHER_SECONDS: Final = 60.0  # that a cluster may take to start another coordinator
@@ -149,6 +149,8 @@ class CoordinatorLink:
             away_since = None
             if job.ended:
                 return False
+            if job.coordinator == lost:
+                self._come_again()
             if job.coordinator in ("", lost):
                 continue
             lost = job.coordinator
@@ -188,6 +190,15 @@ class CoordinatorLink:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         session = stub.Session(coordinator_pb2.SessionRequest(token=self._token))
         return Connection(turn=turn, coordinator=coordinator, channel=channel, stub=stub, session=session)
+
+    def _come_again(self) -> None:
+        """Tells the coordinator, if it is there, that the connection broke, which it may not have noticed."""
+        request = coordinator_pb2.SessionRequest(token=self._token, cut_off=True)
+        with make_channel(through(self._gateway, self._connection.coordinator), self._token) as channel:
+            try:
+                next(iter(coordinator_pb2_grpc.CoordinatorStub(channel).Session(request, timeout=ANSWER_SECONDS)), None)
+            except grpc.RpcError as error:
+                logger.debug("the coordinator of %s: %s", self._job, error)
 
     def _use(self, another: Connection) -> bool:
         with self._changed:

@@ -15,6 +15,7 @@ from cstorch.errors import CompileError, ConfigurationError, CstorchError, NodeL
 from cstorch.session import failures
 from cstorch.session.connecting import CONNECT_SECONDS, connect
 from cstorch.session.coordinator_link import CoordinatorLink, is_gone
+from interconnect.links.handshake import host_id
 from interconnect.rpc.server import is_from_ingress
 from interconnect.rpc.version import __version__
 from interconnect.security.own_tokens import user_name, user_token
@@ -91,6 +92,7 @@ class Job:
             run_ahead_steps=self.config.run_ahead_steps,
             user=user_name(),
             host=socket.gethostname(),
+            host_id=host_id(),
             priority=int(self.config.job_priority.removeprefix("p")),
             execution_strategy=self.strategy,
             max_num_restarts=num_restarts,

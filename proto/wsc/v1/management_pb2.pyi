@@ -340,6 +340,7 @@ class CreateJobRequest(_message.Message):
     EXECUTION_STRATEGY_FIELD_NUMBER: _builtins.int
     MAX_NUM_RESTARTS_FIELD_NUMBER: _builtins.int
     MIN_NUM_CSX_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     num_csx: _builtins.int
     num_workers_per_csx: _builtins.int
@@ -359,6 +360,8 @@ class CreateJobRequest(_message.Message):
     """how often in a row it goes on after a death without having got any further; 0: a death ends it"""
     min_num_csx: _builtins.int
     """with how many wafers it goes on where none comes in the place of a lost one; 0: with all"""
+    host_id: _builtins.str
+    """of the script's host, as nodes tell theirs; empty: it is that of the coordinator"""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -378,10 +381,11 @@ class CreateJobRequest(_message.Message):
         execution_strategy: _plan_pb2.ExecutionStrategy.ValueType = ...,
         max_num_restarts: _builtins.int = ...,
         min_num_csx: _builtins.int = ...,
+        host_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "execution_strategy", b"execution_strategy", "host", b"host", "labels", b"labels", "lane", b"lane", "max_num_restarts", b"max_num_restarts", "max_wgt_servers", b"max_wgt_servers", "min_num_csx", b"min_num_csx", "num_csx", b"num_csx", "num_workers_per_csx", b"num_workers_per_csx", "priority", b"priority", "run_ahead_steps", b"run_ahead_steps", "user", b"user", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "execution_strategy", b"execution_strategy", "host", b"host", "host_id", b"host_id", "labels", b"labels", "lane", b"lane", "max_num_restarts", b"max_num_restarts", "max_wgt_servers", b"max_wgt_servers", "min_num_csx", b"min_num_csx", "num_csx", b"num_csx", "num_workers_per_csx", b"num_workers_per_csx", "priority", b"priority", "run_ahead_steps", b"run_ahead_steps", "user", b"user", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

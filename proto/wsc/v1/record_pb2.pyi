@@ -147,12 +147,15 @@ class JobRecord(_message.Message):
     LOADERS_FIELD_NUMBER: _builtins.int
     CAUSES_FIELD_NUMBER: _builtins.int
     MANAGEMENT_FIELD_NUMBER: _builtins.int
+    CUT_OFF_FIELD_NUMBER: _builtins.int
     HELLO_FIELD_NUMBER: _builtins.int
     turn: _builtins.int
     """how many coordinators the job had before"""
     last_epoch: _builtins.int
     management: _builtins.str
     """address of the management service whose job it is"""
+    cut_off: _builtins.bool
+    """the connection to the script broke: the script may come back"""
     @_builtins.property
     def execution(self) -> Global___RecordedExecution:
         """the last that was begun"""
@@ -189,11 +192,12 @@ class JobRecord(_message.Message):
         loaders: _abc.Iterable[_builtins.str] | None = ...,
         causes: _abc.Iterable[_builtins.str] | None = ...,
         management: _builtins.str = ...,
+        cut_off: _builtins.bool = ...,
         hello: _management_pb2.CoordinatorHello | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "hello", b"hello", "point", b"point"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "causes", b"causes", "execution", b"execution", "hello", b"hello", "last_epoch", b"last_epoch", "loaders", b"loaders", "management", b"management", "placed", b"placed", "point", b"point", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "causes", b"causes", "cut_off", b"cut_off", "execution", b"execution", "hello", b"hello", "last_epoch", b"last_epoch", "loaders", b"loaders", "management", b"management", "placed", b"placed", "point", b"point", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

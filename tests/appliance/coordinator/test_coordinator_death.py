@@ -11,6 +11,7 @@ import pytest
 from appliance.coordinator import management_link, record, serving
 from appliance.coordinator.execution import execution_points
 from appliance.coordinator.recovery import point_schedule, recovery
+from appliance.coordinator.session import ClientSession
 from appliance.ingress.process import Ingress, IngressSettings
 from appliance.management import supervisor
 from cstorch.distributed.cluster_config import ClusterConfig
@@ -322,6 +323,65 @@ def test_with_its_ingress(
         cluster.until(lambda: not ingress._coordinators.count())
     finally:
         ingress.close()
+
+
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_a_script_on_another_host_that_was_cut_off_comes_back(
+    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, is_noticed: bool
+) -> None:
+    """Whether its coordinator notices it, or hears of it by the script that comes again."""
+    monkeypatch.setattr(session_job, "host_id", lambda: "elsewhere")
+    check = ClientSession.check_connection
+    if not is_noticed:
+        monkeypatch.setattr(ClientSession, "check_connection", lambda session: session._closed.wait(20.0))
+    one = script()
+    one.begin(NUM_STEPS)
+    one.start()
+    go = hold(cluster, 15)
+    one.run(10)
+    one.job._link.current.channel.close()
+    cluster.until(lambda: one.job.turn)
+    monkeypatch.setattr(ClientSession, "check_connection", check)
+    go.set()
+    one.finish(NUM_STEPS)
+    (restart,) = one.info().restarts
+    broke = f"the connection between the script and the coordinator of {one.job.name} broke"
+    assert restart.cause == f"{broke}, and another has taken up the job"
+    one.begin(5)
+    one.start()
+    one.finish(5)
+    one.close()
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
+
+
+def test_a_script_on_another_host_that_does_not_come_back_ends_its_job(
+    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_job, "host_id", lambda: "elsewhere")
+    monkeypatch.setattr(record, "RETURN_SECONDS", 0.5)
+    one = script()
+    one.job._link._closing.set()
+    one.job._link.end()  # nobody looks for another coordinator
+    one.job._link.current.channel.close()
+    cluster.until(lambda: cluster.jobs()[0].ended)
+    assert cluster.jobs()[0].phase == management_pb2.JOB_PHASE_CANCELLED
+    assert "the client did not come within 0.5 s" in cluster.jobs()[0].message
+    cluster.until(lambda: cluster.free_nodes() == 4)
+
+
+def test_a_script_on_another_host_may_leave_an_execution(
+    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_job, "host_id", lambda: "elsewhere")
+    one = script()
+    one.begin(100_000)
+    one.start()
+    one.run(3)
+    one.stream.close()
+    one.begin(5)
+    one.start()
+    one.finish(5)
+    assert not one.job.turn
 
 
 def test_with_an_ingress_that_does_not_come_back(

@@ -208,9 +208,9 @@ def test_a_coordinator_that_does_not_start_is_reported(
 def test_a_client_that_never_comes_does_not_keep_a_job(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from appliance.coordinator import job
+    from appliance.coordinator import record
 
-    monkeypatch.setattr(job, "SESSION_SECONDS", 0.2)
+    monkeypatch.setattr(record, "SESSION_SECONDS", 0.2)
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
     cluster.stub.CreateJob(
         management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1), timeout=20

@@ -1,10 +1,12 @@
 """Trains a small network for so many steps that it can be looked at meanwhile; its input_fn prints.
 
-python watched.py --artifacts DIR --num-steps N --activation-steps N; prints step and loss, as it is, for each output.
+python watched.py --artifacts DIR --num-steps N; prints step and loss, as it is, for each output. It goes slowly until
+the file "go" is in the working directory.
 """
 
 import argparse
 import logging
+import time
 from pathlib import Path
 
 import torch
@@ -13,6 +15,8 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import cerebras.pytorch as cstorch
+
+SLOW_SECONDS = 0.02
 
 
 def input_fn(batch_size: int) -> DataLoader:
@@ -47,6 +51,8 @@ def main() -> None:
     @cstorch.step_closure
     def report(loss: torch.Tensor) -> None:
         print(executor.user_iteration, loss.item().hex(), flush=True)
+        if not Path("go").exists():
+            time.sleep(SLOW_SECONDS)
 
     loader = cstorch.utils.data.DataLoader(input_fn, 8)
     executor = cstorch.utils.data.DataExecutor(loader, num_steps=options.num_steps)
