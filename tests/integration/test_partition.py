@@ -1,6 +1,6 @@
 """Hosts that cannot reach each other for 10 s in the middle of training: the job goes on, with the same results.
 
-The script's own host is one of them.
+The script's own host is one of them; whether the script notices depends on when it has heard of its coordinator last.
 """
 
 import time
@@ -59,4 +59,3 @@ def test_the_results_are_those_of_a_run_in_which_all_hosts_reach_each_other(
         assert script.wait(120) == 0, script.errors
     assert script.output == undisturbed.output
     assert "The job goes on from step" in script.errors
-    assert "the connection between the script and the coordinator" in script.errors
