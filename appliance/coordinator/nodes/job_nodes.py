@@ -142,13 +142,14 @@ class JobNodes:
         """
         with self._changed:
             self._interrupted = False
-            attachments = [self._attachments.pop(member.name) for member in dead if self.has(member)]
+            lost = [member for member in dead if self.has(member) or self._is_unattached(member)]
+            attachments = [self._attachments.pop(member.name) for member in lost if self.has(member)]
             for attachment in attachments:
                 self._endpoints.pop(attachment.member.name, None)
         for attachment in attachments:
             attachment.close(0.0)
-        if attachments:
-            acquired = replace([attachment.member.node for attachment in attachments])
+        if lost:
+            acquired = replace([member.node for member in lost])
             self._topology = self.topology.with_nodes(acquired.nodes)
         self._attach([member for member in self.topology.members() if member.name not in self._attachments])
 
@@ -175,6 +176,11 @@ class JobNodes:
         acquired = reduce([member.node for member in topology.members()])
         self._topology = topology.with_nodes(acquired.nodes)
         self._attach([member for member in self.topology.members() if member.name not in self._attachments])
+
+    def _is_unattached(self, member: Member) -> bool:
+        """Whether this is the node that has its place, which was never attached to."""
+        there = self.topology.members()
+        return member.name not in self._attachments and any(each is member for each in there)
 
     def has(self, member: Member) -> bool:
         """Whether this is the node that has its place, and not one that did before."""

@@ -103,8 +103,15 @@ class Recovery:
             self._thread.join()
 
     def take_up(self, cause: str) -> None:
-        """Before start: the job has its nodes from another coordinator; none is attached to. cause: for the user."""
-        self._unprepared.update(member.name for member in self._nodes.topology.members())
+        """Before start: the job has its nodes from another coordinator; none is attached to. cause: for the user.
+
+        Those that management has lost are replaced at once: each that would be found dead counts as one more restart.
+        """
+        for member in self._nodes.topology.members():
+            self._unprepared.add(member.name)
+            if not member.node.lease_left_seconds:
+                reason = "died or was cut off: the management service has lost it"
+                self._dead[member.name] = (member, f"{self._nodes.describe(member.name)} {reason}")
         self._untold = cause
         self._lost.append(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=cause))
         self._is_live, self._disturbed_at = False, time.monotonic()

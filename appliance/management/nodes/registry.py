@@ -343,7 +343,7 @@ class NodeRegistry:
             if job not in awaited or time.monotonic() >= self._returning_until:
                 held = {node.member: node for node in self._held(job)}
                 known = self._jobs[job] or held
-                self._waiters[job].admitted([held.get(member, node) for member, node in known.items()])
+                self._waiters[job].admitted([held.get(member) or _gone(node) for member, node in known.items()])
                 self._forget(job)
 
     def _forget(self, job: str) -> None:
@@ -362,6 +362,14 @@ class NodeRegistry:
 def _is_same(one: management_pb2.NodeInfo | None, other: management_pb2.NodeInfo) -> bool:
     """Whether both are the same node of a job, also if it has registered anew in between."""
     return one is not None and (one.member, one.address) == (other.member, other.address)
+
+
+def _gone(node: management_pb2.NodeInfo) -> management_pb2.NodeInfo:
+    """Of one that is not there: its lease is over."""
+    info = management_pb2.NodeInfo()
+    info.CopyFrom(node)
+    info.lease_left_seconds = 0.0
+    return info
 
 
 def _with_lease(node: _Node, now: float) -> management_pb2.NodeInfo:

@@ -14,6 +14,7 @@ from appliance.coordinator.recovery import point_schedule, recovery
 from appliance.coordinator.session import ClientSession
 from appliance.ingress.process import Ingress, IngressSettings
 from appliance.management import supervisor
+from appliance.management.supervisor import Supervisor
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterError, NodeLostError
 from cstorch.session import coordinator_link
@@ -190,6 +191,31 @@ def test_with_its_management(
     one.finish(NUM_STEPS)
     causes = [restart.cause for restart in one.info().restarts]
     assert causes == [f"the coordinator of {one.job.name} died, and another has taken up the job"]
+
+
+def test_nodes_that_died_meanwhile_count_as_one_restart(cluster: Any, script: Callable[..., Script]) -> None:
+    one = script()
+    one.begin(NUM_STEPS)
+    one.start()
+    go = hold(cluster, 15)
+    one.run(10)
+    start, began = Supervisor._start_coordinator, threading.Event()
+
+    def start_later(*arguments: Any, **options: Any) -> Any:
+        began.wait(30)
+        return start(cluster.service._supervisor, *arguments, **options)
+
+    cluster.service._supervisor._start_coordinator = start_later
+    one.coordinator().kill()
+    go.set()
+    for _ in range(3):  # wafer, SwarmX, MemoryX
+        cluster.kill(0)
+    cluster.until(lambda: len(cluster.service.nodes()) == 1)
+    cluster.add(memoryx=1, swarmx=1, wafer=1)
+    began.set()
+    one.finish(NUM_STEPS)
+    (restart,) = one.info().restarts
+    assert restart.cause.count("the management service has lost it") == 3
 
 
 def test_while_another_has_the_job_it_is_not_taken_up(cluster: Any, script: Callable[..., Script]) -> None:

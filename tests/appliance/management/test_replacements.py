@@ -371,8 +371,8 @@ def test_the_link_waits_for_a_node_that_comes_later(cluster: Any, linked: Linked
     with ThreadPoolExecutor(1) as pool:
         lost = of(linked.nodes, "wafer-0")
         cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
+        cluster.until(lambda: linked.listening.lost)  # who is replaced is missed no more
         answer = pool.submit(linked.link.replace, [lost])
-        cluster.until(lambda: linked.listening.lost)
         cluster.until(lambda: any("1 wafer, not in the cluster" in s.waiting_for for s in linked.listening.statuses))
         cluster.add(wafer=1)
         nodes = answer.result(WAIT_SECONDS).nodes
