@@ -17,6 +17,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Result = TypeVar("_Result")
 
 STOP_SECONDS: Final = 5.0  # beyond the grace of stop: handlers that were cancelled have ended by then
+SETTLE_SECONDS = 1.0  # in which calls that were ended with the server are over
 
 
 class AsyncServer:
@@ -84,6 +85,10 @@ async def _make_server(options: list[tuple[str, int]], guard: Guard) -> grpc.aio
 async def _settle() -> None:
     """Ends what still runs in the loop."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    # gRPC prints a traceback where one of its own is cancelled, and not by the end of its call.
+    calls = [task for task in tasks if getattr(task.get_coro(), "__name__", "") == "_schedule_rpc_coro"]
+    if calls:
+        await asyncio.wait(calls, timeout=SETTLE_SECONDS)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
