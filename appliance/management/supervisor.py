@@ -201,10 +201,8 @@ class Supervisor:
 
     def adopt(self, hello: management_pb2.CoordinatorHello) -> Job:
         """A job that an earlier start of this service had made. Raises TooManyJobs."""
-        job = self.jobs.adopt(hello)
-        self.registry.open(job.name, hello.nodes)
+        job = self._open(hello)
         logger.info("%s is back", job.name)
-        job.coordinator = hello.address
         if hello.ingress and self._is_to_go_on(job):
             job.process = self._start_coordinator(job, hello.ingress, restarted=True)
         else:
@@ -213,18 +211,23 @@ class Supervisor:
             self._begin_watch(job, hello.ingress)
         return job
 
+    def _open(self, hello: management_pb2.CoordinatorHello) -> Job:
+        """The job of a hello, with its nodes. Raises TooManyJobs."""
+        job = self.jobs.adopt(hello)
+        self.registry.open(job.name, hello.nodes)
+        job.coordinator = hello.address
+        return job
+
     def _take_up_left(self) -> None:
         """Have the jobs go on whose coordinators have ended and were not started again."""
         assert self._left is not None
         for hello in self._left.take(lambda name: self.jobs.find(name) is not None):
             hello.token = cluster_secret().token(Kind.JOB, hello.job)
             try:
-                job = self.jobs.adopt(hello)
+                job = self._open(hello)
             except TooManyJobs as error:
                 logger.warning("%s is given up: %s", hello.job, error)
                 continue
-            self.registry.open(job.name, hello.nodes)
-            job.coordinator = hello.address
             how = "its coordinator had ended, and the management service before this one with it"
             if self._replace_coordinator(job, hello.ingress, how):
                 self._begin_watch(job, hello.ingress)

@@ -17,7 +17,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Result = TypeVar("_Result")
 
 STOP_SECONDS: Final = 5.0  # beyond the grace of stop: handlers that were cancelled have ended by then
-SETTLE_SECONDS = 1.0  # in which calls that were ended with the server are over
+SETTLE_SECONDS: Final = 1.0  # in which calls that were ended with the server are over
 
 
 class AsyncServer:

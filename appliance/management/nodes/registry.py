@@ -128,7 +128,7 @@ class NodeRegistry:
         """All nodes, in the order in which they came."""
         with self._lock:
             now = time.monotonic()
-            return [_with_lease(node, now) for node in self._nodes.values()]
+            return [_with_lease(node.info, node.expires - now) for node in self._nodes.values()]
 
     def ingress(self) -> str:
         """The address of one; empty if there is none."""
@@ -290,7 +290,11 @@ class NodeRegistry:
 
     def _held(self, job: str) -> Sequence[management_pb2.NodeInfo]:
         now = time.monotonic()
-        return [_with_lease(node, now) for node in self._nodes.values() if node.info.job == job and node.info.member]
+        return [
+            _with_lease(node.info, node.expires - now)
+            for node in self._nodes.values()
+            if node.info.job == job and node.info.member
+        ]
 
     def _is_member(self, hello: management_pb2.RegisterRequest) -> bool:
         """Whether a node that says that it works for a job has its place there still."""
@@ -330,7 +334,9 @@ class NodeRegistry:
             given = []
             for node in admission.nodes:
                 there = self._nodes.get(node.node_id)
-                given.append(_with_lease(there, now) if there is not None and there.info is node else node)
+                given.append(
+                    _with_lease(there.info, there.expires - now) if there is not None and there.info is node else node
+                )
             self._jobs[admission.job] = {node.member: node for node in given}
             for _ in range(admission.answers):
                 waiter.admitted(given)
@@ -343,7 +349,9 @@ class NodeRegistry:
             if job not in awaited or time.monotonic() >= self._returning_until:
                 held = {node.member: node for node in self._held(job)}
                 known = self._jobs[job] or held
-                self._waiters[job].admitted([held.get(member) or _gone(node) for member, node in known.items()])
+                self._waiters[job].admitted(
+                    [held.get(member) or _with_lease(node, 0.0) for member, node in known.items()]
+                )
                 self._forget(job)
 
     def _forget(self, job: str) -> None:
@@ -364,16 +372,9 @@ def _is_same(one: management_pb2.NodeInfo | None, other: management_pb2.NodeInfo
     return one is not None and (one.member, one.address) == (other.member, other.address)
 
 
-def _gone(node: management_pb2.NodeInfo) -> management_pb2.NodeInfo:
-    """Of one that is not there: its lease is over."""
+def _with_lease(node: management_pb2.NodeInfo, seconds: float) -> management_pb2.NodeInfo:
+    """seconds: that are left of its lease."""
     info = management_pb2.NodeInfo()
     info.CopyFrom(node)
-    info.lease_left_seconds = 0.0
-    return info
-
-
-def _with_lease(node: _Node, now: float) -> management_pb2.NodeInfo:
-    info = management_pb2.NodeInfo()
-    info.CopyFrom(node.info)
-    info.lease_left_seconds = max(0.0, node.expires - now)
+    info.lease_left_seconds = max(0.0, seconds)
     return info
