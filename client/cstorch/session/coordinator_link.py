@@ -153,15 +153,27 @@ class CoordinatorLink:
                 self._come_again()
             if job.coordinator in ("", lost):
                 continue
-            lost = job.coordinator
-            try:
-                another = self._connect(lost, self._connection.turn + 1)
-            except ClusterUnreachableError as unreachable:
-                logger.debug("the coordinator that has taken up %s: %s", self._job, unreachable)
-                continue
-            another.session.initial_metadata()  # it is open, so that its end will be noticed
-            return self._use(another)
+            another = self._reach(job.coordinator)
+            if another is not None:
+                return self._use(another)
+            self._closing.wait(RETRY_SECONDS)
         return False
+
+    def _reach(self, coordinator: str) -> Connection | None:
+        """A connection to the one that has taken up the job; None while it is not reached: it may be about to serve, an
+        ingress may not know of it yet, or it has died as well."""
+        try:
+            another = self._connect(coordinator, self._connection.turn + 1)
+        except ClusterUnreachableError as unreachable:
+            logger.debug("the coordinator that has taken up %s: %s", self._job, unreachable)
+            return None
+        session = another.session
+        session.initial_metadata()  # it is open, so that its end will be noticed
+        if not session.is_active() and is_gone(session):
+            logger.debug("the coordinator that has taken up %s: %s", self._job, session.details())
+            another.channel.close()
+            return None
+        return another
 
     def end(self) -> None:
         """No other coordinator comes."""
@@ -210,7 +222,7 @@ class CoordinatorLink:
         return is_wanted
 
 
-def is_gone(error: grpc.RpcError) -> bool:
+def is_gone(error: grpc.RpcError | grpc.Call) -> bool:
     """Whether nobody has answered; a channel that was closed in favour of another has cancelled the call."""
     assert isinstance(error, grpc.Call)
     return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)

@@ -1,0 +1,86 @@
+"""Where the coordinator of a job has died, the client finds the one that has taken it up, however late it serves."""
+
+import queue
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from cstorch.session.coordinator_link import CoordinatorLink
+from interconnect.rpc.server import make_channel
+from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
+
+JOB, TOKEN = "job-1", "secret"
+
+
+class Served:
+    """A coordinator. Its first sessions are refused, as by an ingress that knows nothing of it yet."""
+
+    def __init__(self, refused: int) -> None:
+        self.refused = refused
+        self.sessions = 0
+        self.ends: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._server = grpc.server(ThreadPoolExecutor(8))
+        self._service = Service(self)
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self._service, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def stop(self) -> None:
+        self.ends.put(None)
+        self._server.stop(None).wait()
+
+
+class Service(coordinator_pb2_grpc.CoordinatorServicer):
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    def Session(
+        self, request: coordinator_pb2.SessionRequest, context: grpc.ServicerContext
+    ) -> Iterator[coordinator_pb2.SessionResponse]:
+        served = self._served
+        served.sessions += 1
+        if served.sessions <= served.refused:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "no coordinator of this cluster is at this address")
+        context.send_initial_metadata(())
+        yield coordinator_pb2.SessionResponse(ready=coordinator_pb2.JobReady())
+        served.ends.get()
+
+
+class Management(management_pb2_grpc.ManagementServicer):
+    def __init__(self, coordinator: str) -> None:
+        self._coordinator = coordinator
+
+    def GetJob(
+        self, request: management_pb2.GetJobRequest, context: grpc.ServicerContext
+    ) -> management_pb2.GetJobResponse:
+        return management_pb2.GetJobResponse(job=management_pb2.JobInfo(coordinator=self._coordinator))
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("refused", [0, 1, 3])
+def test_a_coordinator_that_is_not_reached_at_once_is_tried_again(refused: int) -> None:
+    lost, another = Served(refused=0), Served(refused)
+    server = grpc.server(ThreadPoolExecutor(2))
+    management_pb2_grpc.add_ManagementServicer_to_server(Management(another.address), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    created = management_pb2.CreateJobResponse(job=JOB, coordinator=lost.address, token=TOKEN)
+    with make_channel(address, TOKEN) as channel:
+        link = CoordinatorLink(created, "", management_pb2_grpc.ManagementStub(channel), goes_on=True)
+        try:
+            session = link.current.session
+            next(session)
+            lost.stop()
+            with pytest.raises(grpc.RpcError) as error:
+                next(session)
+            assert link.replace(error.value)
+            assert (link.current.coordinator, link.current.turn) == (another.address, 1)
+            assert next(link.current.session).HasField("ready")
+            assert another.sessions == refused + 1
+        finally:
+            link.close()
+            link.close_channel()
+            another.stop()
+            server.stop(None).wait()
