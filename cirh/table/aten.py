@@ -12,6 +12,7 @@ import torch
 
 from cirh.calls.float16_products import in_float32
 from cirh.calls.network import embedding_gradient_in_place
+from cirh.calls.products import by_processor
 from cirh.dialect.errors import CirhError
 from cirh.dialect.spec import AttributeSpec, Call, Count, Format, Kind, OperandSpec, OpSpec, Site
 from cirh.dialect.types import TensorInfo, element_dtype
@@ -73,6 +74,7 @@ ALLOWED = frozenset(_ALLOWED.split())
 # Kept as one operation by name and executed element by element, but without torch's tag for it.
 _UNTAGGED_POINTWISE = frozenset({"masked_fill.Scalar", "masked_fill.Tensor"})
 _PRODUCTS = frozenset(["addmm", "addmv", "baddbmm", "bmm", "mm", "mv", "dot", "convolution", "convolution_backward"])
+_MATRIX_PRODUCTS = frozenset(["addmm", "mm"])
 # Their kernels take it for granted that operands lie in memory in order, and go wrong, or refuse, if not: torch calls
 # them behind .contiguous(), which is no operation here.
 _ORDERED_IN_MEMORY = frozenset(
@@ -194,6 +196,8 @@ def row(name: str) -> OpSpec:
     prepare = partial(_prepare, call, _fast(base, arguments), out, tuple(arguments))
     if base == "embedding_dense_backward":
         prepare = partial(embedding_gradient_in_place, prepare)
+    if base in _MATRIX_PRODUCTS:
+        prepare = by_processor(prepare)
     return OpSpec(
         name=name,
         operands=tuple(operands),

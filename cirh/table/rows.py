@@ -18,6 +18,7 @@ from cirh.calls.network import (
     prepare_layer_norm_grad,
     prepare_softmax,
 )
+from cirh.calls.products import by_processor
 from cirh.calls.random import prepare_bernoulli, prepare_integer, prepare_normal, prepare_uniform
 from cirh.calls.shape import (
     prepare_arange,
@@ -157,7 +158,7 @@ row("Softmax", "logits", prepare_softmax, rule=rules.softmax, attributes="axis=I
 row(
     "MatMul",
     "a b",
-    in_float32(prepare_matmul),
+    in_float32(by_processor(prepare_matmul)),
     rule=rules.matmul,
     attributes="transpose_a=BOOL? transpose_b=BOOL?",
 )

@@ -14,7 +14,11 @@ import torch
 from xdsl.ir import Operation
 
 from appliance.compiler.cost.flops import flops, is_product, moved_bytes
+from cirh.calls.products import onednn_is_faster
 from cirh.dialect import types
+from cirh.dialect.spec import Site
+from cirh.dialect.types import TensorInfo
+from cirh.table.lookup import spec
 from nodes.folders import write_whole
 
 FILE: Final = "machine.json"
@@ -76,7 +80,8 @@ def _machine() -> str:
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), processor)
-    return f"measured on {processor}, torch {torch.__version__}, one thread"
+    library = "oneDNN" if onednn_is_faster() else "torch's own library"
+    return f"measured on {processor}, torch {torch.__version__}, products by {library}, one thread"
 
 
 def _measure(name: str) -> MachineModel:
@@ -102,7 +107,9 @@ def _measure(name: str) -> MachineModel:
 
 def _products_per_second(dtype: torch.dtype) -> float:
     left, right = torch.ones(_SIDE, _SIDE, dtype=dtype), torch.ones(_SIDE, _SIDE, dtype=dtype)
-    return float(2 * _SIDE**3 / _best(lambda: torch.mm(left, right)))
+    operands = (TensorInfo((_SIDE, _SIDE), dtype),) * 2
+    product = spec("cirh.MatMul").prepare(Site("cirh.MatMul", operands)).function
+    return float(2 * _SIDE**3 / _best(lambda: product(left, right)))
 
 
 def _best(work: Callable[[], object]) -> float:

@@ -5,6 +5,7 @@ from math import prod
 from xdsl.ir import Operation, SSAValue
 
 from cirh.calls.attention import choose
+from cirh.calls.products import is_large_product
 from cirh.dialect import types
 from cirh.table.lookup import site_of
 
@@ -18,6 +19,9 @@ def temporary_bytes(op: Operation) -> int:
         case "aten.convolution_backward":
             gradient, operand = op.operands[:2]
             return types.nbytes(gradient) + types.nbytes(operand)
+        case "cirh.MatMul" | "aten.addmm" | "aten.mm" if is_large_product(site_of(op)):
+            # Both operands in the library's own order, where the wafer's processor takes that library.
+            return sum(map(types.nbytes, op.operands[-2:]))
         case "cirh.Attention" if choose(site_of(op)).kernel == "products":
             query, key = op.operands[:2]
             return 2 * _scores_bytes(query, key) + types.nbytes(query)
