@@ -50,6 +50,7 @@ def cached_compiler(folder: Path, root: Path) -> Compile:
                 wafer_memory_bytes=options.wafer_memory_bytes or DEFAULT_WAFER_MEMORY_BYTES,
                 execution_strategy=ExecutionStrategy.from_proto(options.execution_strategy),
                 num_replicas=options.num_replicas or 1,
+                asynchronous_updates=options.asynchronous_updates,
                 # Wafers' hosts are taken to be like this one.
                 wafer_cores=len(os.sched_getaffinity(0)),
             )

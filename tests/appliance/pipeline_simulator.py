@@ -89,6 +89,8 @@ class _Step:
         self.sent: dict[int, bytes] = {}
         self.overwritten: list[tuple[int, int]] = []  # bytes of states that are new
         self.new: dict[int, torch.Tensor] = {}  # values that lie in the buffers of states
+        self.newest: dict[int, int] = {}  # by state, of these
+        self.stale: set[int] = set()  # values whose buffers have others
         self.made_by_kernels: set[int] = set()
         self.held_bytes = 0  # of what kernels made, beside joined values and states
         self.most_bytes = 0
@@ -102,7 +104,10 @@ class _Step:
     def read(self, value: int, once: bool = True) -> torch.Tensor:
         tensor = self.values[value]
         start, end = _bytes(tensor)
-        if value not in self.new and any(first < end and start < last for first, last in self.overwritten):
+        if value in self.stale:
+            raise Hazard(f"value {value} was overwritten by a later micro-batch")
+        is_old = value not in self.new and not self.plan.asynchronous_updates
+        if is_old and any(first < end and start < last for first, last in self.overwritten):
             raise Hazard(f"value {value} is read from a state that was overwritten")
         return tensor
 
@@ -155,6 +160,8 @@ class _Step:
         for value, tensor, state in zip(run.outputs, results, commits, strict=True):
             if state:
                 self.new[value] = tensor
+                self.stale.add(self.newest.get(state, 0))
+                self.newest[state] = value
             elif value not in self.joined:
                 self.made_by_kernels.add(value)
                 self.held_bytes += tensor.nbytes

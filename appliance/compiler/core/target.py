@@ -105,6 +105,8 @@ class Target:
     execution_strategy: ExecutionStrategy = ExecutionStrategy.WEIGHT_STREAMING
     # Of the model, side by side on a pipelined wafer: each has its share of the batch, and divides that.
     num_replicas: int = 1
+    # Of a pipelined wafer: for each micro-batch, while others are in flight.
+    asynchronous_updates: bool = False
     # Of the host of a wafer: a pipelined wafer has no more regions than that.
     wafer_cores: int = 2
 

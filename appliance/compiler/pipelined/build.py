@@ -1,6 +1,6 @@
 """The graph of a step: the wafers' segments, the updates in their layers' regions, and the messages of the wafer."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.dialects.builtin import ModuleOp
@@ -13,6 +13,7 @@ from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, Numbers
 from appliance.compiler.partition.local import Localiser
 from appliance.compiler.partition.waits import Waits, inputs_of
+from appliance.compiler.pipelined.asynchronous import repeat_updates
 from appliance.compiler.pipelined.nodes import UPDATE, Graph, Kind, Node, Side
 from appliance.compiler.pipelined.regions import NOMINAL, Regions, find_regions
 from appliance.compiler.pipelined.schedule import SHARED
@@ -37,6 +38,7 @@ class Built:
     batch: Bundle
     sends: Sequence[Bundle]
     localiser: Localiser
+    parts_of_outputs: Mapping[SSAValue, int]  # that of the last micro-batch, of what each has; SHARED of all else
 
 
 def build(cut: Cut, target: Target, numbers: Numbers) -> Built:
@@ -49,19 +51,24 @@ def build(cut: Cut, target: Target, numbers: Numbers) -> Built:
     batch = make_batch(cut, numbers, localiser, target.num_parts)
     nodes = list(_Builder(cut, localiser, waits, work, updates).nodes(batch, layers[0]))
     seconds = dict.fromkeys(layers, 0.0)
+    repeated = repeat_updates(cut, nodes) if target.asynchronous_updates else frozenset()
     for node in nodes:
-        seconds[node.layer] += node.seconds * (target.micro_batches if node.is_segment else 1 / target.num_replicas)
+        times = target.micro_batches if node.of_each_micro_batch else 1 / target.num_replicas
+        seconds[node.layer] += node.seconds * times
     regions = find_regions(seconds, target.wafer_cores // target.num_replicas, target.num_replicas)
     region_of = regions.region_of()
     for node in nodes:
         node.region = region_of[node.layer]
     _share_updates(nodes, target.num_replicas)
-    sends = _find_sends(cut, target, numbers, localiser, nodes)
-    graph = Graph([*nodes, *sends], updates.states, body_ops(cut.module))
+    last = target.num_parts - 1
+    parts_of_outputs = {value: last if value in repeated else SHARED for _, value in cut.outputs}
+    sends = _find_sends(cut, target, numbers, localiser, nodes, parts_of_outputs)
+    graph = Graph([*nodes, *sends], updates.states, body_ops(cut.module), repeated)
     _commit(cut, graph, updates)
     for node in graph.nodes:
         node.region = region_of[node.layer]
-    return Built(graph, regions, batch, [node.bundle for node in sends if node.bundle is not None], localiser)
+    bundles = [node.bundle for node in sends if node.bundle is not None]
+    return Built(graph, regions, batch, bundles, localiser, parts_of_outputs)
 
 
 class _Builder:
@@ -141,7 +148,14 @@ def _is_loop(ops: Sequence[Operation]) -> bool:
     return all(spec(op.name).pointwise or op.name == "cirh.BroadcastInDim" for op in ops)
 
 
-def _find_sends(cut: Cut, target: Target, numbers: Numbers, localiser: Localiser, nodes: Sequence[Node]) -> list[Node]:
+def _find_sends(
+    cut: Cut,
+    target: Target,
+    numbers: Numbers,
+    localiser: Localiser,
+    nodes: Sequence[Node],
+    parts_of_outputs: Mapping[SSAValue, int],
+) -> list[Node]:
     """The groups of the outputs: one for each region that makes some, and one for each that is in parts."""
     maker = {side: node for node in nodes for side in node.makes}
     together: dict[tuple[int, int], Node] = {}
@@ -163,7 +177,7 @@ def _find_sends(cut: Cut, target: Target, numbers: Numbers, localiser: Localiser
         else:
             together[where] = node
             type = types.tensor_type(types.shape(value), types.dtype(value))
-            node.bundle.add(numbers, value, type, SHARED)
+            node.bundle.add(numbers, value, type, parts_of_outputs[value])
         sends[value] = node
     return list(dict.fromkeys(sends.values()))
 

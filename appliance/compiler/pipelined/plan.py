@@ -10,10 +10,10 @@ from appliance.compiler.cost.flops import VIEWS
 from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Numbers
+from appliance.compiler.pipelined.asynchronous import WAY_OUT
 from appliance.compiler.pipelined.build import Built, build
 from appliance.compiler.pipelined.memory import STREAMING, check_memory, plan_memory
 from appliance.compiler.pipelined.program import make_program
-from appliance.compiler.pipelined.schedule import SHARED
 from appliance.drawing.quantities import count_text
 from cirh.dialect import types
 from cirh.dialect.operations import func_of
@@ -36,6 +36,7 @@ def fill_pipeline(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
     plan.pipeline.CopyFrom(make_program(cut, built, numbers, target))
     pipeline = plan.pipeline
     pipeline.kernel_library = target.kernel_library.code
+    pipeline.asynchronous_updates = target.asynchronous_updates
     pipeline.memory_bytes = target.wafer_memory_bytes
     profiles = profile_kernels(pipeline.kernels)
     runs = [i.run for region in pipeline.regions for i in region.instructions if i.HasField("run")]
@@ -55,12 +56,22 @@ def check_target(target: Target, rows: int) -> None:
     rows: of a batch.
     """
     if target.execution_strategy is not ExecutionStrategy.PIPELINE:
+        if target.asynchronous_updates:
+            raise CompileError(
+                "in weight streaming weights are updated once in a step; use the execution strategy pipeline, or "
+                f"{WAY_OUT.removeprefix('use ')}"
+            )
         if target.num_replicas > 1:
             raise CompileError(
                 f"in weight streaming a wafer has one model, not num_replicas={target.num_replicas}; use the execution "
                 f"strategy pipeline, or num_csx={target.num_replicas} with num_replicas=1"
             )
         return
+    if target.asynchronous_updates and target.num_replicas > 1:
+        raise CompileError(
+            f"asynchronous updates are those of one replica of a model, not of num_replicas={target.num_replicas}; use "
+            f"num_replicas=1, or {WAY_OUT.removeprefix('use ')}"
+        )
     if target.num_csx > 1:
         raise CompileError(
             f"layer pipelined mode runs a model on one wafer, not on num_csx={target.num_csx}; use num_csx=1, or "
@@ -102,7 +113,7 @@ def _add_outputs(plan: plan_pb2.CoordinatorPlan, cut: Cut, built: Built, numbers
             name=name,
             type=types.to_proto(value),
             group=group.id,
-            value=numbers.value(value, 0 if gathered else SHARED),
+            value=numbers.value(value, 0 if gathered else built.parts_of_outputs[value]),
             gathered=gathered,
             dim=placement.dim,
             outer=placement.outer,

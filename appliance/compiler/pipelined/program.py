@@ -5,9 +5,11 @@ from collections.abc import Iterable, Sequence
 
 from xdsl.ir import SSAValue
 
+from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import Target
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import REDUCTIONS, KernelTable, Numbers
+from appliance.compiler.pipelined.asynchronous import WAY_OUT, replaced
 from appliance.compiler.pipelined.build import Built
 from appliance.compiler.pipelined.nodes import Kind, Node
 from appliance.compiler.pipelined.schedule import SHARED, Key, Layout, Task, order_tasks
@@ -53,8 +55,8 @@ class _Program:
         region = task.region
         before = [maker for key in task.reads for maker in self._makers[key]]
         clock = _latest([self._now[region], *(self._behind[maker] for maker in before)])
-        for reader in self._unread(task, clock):
-            self._wait(region, reader)
+        for other in (*self._unread(task, clock), *self._unreplaced(task, clock)):
+            self._wait(region, other)
             clock = _latest([clock, self._now[region]])
         self._append(region, clock, self._instruction(task))
         self._behind[task] = self._now[region]
@@ -64,25 +66,39 @@ class _Program:
 
     def _unread(self, task: Task, clock: Clock) -> Iterable[Task]:
         """The last reader in each other region of what a task overwrites, where it may not have been run yet."""
+        graph = self._built.graph
+        readers = graph.before(task.node)
+        if task.node.repeated:
+            readers = [*readers, *graph.readers_of_new(task.node)]
+        return self._last([reader for node in readers for reader in self._tasks[node]], task.region, clock)
+
+    def _unreplaced(self, task: Task, clock: Clock) -> Iterable[Task]:
+        """The last in each other region that has replaced a state that a task reads, where it may not have been run."""
+        writers = replaced(self._built.graph, task.node)
+        return self._last([writer for node in writers for writer in self._tasks[node]], task.region, clock)
+
+    def _last(self, tasks: Iterable[Task], own: int, clock: Clock) -> Iterable[Task]:
+        """Of tasks that are in a list already: the last in each region but one's own that may not have been run."""
         last: dict[int, Task] = {}
-        for node in self._built.graph.before(task.node):
-            for reader in self._tasks[node]:
-                region = reader.region
-                place = self._behind[reader][region]
-                known = last.get(region)
-                if place > clock[region] and (known is None or place > self._behind[known][region]):
-                    last[region] = reader
-        last.pop(task.region, None)
+        for task in tasks:
+            region = task.region
+            place = self._behind[task][region]
+            known = last.get(region)
+            if place > clock[region] and (known is None or place > self._behind[known][region]):
+                last[region] = task
+        last.pop(own, None)
         return last.values()
 
-    def _wait(self, region: int, reader: Task) -> None:
-        """A Run that waits for what a reader makes, and does nothing."""
-        assert reader.makes, "what is sent or copied lies in the region that overwrites it"
-        value, part = min(reader.makes, key=lambda key: types.nbytes(self._type(key)))
+    def _wait(self, region: int, other: Task) -> None:
+        """A Run that waits for what another task makes, and does nothing."""
+        if not other.makes:  # a copy
+            assert other.node.repeated, "what is sent or copied lies in the region that overwrites it"
+            raise CompileError(f"{other.node.label} is needed by a region that cannot wait for it; {WAY_OUT}")
+        value, part = min(other.makes, key=lambda key: types.nbytes(self._type(key)))
         builder = GraphBuilder()
         builder.argument(self._type((value, part)))
         kernel = self._kernels.number(print_module(builder.finish([]), locations=False))
-        run = plan_pb2.Run(kernel=kernel, inputs=[self._numbers.value(value, part)], layer=reader.node.label)
+        run = plan_pb2.Run(kernel=kernel, inputs=[self._numbers.value(value, part)], layer=other.node.label)
         made = (self._behind[maker] for maker in self._makers[value, part])
         self._append(region, _latest([self._now[region], *made]), plan_pb2.Instruction(run=run))
 
@@ -101,8 +117,9 @@ class _Program:
                 assert node.bundle is not None
                 instruction.send.group = node.bundle.id
             case Kind.COMMIT:
-                ((value, state),) = node.commits.items()
-                instruction.commit.value = self._number((value, SHARED))
+                (state,) = node.commits.values()
+                (key,) = task.reads
+                instruction.commit.value = self._number(key)
                 instruction.commit.state = self._number((state, SHARED))
             case _:
                 run = instruction.run
@@ -143,7 +160,8 @@ class _Program:
         made: dict[SSAValue, None] = {}
         for node in self._built.graph.nodes:
             if node.is_segment:
-                made.update((value, None) for value, is_part in node.makes if not is_part)
+                own = self._built.graph.repeated
+                made.update((value, None) for value, is_part in node.makes if not is_part and value not in own)
         for value in made:
             self._plan.joined.add(
                 value=self._number((value, SHARED)),

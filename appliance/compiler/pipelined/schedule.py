@@ -2,8 +2,8 @@
 
 Regions are played as they would run. A region takes a backward pass before a forward one, and the oldest micro-batch
 first; it begins no new micro-batch while it has as many in flight as there are regions from it to the last. Updates are
-what it does when nothing else is left. What others need of the whole batch (a statistic over it) is done first, layer
-by layer, for all micro-batches.
+what it does when nothing else is left; asynchronous ones it does at once. What others need of the whole batch (a
+statistic over it) is done first, layer by layer, for all micro-batches.
 
 Each region's list is its part of one order, in which everything comes behind what it waits for. So regions that run
 their lists in order never wait in a circle: the first instruction in that order that has not been run can always be.
@@ -11,13 +11,14 @@ their lists in order never wait in a circle: the first instruction in that order
 
 import heapq
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
 from appliance.compiler.core.errors import CompileError
-from appliance.compiler.pipelined.nodes import Graph, Kind, Node
+from appliance.compiler.pipelined.asynchronous import earlier_updates
+from appliance.compiler.pipelined.nodes import Graph, Kind, Node, Side
 
 # In place of the number of a micro-batch, for what there is once.
 SHARED = -1
@@ -45,13 +46,13 @@ class Layout:
 
     def region(self, node: Node, micro_batch: int) -> int:
         """The region, of all replicas', that does some work."""
-        replica = micro_batch // self.micro_batches if node.is_segment else node.replica
+        replica = micro_batch // self.micro_batches if node.of_each_micro_batch else node.replica
         return replica * self.regions + node.region
 
 
 def order_tasks(graph: Graph, layout: Layout) -> list[Task]:
     """All tasks in an order in which they can be run. CompileError if there is none."""
-    tasks = _make_tasks(graph.nodes, layout)
+    tasks = _make_tasks(graph, layout)
     player = _Player(graph, tasks, layout)
     ordered = player.play()
     if len(ordered) < sum(map(len, tasks.values())):
@@ -59,34 +60,58 @@ def order_tasks(graph: Graph, layout: Layout) -> list[Task]:
     return ordered
 
 
-def tasks_before(graph: Graph, tasks: dict[Node, list[Task]]) -> dict[Task, list[Task]]:
+def tasks_before(graph: Graph, tasks: dict[Node, list[Task]], num_regions: int) -> dict[Task, list[Task]]:
     """For each task those whose values it reads, and those that read what it overwrites."""
     makers: dict[Key, list[Task]] = defaultdict(list)
     for task in (task for listed in tasks.values() for task in listed):
         for key in task.makes:
             makers[key].append(task)
+    earlier = earlier_updates(graph, num_regions)
     before = {}
     for node, listed in tasks.items():
-        readers = [reader for other in graph.before(node) for reader in tasks[other]]
         for task in listed:
             needed = dict.fromkeys(maker for key in task.reads for maker in makers.get(key, ()))
-            before[task] = [*needed, *(reader for reader in readers if reader not in needed)]
+            if not node.repeated:
+                needed.update((reader, None) for other in graph.before(node) for reader in tasks[other])
+            else:
+                # Of each micro-batch what is of it; what is done once reads what a step begins with.
+                readers = (
+                    tasks[other][task.micro_batch if other.of_each_micro_batch else 0] for other in graph.before(node)
+                )
+                needed.update(dict.fromkeys(readers))
+                for other, distance in earlier[node]:
+                    if task.micro_batch >= distance:
+                        needed[tasks[other][task.micro_batch - distance]] = None
+            before[task] = list(needed)
     return before
 
 
-def _make_tasks(nodes: Sequence[Node], layout: Layout) -> dict[Node, list[Task]]:
+def _make_tasks(graph: Graph, layout: Layout) -> dict[Node, list[Task]]:
     tasks: dict[Node, list[Task]] = {}
     micro_batches = layout.replicas * layout.micro_batches
-    for node in nodes:
-        tasks[node] = []
-        for micro_batch in range(micro_batches) if node.is_segment else [SHARED]:
-            # A message has the parts of all micro-batches.
-            parts = [micro_batch] if node.is_segment else range(micro_batches)
-            reads, makes = (
-                [(value, k) for value, is_part in sides for k in (parts if is_part else [SHARED])]
-                for sides in (node.reads, node.makes)
+
+    def keys(node: Node, micro_batch: int, sides: Sequence[Side]) -> Iterator[Key]:
+        for value, is_part in sides:
+            if not is_part and value not in graph.repeated:
+                yield value, SHARED
+            elif node.of_each_micro_batch:
+                yield value, micro_batch
+            elif is_part:  # a message has the parts of all micro-batches
+                yield from ((value, part) for part in range(micro_batches))
+            else:
+                yield value, micro_batches - 1
+
+    for node in graph.nodes:
+        tasks[node] = [
+            Task(
+                node,
+                layout.region(node, micro_batch),
+                micro_batch,
+                list(keys(node, micro_batch, node.reads)),
+                list(keys(node, micro_batch, node.makes)),
             )
-            tasks[node].append(Task(node, layout.region(node, micro_batch), micro_batch, reads, makes))
+            for micro_batch in (range(micro_batches) if node.of_each_micro_batch else [SHARED])
+        ]
     return tasks
 
 
@@ -97,7 +122,7 @@ class _Player:
         self._layout = layout
         self._num_regions = num_regions = layout.replicas * layout.regions
         self._place = {node: number for number, node in enumerate(graph.nodes)}
-        before = tasks_before(graph, tasks)
+        before = tasks_before(graph, tasks, layout.regions)
         self._missing = {task: len(needed) for task, needed in before.items()}
         self._followers: dict[Task, list[Task]] = defaultdict(list)
         for task, needed in before.items():
@@ -151,7 +176,7 @@ class _Player:
 
     def _rank(self, task: Task) -> tuple[int, int, int]:
         place = self._place[task.node]
-        if task.node.of_whole_batch or task.node.kind is Kind.RECEIVE:
+        if task.node.of_whole_batch or task.node.repeated or task.node.kind is Kind.RECEIVE:
             return (Kind.RECEIVE, place, task.micro_batch)
         if task.node.is_segment:
             return (task.node.kind, task.micro_batch, place)

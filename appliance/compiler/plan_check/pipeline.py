@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Final
 
 import torch
@@ -199,17 +199,41 @@ class _Values:
                 dropped.add(value)
 
     def _check_commits(self) -> None:
-        """A state is replaced once, by its type, when all have read the old value, or a view of it."""
-        shown = self._views()
-        taken: set[int] = set()
+        """States are replaced by their type; and it is known of each who reads them which value he gets."""
+        places: dict[int, list[tuple[At, int]]] = defaultdict(list)  # by state: where it is replaced, and by what
         for at, value, state in self._commits():
             type = self._states.get(state)
             require(type is not None and self._types.get(value) == type, f"{state} is no state of the type of {value}")
-            require(state not in taken, f"state {state} is replaced twice")
-            taken.add(state)
-            for reader in (reader for old in shown[state] for reader in self._readers[old]):
-                before = reader == at or self._order.is_before(reader, at)
-                require(before, f"state {state} may be replaced before a region has read it")
+            places[state].append((at, value))
+        shown = self._views()
+        for state, commits in places.items():
+            readers = [reader for old in shown[state] for reader in self._readers[old]]
+            if self._plan.asynchronous_updates:
+                self._check_versions(state, commits, readers)
+                continue
+            require(len(commits) == 1, f"state {state} is replaced twice")
+            for reader in readers:
+                self._require_before(reader, commits[0][0], state)
+
+    def _check_versions(self, state: int, commits: list[tuple[At, int]], readers: list[At]) -> None:
+        """With asynchronous updates: one region replaces it, and others read it before or after each time, for sure."""
+        order = self._order
+        ordered = sorted(commits)
+        require(len({region for (region, _), _ in ordered}) == 1, f"state {state} is replaced by several regions")
+        once = len(ordered) == 1 and ordered[0][1] in self._joined
+        each = once or len(ordered) == self._plan.micro_batches
+        require(each, f"state {state} is not replaced by each micro-batch")
+        for at, _ in ordered:
+            for reader in readers:
+                known = reader[0] == at[0] or order.is_before(reader, at) or order.is_before(at, reader)
+                require(known, f"state {state} is replaced while a region may read it")
+        for (_, value), (following, _) in pairwise(ordered):
+            for reader in self._readers[value]:
+                self._require_before(reader, following, state)
+
+    def _require_before(self, reader: At, at: At, state: int) -> None:
+        before = reader == at or self._order.is_before(reader, at)
+        require(before, f"state {state} may be replaced before a region has read it")
 
     def _commits(self) -> Iterator[tuple[At, int, int]]:
         for at, instruction in instructions(self._plan):

@@ -58,6 +58,9 @@ class Performance(Flags):
         says, else weight streaming. Where it changes between executions, weights move. (Waferbox only.)
     num_replicas: in layer pipelined mode, how often a small model lies on the wafer, side by side, each with its share
         of the batch. In weight streaming it changes nothing. (Waferbox only.)
+    asynchronous_updates: in layer pipelined mode, whether weights are updated for each micro-batch, as soon as its
+        backward pass is done, while others are in flight. The optimizer, with its schedule, then steps once for each
+        micro-batch; other numbers, and fewer bubbles. In weight streaming it changes nothing. (Waferbox only.)
     """
 
     micro_batch_size = Flag[MicroBatchSize]("auto", _micro_batch_size)
@@ -67,6 +70,7 @@ class Performance(Flags):
     use_speculative_optimizers = Flag(True, boolean, without_effect="an update begins when all that it needs is there")
     kernel_library = Flag("aten", one_of("aten", "inductor"))
     num_replicas = Flag(1, count)
+    asynchronous_updates = Flag(False, boolean)
     execution_strategy = Flag[str | None](None, optional(one_of("weight_streaming", "pipeline")))
 
 

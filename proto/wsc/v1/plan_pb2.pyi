@@ -919,6 +919,9 @@ class Region(_message.Message):
     other region reads; what several regions read is dropped behind the last of all its reads. `commits` are as on MemoryX:
     nothing in any region reads the old value later. That follows from what is waited for: where it would not, a Run of a
     kernel without results waits for a reader's result.
+
+    With asynchronous updates a state is replaced by each micro-batch, in order. A region reads what its list has replaced
+    so far; of any replacement in another region it follows from what is waited for whether it comes before or after.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -976,6 +979,7 @@ class PipelinePlan(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     OWN_BYTES_FIELD_NUMBER: _builtins.int
     NUM_REPLICAS_FIELD_NUMBER: _builtins.int
+    ASYNCHRONOUS_UPDATES_FIELD_NUMBER: _builtins.int
     micro_batches: _builtins.int
     """of all replicas"""
     kernel_library: Global___KernelLibrary.ValueType
@@ -989,6 +993,8 @@ class PipelinePlan(_message.Message):
     """Of the model, side by side: each has as many of the regions, in the order of this list, and as many of the
     micro-batches. There is one of each weight, whose update reads what all of them have made together.
     """
+    asynchronous_updates: _builtins.bool
+    """Updates are done for each micro-batch, while others are in flight: see Region."""
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSlot]: ...
     @_builtins.property
@@ -1018,10 +1024,11 @@ class PipelinePlan(_message.Message):
         memory_bytes: _builtins.int = ...,
         own_bytes: _builtins.int = ...,
         num_replicas: _builtins.int = ...,
+        asynchronous_updates: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flops", b"flops", "groups", b"groups", "joined", b"joined", "kernel_library", b"kernel_library", "kernels", b"kernels", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "num_replicas", b"num_replicas", "number_values", b"number_values", "own_bytes", b"own_bytes", "regions", b"regions", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asynchronous_updates", b"asynchronous_updates", "flops", b"flops", "groups", b"groups", "joined", b"joined", "kernel_library", b"kernel_library", "kernels", b"kernels", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "num_replicas", b"num_replicas", "number_values", b"number_values", "own_bytes", b"own_bytes", "regions", b"regions", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1039,6 +1046,7 @@ class CompileOptions(_message.Message):
     MICRO_BATCHING_FIELD_NUMBER: _builtins.int
     EXECUTION_STRATEGY_FIELD_NUMBER: _builtins.int
     NUM_REPLICAS_FIELD_NUMBER: _builtins.int
+    ASYNCHRONOUS_UPDATES_FIELD_NUMBER: _builtins.int
     kernel_library: Global___KernelLibrary.ValueType
     """of the layers; unspecified: aten"""
     wafer_memory_bytes: _builtins.int
@@ -1046,6 +1054,8 @@ class CompileOptions(_message.Message):
     execution_strategy: Global___ExecutionStrategy.ValueType
     num_replicas: _builtins.int
     """of the model on a pipelined wafer; 0: 1"""
+    asynchronous_updates: _builtins.bool
+    """of a pipelined wafer"""
     @_builtins.property
     def precision(self) -> Global___Precision:
         """absent: float32 throughout"""
@@ -1063,10 +1073,11 @@ class CompileOptions(_message.Message):
         micro_batching: Global___MicroBatching | None = ...,
         execution_strategy: Global___ExecutionStrategy.ValueType = ...,
         num_replicas: _builtins.int = ...,
+        asynchronous_updates: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["micro_batching", b"micro_batching", "precision", b"precision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution_strategy", b"execution_strategy", "kernel_library", b"kernel_library", "micro_batching", b"micro_batching", "num_replicas", b"num_replicas", "precision", b"precision", "wafer_memory_bytes", b"wafer_memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asynchronous_updates", b"asynchronous_updates", "execution_strategy", b"execution_strategy", "kernel_library", b"kernel_library", "micro_batching", b"micro_batching", "num_replicas", b"num_replicas", "precision", b"precision", "wafer_memory_bytes", b"wafer_memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

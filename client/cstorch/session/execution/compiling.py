@@ -39,6 +39,7 @@ def compile_step(target: Target, text: str, *, trains: bool) -> tuple[Job, coord
     options.execution_strategy = job.strategy
     if job.strategy == plan_pb2.EXECUTION_STRATEGY_PIPELINE:
         options.num_replicas = backends.csx.performance.num_replicas
+        options.asynchronous_updates = backends.csx.performance.asynchronous_updates
     if options.HasField("precision"):
         level = options.precision.optimization_level
         logger.info("Mixed precision: %s, optimization level %d", get_half_dtype_str(), level)

@@ -1,0 +1,204 @@
+"""Asynchronous updates in layer pipelined mode are those of plain PyTorch with the same delays."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from compiled_steps import Traced
+from pipeline_simulator import PipelineSimulation
+from torch import nn
+from torch.nn import functional as F
+
+from appliance.compiler.core.errors import CompileError
+from appliance.compiler.core.target import ExecutionStrategy
+from cstorch.optim import SGD, AdamW, Optimizer
+from cstorch.state import Registry, named_getters
+from wafer.region_order import RegionOrder
+from wsc.v1 import plan_pb2
+
+PIPELINE = ExecutionStrategy.PIPELINE
+ROWS, WIDTHS, STEPS = 12, (6, 9, 7, 8, 5), 3
+WEIGHT = "state.model.{}.weight"
+# Each is run on the cluster, and by plain PyTorch on the CPU.
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "sgd": lambda parameters: SGD(parameters, lr=0.2, momentum=0.9),
+    "adamw": lambda parameters: AdamW(parameters, lr=0.02, weight_decay=0.1),
+}
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(WIDTHS)))
+
+
+def trained(optimizer: Callable[[Any], Optimizer], model: nn.Module | None = None) -> Traced:
+    def build(model: Any) -> Any:
+        registry = Registry()
+        updating = optimizer(model.parameters())
+        registry.register("optimizer", updating)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = model(x).square().mean()
+            updating.zero_grad()
+            loss.backward()
+            updating.step()
+            return loss.detach()
+
+        return step, dict(named_getters(registry))
+
+    return Traced(build, network() if model is None else model, torch.randn(ROWS, WIDTHS[0], dtype=torch.float64))
+
+
+def plan_of(traced: Traced, micro_batches: int, cores: int, **settings: Any) -> plan_pb2.Plan:
+    settings = {"asynchronous_updates": True, "execution_strategy": PIPELINE, **settings}
+    return traced.plan(1, micro_batches=micro_batches, wafer_cores=cores, **settings)
+
+
+def reads_and_updates(plan: plan_pb2.PipelinePlan) -> list[tuple[str, int, int]]:
+    """What is done with the layers' weights, in order: forward, backward or update, layer, micro-batch."""
+    order = RegionOrder(plan, 1)
+    layers = {slot.value: int(slot.name.split(".")[2]) for slot in plan.states if slot.name.endswith(".weight")}
+    layers = {value: layer for value, layer in layers.items() if value in _of_model(plan)}
+    found: list[tuple[str, int, int]] = []
+    for place in order.threads[0]:
+        run = order.instructions[place].run
+        if any(run.commits):
+            found += [("update", layers[state], run.micro_batch) for state in run.commits if state in layers]
+        elif not run.layer.endswith("update"):
+            kind = "backward" if run.layer.endswith("backward") else "forward"
+            found += [(kind, layers[value], run.micro_batch) for value in run.inputs if value in layers]
+    return found
+
+
+def _of_model(plan: plan_pb2.PipelinePlan) -> set[int]:
+    return {slot.value for slot in plan.states if slot.name.startswith("state.model.")}
+
+
+def with_delays(
+    model: nn.Sequential,
+    make: Callable[[Any], Optimizer],
+    batches: Sequence[torch.Tensor],
+    events: Sequence[tuple[str, int, int]],
+    micro_batches: int,
+) -> list[float]:
+    """Trains the model by plain PyTorch, each weight as old as the events say; the losses."""
+    layers: list[Any] = list(model)
+    optimizers = [make(layer.parameters()) for layer in layers]
+    losses = []
+    for batch in batches:
+        inputs = {(0, k): part for k, part in enumerate(batch.chunk(micro_batches))}
+        gradients: dict[tuple[int, int], torch.Tensor] = {}
+        loss = 0.0
+        for kind, number, k in events:
+            layer = layers[number]
+            match kind:
+                case "forward":
+                    inputs[number + 1, k] = F.linear(inputs[number, k], layer.weight, layer.bias).detach()
+                    if number + 1 == len(layers):
+                        result = inputs[number + 1, k].requires_grad_()
+                        part = result.square().sum() / (len(batch) * WIDTHS[-1])
+                        (gradients[number + 1, k],) = torch.autograd.grad(part, result)
+                        loss += float(part.detach())
+                case "backward":
+                    gradients[number, k] = gradients[number + 1, k] @ layer.weight.detach()
+                case "update":
+                    layer.weight.grad = gradients[number + 1, k].T @ inputs[number, k].detach()
+                    layer.bias.grad = gradients[number + 1, k].sum(0)
+                    optimizers[number].step()
+        losses.append(loss)
+    return losses
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("micro_batches", "cores"), [(1, 2), (4, 1), (4, 2), (6, 3), (12, 4)])
+def test_the_numbers_are_those_of_plain_pytorch_with_the_same_delays(
+    optimizer: str, micro_batches: int, cores: int
+) -> None:
+    make = OPTIMIZERS[optimizer]
+    traced = trained(make)
+    plan = plan_of(traced, micro_batches, cores)
+    batches = [torch.randn(ROWS, WIDTHS[0], dtype=torch.float64) for _ in range(STEPS)]
+    model = network().double()
+    expected = with_delays(model, make, batches, reads_and_updates(plan.pipeline), micro_batches)
+    for seed in range(cores + 3):
+        simulation = PipelineSimulation(plan, traced.initial)
+        losses = [float(*result.values()) for result in simulation.run([[batch] for batch in batches], seed)]
+        torch.testing.assert_close(losses, expected, rtol=1e-9, atol=0)
+        for name, parameter in model.named_parameters():
+            state = simulation.states[f"state.model.{name}"]
+            torch.testing.assert_close(state, parameter.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_a_region_updates_before_others_have_ended_and_reads_what_it_has() -> None:
+    plan = plan_of(trained(OPTIMIZERS["sgd"]), 6, 2)
+    events = reads_and_updates(plan.pipeline)
+    for layer in range(len(WIDTHS) - 1):
+        own = [(kind, k) for kind, number, k in events if number == layer]
+        updates = [k for kind, k in own if kind == "update"]
+        assert updates == list(range(6))
+        # How many updates a forward pass has seen: all but those of the micro-batches in flight.
+        seen = [sum(kind == "update" for kind, _ in own[: own.index(("forward", k))]) for k in range(6)]
+        in_flight = [k - before for k, before in enumerate(seen)]
+        assert max(in_flight) <= 2
+        assert seen[-1] >= 4
+
+
+def test_with_one_micro_batch_nothing_differs() -> None:
+    traced = trained(OPTIMIZERS["adamw"])
+    batches = [torch.randn(ROWS, WIDTHS[0], dtype=torch.float64) for _ in range(STEPS)]
+    traced.check(batches, [(1, 1)], wafer_cores=2, execution_strategy=PIPELINE, asynchronous_updates=True)
+
+
+class Tied(nn.Module):
+    """The first weight is the last one's, too: regions read what another replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(self.middle(self.first(x)).tanh())
+        return result
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_weight_that_several_regions_read_is_the_same_at_every_speed(optimizer: str) -> None:
+    traced = trained(OPTIMIZERS[optimizer], Tied())
+    plan = plan_of(traced, 4, 3)
+    batches = [[torch.randn(ROWS, 6, dtype=torch.float64)] for _ in range(STEPS)]
+    runs = []
+    for seed in range(6):
+        simulation = PipelineSimulation(plan, traced.initial)
+        losses = [float(*result.values()) for result in simulation.run(batches, seed)]
+        runs.append((losses, [state.tolist() for _, state in sorted(simulation.states.items())]))
+    assert all(run == runs[0] for run in runs)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(self.norm(self.first(x)))
+        return result
+
+
+def test_what_needs_the_whole_batch_is_refused() -> None:
+    with pytest.raises(CompileError, match=r"whole batch.*asynchronous_updates = False"):
+        plan_of(trained(OPTIMIZERS["sgd"], Normed()), 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"execution_strategy": ExecutionStrategy.WEIGHT_STREAMING}, "in weight streaming weights are updated once"),
+        ({"num_replicas": 2}, "one replica of a model, not of num_replicas=2"),
+    ],
+)
+def test_where_they_cannot_be_had_is_said(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(CompileError, match=message):
+        plan_of(trained(OPTIMIZERS["sgd"]), 2, 2, **settings)
