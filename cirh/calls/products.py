@@ -24,7 +24,8 @@ Prepare = Callable[[Site], Call]
 @cache
 def onednn_is_faster() -> bool:
     """Whether this processor multiplies float32 matrices faster with oneDNN than with MKL."""
-    if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not has_onednn or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()

@@ -12,7 +12,7 @@ import torch
 
 from cirh.calls.float16_products import in_float32
 from cirh.calls.network import embedding_gradient_in_place
-from cirh.calls.products import by_processor
+from cirh.calls.products import Prepare, by_processor
 from cirh.dialect.errors import CirhError
 from cirh.dialect.spec import AttributeSpec, Call, Count, Format, Kind, OperandSpec, OpSpec, Site
 from cirh.dialect.types import TensorInfo, element_dtype
@@ -193,7 +193,7 @@ def row(name: str) -> OpSpec:
             attributes.append(AttributeSpec(argument.name, kind, not optional))
     pointwise = torch.Tag.pointwise in function.tags or base in _UNTAGGED_POINTWISE
     listed = any(str(r.type).startswith("List") for r in schema.returns)
-    prepare = partial(_prepare, call, _fast(base, arguments), out, tuple(arguments))
+    prepare: Prepare = partial(_prepare, call, _fast(base, arguments), out, tuple(arguments))
     if base == "embedding_dense_backward":
         prepare = partial(embedding_gradient_in_place, prepare)
     if base in _MATRIX_PRODUCTS:
