@@ -5,6 +5,7 @@ import json
 import re
 import signal
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,17 @@ import torch
 import torch.nn.functional as F
 from cerebras.pytorch.utils.data import DataExecutor
 from cluster_rig import SCRIPTS, RunningCluster, StartScript, running_cluster, wait_for
+from delayed_updates import train_with_delays, uses_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import cerebras.pytorch as cstorch
+from appliance.compiler.cache import HEAD_BYTES, SUFFIX
 from cstorch import backends
 from cstorch.errors import CompileError
 from waferbox.cli import app
-from wsc.v1 import management_pb2, node_pb2
+from wsc.v1 import management_pb2, node_pb2, plan_pb2
 
 pytestmark = pytest.mark.cluster
 
@@ -159,6 +162,42 @@ def test_losses_and_weights_are_those_of_plain_pytorch(
     training.check()
     (job,) = [each for each in cluster.jobs() if each.phase == management_pb2.JOB_PHASE_IDLE]
     assert sorted(node.member for node in cluster.nodes() if node.job == job.job) == ["wafer-0", "worker-0"]
+
+
+def linear(widths: tuple[int, ...] = (6, 16, 12, 8, 1)) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
+
+
+def test_asynchronous_updates_are_those_of_plain_pytorch_with_the_same_delays(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
+    monkeypatch.setitem(MODELS, "linear", (linear, squares, numbers))
+    backends.csx.performance.execution_strategy = "pipeline"
+    backends.csx.performance.micro_batch_size = ROWS // 4
+    backends.csx.performance.asynchronous_updates = True
+    training = Training("linear", tmp_path)
+    plain = copy.deepcopy(training.plain)
+    training.run()
+    (job,) = [each for each in cluster.jobs() if each.phase == management_pb2.JOB_PHASE_IDLE]
+    (artifact,) = job.artifacts
+    content = Path(f"{artifact}{SUFFIX}").read_bytes()
+    plan = plan_pb2.Plan.FromString(content[HEAD_BYTES:]).pipeline
+    rows, wanted = zip(*training.input_fn(), strict=True)
+    parts = [each.chunk(4) for each in wanted]
+    losses = train_with_delays(
+        plain,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+        rows,
+        lambda result, step, part: squares(result, parts[step][part]),
+        uses_of(plan),
+        4,
+    )
+    torch.testing.assert_close(training.losses, losses, rtol=1e-5, atol=1e-6)
+    assert training.losses != pytest.approx(training.expected, rel=1e-3)  # those of one update a step
+    weights = dict(plain.named_parameters())
+    for name, weight in training.model.state_dict().items():
+        torch.testing.assert_close(weight.to("cpu"), weights[name].detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_weights_move_between_executions_of_both_modes_and_so_do_checkpoints(

@@ -19,6 +19,7 @@ def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
             f"Layer pipelined mode: all weights are on the wafer, in {len(plan.pipeline.regions)} region(s): {names}; "
             f"{plan.batch_rows} rows in {count} micro-batch(es) of {rows}"
             + (f", over {replicas} replicas" if (replicas := plan.pipeline.num_replicas) > 1 else "")
+            + ("; weights are updated for each of them" if plan.pipeline.asynchronous_updates else "")
         )
     elif count > 1:
         if at_once == count:

@@ -1,26 +1,24 @@
 """Asynchronous updates in layer pipelined mode are those of plain PyTorch with the same delays."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from compiled_steps import Traced
+from delayed_updates import train_with_delays, uses_of
 from pipeline_simulator import PipelineSimulation
 from torch import nn
-from torch.nn import functional as F
 
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import ExecutionStrategy
 from cstorch.optim import SGD, AdamW, Optimizer
 from cstorch.state import Registry, named_getters
-from wafer.region_order import RegionOrder
 from wsc.v1 import plan_pb2
 
 PIPELINE = ExecutionStrategy.PIPELINE
 ROWS, WIDTHS, STEPS = 12, (6, 9, 7, 8, 5), 3
-WEIGHT = "state.model.{}.weight"
 # Each is run on the cluster, and by plain PyTorch on the CPU.
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd": lambda parameters: SGD(parameters, lr=0.2, momentum=0.9),
@@ -56,59 +54,8 @@ def plan_of(traced: Traced, micro_batches: int, cores: int, **settings: Any) -> 
     return traced.plan(1, micro_batches=micro_batches, wafer_cores=cores, **settings)
 
 
-def reads_and_updates(plan: plan_pb2.PipelinePlan) -> list[tuple[str, int, int]]:
-    """What is done with the layers' weights, in order: forward, backward or update, layer, micro-batch."""
-    order = RegionOrder(plan, 1)
-    layers = {slot.value: int(slot.name.split(".")[2]) for slot in plan.states if slot.name.endswith(".weight")}
-    layers = {value: layer for value, layer in layers.items() if value in _of_model(plan)}
-    found: list[tuple[str, int, int]] = []
-    for place in order.threads[0]:
-        run = order.instructions[place].run
-        if any(run.commits):
-            found += [("update", layers[state], run.micro_batch) for state in run.commits if state in layers]
-        elif not run.layer.endswith("update"):
-            kind = "backward" if run.layer.endswith("backward") else "forward"
-            found += [(kind, layers[value], run.micro_batch) for value in run.inputs if value in layers]
-    return found
-
-
-def _of_model(plan: plan_pb2.PipelinePlan) -> set[int]:
-    return {slot.value for slot in plan.states if slot.name.startswith("state.model.")}
-
-
-def with_delays(
-    model: nn.Sequential,
-    make: Callable[[Any], Optimizer],
-    batches: Sequence[torch.Tensor],
-    events: Sequence[tuple[str, int, int]],
-    micro_batches: int,
-) -> list[float]:
-    """Trains the model by plain PyTorch, each weight as old as the events say; the losses."""
-    layers: list[Any] = list(model)
-    optimizers = [make(layer.parameters()) for layer in layers]
-    losses = []
-    for batch in batches:
-        inputs = {(0, k): part for k, part in enumerate(batch.chunk(micro_batches))}
-        gradients: dict[tuple[int, int], torch.Tensor] = {}
-        loss = 0.0
-        for kind, number, k in events:
-            layer = layers[number]
-            match kind:
-                case "forward":
-                    inputs[number + 1, k] = F.linear(inputs[number, k], layer.weight, layer.bias).detach()
-                    if number + 1 == len(layers):
-                        result = inputs[number + 1, k].requires_grad_()
-                        part = result.square().sum() / (len(batch) * WIDTHS[-1])
-                        (gradients[number + 1, k],) = torch.autograd.grad(part, result)
-                        loss += float(part.detach())
-                case "backward":
-                    gradients[number, k] = gradients[number + 1, k] @ layer.weight.detach()
-                case "update":
-                    layer.weight.grad = gradients[number + 1, k].T @ inputs[number, k].detach()
-                    layer.bias.grad = gradients[number + 1, k].sum(0)
-                    optimizers[number].step()
-        losses.append(loss)
-    return losses
+def share_of_mean(result: torch.Tensor, step: int, micro_batch: int) -> torch.Tensor:
+    return result.square().sum() / (ROWS * WIDTHS[-1])
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -121,7 +68,7 @@ def test_the_numbers_are_those_of_plain_pytorch_with_the_same_delays(
     plan = plan_of(traced, micro_batches, cores)
     batches = [torch.randn(ROWS, WIDTHS[0], dtype=torch.float64) for _ in range(STEPS)]
     model = network().double()
-    expected = with_delays(model, make, batches, reads_and_updates(plan.pipeline), micro_batches)
+    expected = train_with_delays(model, make, batches, share_of_mean, uses_of(plan.pipeline), micro_batches)
     for seed in range(cores + 3):
         simulation = PipelineSimulation(plan, traced.initial)
         losses = [float(*result.values()) for result in simulation.run([[batch] for batch in batches], seed)]
@@ -133,9 +80,9 @@ def test_the_numbers_are_those_of_plain_pytorch_with_the_same_delays(
 
 def test_a_region_updates_before_others_have_ended_and_reads_what_it_has() -> None:
     plan = plan_of(trained(OPTIMIZERS["sgd"]), 6, 2)
-    events = reads_and_updates(plan.pipeline)
+    uses = uses_of(plan.pipeline)
     for layer in range(len(WIDTHS) - 1):
-        own = [(kind, k) for kind, number, k in events if number == layer]
+        own = [(kind, k) for kind, number, k in uses if number == layer]
         updates = [k for kind, k in own if kind == "update"]
         assert updates == list(range(6))
         # How many updates a forward pass has seen: all but those of the micro-batches in flight.
