@@ -3,7 +3,7 @@
 First the rates at which a point is written, copied by another process, and put back. Then steps with points, and with
 points that are copied, against steps without, in turns: a step computes for a while and updates the states from the
 last layer to the first, with one thread, as a shard has. Points are kept far more often than in earnest; what they
-would cost every 30 s is computed from that.
+would cost every 30 s is computed from that. Last the training of that model, with a point every 30 s.
 """
 
 import math
@@ -20,6 +20,7 @@ import xxhash
 
 from benchmarks.checkpoints import SHAPES
 from benchmarks.recovery_copier import JOB, OWNER, Copier, new_copier
+from benchmarks.runs import run_side
 from benchmarks.show import show, show_pairs
 from interconnect.rpc.address import bind
 from interconnect.rpc.server import make_server
@@ -37,6 +38,7 @@ COMPUTE_SECONDS = 1.0  # of a step
 ROUND_SECONDS = 15.0
 POINT_SECONDS = 5.0  # between points
 IN_EARNEST_SECONDS = 30.0
+TRAINED_STEPS = 45  # one or two minutes
 MOMENTS = ("weight", "exp_avg", "exp_avg_sq")
 FLOAT = plan_pb2.ELEMENT_TYPE_FLOAT32
 
@@ -192,6 +194,22 @@ def bench(repeats: int) -> None:
         show_pairs("with points that are copied", with_copies, "without", without, "steps/s")
         show("until a copy is made", [seconds for seconds in copied if not math.isnan(seconds)], "s")
         _show_cost(with_copies, without)
+    bench_training(repeats)
+
+
+def bench_training(repeats: int) -> None:
+    """A model that is trained on a cluster, with points as often as in earnest, and with none."""
+    print(f"GPT-2 small on a cluster, {TRAINED_STEPS} steps, a point every {IN_EARNEST_SECONDS:g} s")
+    with_points: list[float] = []
+    without: list[float] = []
+    for _ in range(repeats):
+        for found, variables in (
+            (without, {"WAFERBOX_MAX_NUM_RESTARTS": "0"}),
+            (with_points, {"WAFERBOX_RECOVERY_SECONDS": f"{IN_EARNEST_SECONDS:g}"}),
+        ):
+            run = run_side("gpt2_training", "cluster", 1, TRAINED_STEPS, **variables)
+            found.append(run["tokens_per_second_of_all"])
+    show_pairs("with points", with_points, "without", without, "tokens/s")
 
 
 def _show_cost(with_points: Sequence[float], without: Sequence[float]) -> None:

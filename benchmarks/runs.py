@@ -11,11 +11,13 @@ ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 THREADS = (1, 2)
 
 
-def run_side(module: str, side: str, threads: int, num_steps: int, lane: str = "", strategy: str = "") -> Any:
-    """What `python -m benchmarks.<module> eager|cluster` prints."""
+def run_side(
+    module: str, side: str, threads: int, num_steps: int, lane: str = "", strategy: str = "", **variables: str
+) -> Any:
+    """What `python -m benchmarks.<module> eager|cluster` prints. variables: more of the environment."""
     command = [sys.executable, "-m", f"benchmarks.{module}", side]
     command += ["--threads", str(threads), "--num-steps", str(num_steps)]
-    chosen = {"WAFERBOX_LANE": lane, "WAFERBOX_EXECUTION_STRATEGY": strategy}
+    chosen = {"WAFERBOX_LANE": lane, "WAFERBOX_EXECUTION_STRATEGY": strategy, **variables}
     environment = {**os.environ, **ENVIRONMENT, **{name: value for name, value in chosen.items() if value}}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     if done.returncode:
