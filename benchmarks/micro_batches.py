@@ -115,10 +115,8 @@ def bench(repeats: int) -> None:
     best, chosen = max(map(statistics.median, measured.values())), max(predicted, key=predicted.__getitem__)
     for size, rates in measured.items():
         show(f"{size} rows, predicted {predicted[size]:,.0f}", rates, "rows/s")
-    print(
-        f"  the size that is predicted to be the fastest, {chosen}, has {statistics.median(measured[chosen]) / best:.2f}"
-    )
-    print("  of the rate of the one that was measured to be")
+    share = statistics.median(measured[chosen]) / best
+    print(f"  {chosen} rows, predicted to be the fastest, have {share:.2f} of the rate of those that were measured to be")
 
 
 if __name__ == "__main__":
