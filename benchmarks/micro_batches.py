@@ -116,7 +116,7 @@ def bench(repeats: int) -> None:
     for size, rates in measured.items():
         show(f"{size} rows, predicted {predicted[size]:,.0f}", rates, "rows/s")
     share = statistics.median(measured[chosen]) / best
-    print(f"  {chosen} rows, predicted to be the fastest, have {share:.2f} of the rate of those that were measured to be")
+    print(f"  {chosen} rows, predicted to be the fastest, have {share:.2f} of the rate of the fastest measured")
 
 
 if __name__ == "__main__":
