@@ -147,7 +147,7 @@ class Job:
 
     def client_left(self) -> None:
         """The session has ended, and so has the job."""
-        self.session.end()
+        self.session.end(is_finished=self.is_finished)
         with self._changed:
             self._succeeded = self._ready and self.is_finished and self.verdict.failure is None
             self._end()

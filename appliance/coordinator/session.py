@@ -12,6 +12,7 @@ from wsc.v1 import coordinator_pb2
 LISTENS_SECONDS = 1.0
 ORPHANED_SECONDS = 10.0  # until a process whose ingress has died, or whose script was cut off, must have been ended
 TOGETHER_SECONDS = 0.5  # in which all streams of a connection end that has broken
+DYING_SECONDS = 0.5  # that an ingress which dies may take from the end of its first connection to that of its last
 
 
 class ClientSession:
@@ -57,10 +58,11 @@ class ClientSession:
             self._opened.set()
         return True
 
-    def end(self) -> None:
-        """The client's stream has ended."""
+    def end(self, *, is_finished: bool) -> None:
+        """The client's stream has ended. is_finished: as the client had said that it would."""
         self._ended.set()
-        self.check_connection()
+        if not is_finished:
+            self.check_connection()
 
     def check_connection(self) -> None:
         """To be called before the end of a stream is taken for the client's wish.
@@ -68,6 +70,9 @@ class ClientSession:
         Where the ingress has died, or the client was cut off, it was not: then this process is about to be ended as
         well, which is waited for here.
         """
+        if self._ingress:
+            # While it dies its port may take connections still. This process is ended with it, before the wait is over.
+            self._closed.wait(DYING_SECONDS)
         is_orphaned = bool(self._ingress) and not _listens(self._ingress)
         if is_orphaned or self._is_cut_off():
             self._closed.wait(ORPHANED_SECONDS)

@@ -131,6 +131,8 @@ class CoordinatorLink:
         deadline = time.monotonic() + ANOTHER_SECONDS
         away_since: float | None = None
         lost = self._connection.coordinator
+        logger.info("The connection to the coordinator of %s broke: looking for another that takes it up", self._job)
+        logger.debug("the session ended: %s", error)
         while self._goes_on and time.monotonic() < deadline:
             try:
                 job = self._ask(lost)
@@ -165,12 +167,12 @@ class CoordinatorLink:
         try:
             another = self._connect(coordinator, self._connection.turn + 1)
         except ClusterUnreachableError as unreachable:
-            logger.debug("the coordinator that has taken up %s: %s", self._job, unreachable)
+            logger.info("The coordinator that has taken up %s is not reached yet: %s", self._job, unreachable)
             return None
         session = another.session
         session.initial_metadata()  # it is open, so that its end will be noticed
         if not session.is_active() and is_gone(session):
-            logger.debug("the coordinator that has taken up %s: %s", self._job, session.details())
+            logger.info("The coordinator that has taken up %s is not reached yet: %s", self._job, session.details())
             another.channel.close()
             return None
         return another

@@ -1,5 +1,6 @@
 """The stream of one execution: what the client tells the coordinator, and what comes back, in order."""
 
+import logging
 import queue
 import secrets
 import threading
@@ -13,6 +14,8 @@ from cstorch.session import failures
 from cstorch.session.job import Job
 from interconnect.threads import GuardedThread
 from wsc.v1 import coordinator_pb2
+
+logger = logging.getLogger("cstorch.execution")
 
 Expected = Literal["state_wanted", "started", "outputs", "checkpoint", "finished"]
 
@@ -63,6 +66,8 @@ class ExecutionStream:
             except grpc.RpcError as error:
                 is_over = kind in ("finished", "failed")
                 if is_over or not self._job.is_taken_up(error, self._turn, lambda: not self._closed):
+                    # The script hears of it when it is done with what it does now.
+                    logger.debug("the execution of turn %d ended: %s", self._turn, error)
                     self._responses.put(None if is_over else error)
                     return
             if not self._reopen():

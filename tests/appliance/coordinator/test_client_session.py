@@ -1,0 +1,61 @@
+"""A coordinator tells the end of its client from the death of the ingress between them."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from appliance.coordinator import session as session_module
+from appliance.coordinator.session import DYING_SECONDS, ClientSession
+from interconnect.threads import GuardedThread
+
+
+def session_behind(ingress: str) -> ClientSession:
+    return ClientSession(lambda message: None, lambda defect: None, 60.0, ingress)
+
+
+def ended(session: ClientSession, *, is_finished: bool) -> threading.Event:
+    """Set when the end of the session has been taken for the client's wish."""
+    done = threading.Event()
+
+    def end() -> None:
+        session.end(is_finished=is_finished)
+        done.set()
+
+    GuardedThread(end, name="end", on_defect=lambda error: None).start()
+    return done
+
+
+@pytest.fixture
+def port() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def address(port: socket.socket) -> str:
+    return f"127.0.0.1:{port.getsockname()[1]}"
+
+
+def test_an_ingress_that_dies_takes_connections_for_a_moment(port: socket.socket) -> None:
+    session = session_behind(address(port))
+    done = ended(session, is_finished=False)
+    assert not done.wait(DYING_SECONDS / 5)
+    port.close()  # the last of what the dying process had
+    assert not done.wait(2 * DYING_SECONDS)  # this process is about to be ended
+    session.close()
+    assert done.wait(10.0)
+
+
+def test_the_end_of_a_client_is_one_where_the_ingress_lives(port: socket.socket) -> None:
+    with port:
+        begin = time.monotonic()
+        done = ended(session_behind(address(port)), is_finished=False)
+        assert done.wait(10.0)
+        assert time.monotonic() - begin >= DYING_SECONDS
+
+
+def test_a_client_that_has_finished_is_not_waited_for(port: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    ingress = address(port)
+    port.close()
+    monkeypatch.setattr(session_module, "DYING_SECONDS", 60.0)
+    assert ended(session_behind(ingress), is_finished=True).wait(10.0)
