@@ -1,5 +1,6 @@
 """Asynchronous updates in layer pipelined mode are those of plain PyTorch with the same delays."""
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -8,11 +9,16 @@ import pytest
 import torch
 from compiled_steps import Traced
 from delayed_updates import train_with_delays, uses_of
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
 from pipeline_simulator import PipelineSimulation
+from random_programs import traced_program
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import ExecutionStrategy
+from cstorch.errors import CompileError as LoweringError
 from cstorch.optim import SGD, AdamW, Optimizer
 from cstorch.state import Registry, named_getters
 from wsc.v1 import plan_pb2
@@ -49,9 +55,9 @@ def trained(optimizer: Callable[[Any], Optimizer], model: nn.Module | None = Non
     return Traced(build, network() if model is None else model, torch.randn(ROWS, WIDTHS[0], dtype=torch.float64))
 
 
-def plan_of(traced: Traced, micro_batches: int, cores: int, **settings: Any) -> plan_pb2.Plan:
-    settings = {"asynchronous_updates": True, "execution_strategy": PIPELINE, **settings}
-    return traced.plan(1, micro_batches=micro_batches, wafer_cores=cores, **settings)
+def plan_of(traced: Traced, micro_batches: int, cores: int, **more: Any) -> plan_pb2.Plan:
+    more = {"asynchronous_updates": True, "execution_strategy": PIPELINE, **more}
+    return traced.plan(1, micro_batches=micro_batches, wafer_cores=cores, **more)
 
 
 def share_of_mean(result: torch.Tensor, step: int, micro_batch: int) -> torch.Tensor:
@@ -69,9 +75,9 @@ def test_the_numbers_are_those_of_plain_pytorch_with_the_same_delays(
     batches = [torch.randn(ROWS, WIDTHS[0], dtype=torch.float64) for _ in range(STEPS)]
     model = network().double()
     expected = train_with_delays(model, make, batches, share_of_mean, uses_of(plan.pipeline), micro_batches)
-    for seed in range(cores + 3):
+    for chance in range(cores + 3):
         simulation = PipelineSimulation(plan, traced.initial)
-        losses = [float(*result.values()) for result in simulation.run([[batch] for batch in batches], seed)]
+        losses = [float(*result.values()) for result in simulation.run([[batch] for batch in batches], chance)]
         torch.testing.assert_close(losses, expected, rtol=1e-9, atol=0)
         for name, parameter in model.named_parameters():
             state = simulation.states[f"state.model.{name}"]
@@ -117,9 +123,9 @@ def test_a_weight_that_several_regions_read_is_the_same_at_every_speed(optimizer
     plan = plan_of(traced, 4, 3)
     batches = [[torch.randn(ROWS, 6, dtype=torch.float64)] for _ in range(STEPS)]
     runs = []
-    for seed in range(6):
+    for chance in range(6):
         simulation = PipelineSimulation(plan, traced.initial)
-        losses = [float(*result.values()) for result in simulation.run(batches, seed)]
+        losses = [float(*result.values()) for result in simulation.run(batches, chance)]
         runs.append((losses, [state.tolist() for _, state in sorted(simulation.states.items())]))
     assert all(run == runs[0] for run in runs)
 
@@ -140,12 +146,41 @@ def test_what_needs_the_whole_batch_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("asked", "message"),
     [
         ({"execution_strategy": ExecutionStrategy.WEIGHT_STREAMING}, "in weight streaming weights are updated once"),
         ({"num_replicas": 2}, "one replica of a model, not of num_replicas=2"),
     ],
 )
-def test_where_they_cannot_be_had_is_said(settings: dict[str, Any], message: str) -> None:
+def test_where_they_cannot_be_had_is_said(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(CompileError, match=message):
-        plan_of(trained(OPTIMIZERS["sgd"]), 2, 2, **settings)
+        plan_of(trained(OPTIMIZERS["sgd"]), 2, 2, **asked)
+
+
+@pytest.mark.parity
+def test_random_programs_give_the_same_at_every_speed_or_are_refused() -> None:
+    found: Counter[str] = Counter()
+
+    @seed(0)
+    @settings(max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, 1 << 20), st.sampled_from([2, 3, 4]), st.sampled_from([2, 3, 5]))
+    def run(number: int, micro_batches: int, cores: int) -> None:
+        try:
+            traced, batch = traced_program(number)
+            plan = plan_of(traced, micro_batches, cores)
+        except (CompileError, LoweringError):
+            found["refused"] += 1
+            return
+        inputs = [[leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]] * 2
+        runs = []
+        for chance in range(4):
+            simulation = PipelineSimulation(plan, traced.initial)
+            outputs = simulation.run(inputs, chance)
+            runs.append([*(value for step in outputs for value in step.values()), *simulation.states.values()])
+        for other in runs[1:]:
+            for one, another in zip(runs[0], other, strict=True):
+                torch.testing.assert_close(one, another, rtol=1e-9, atol=1e-12, equal_nan=True)
+        found["the same"] += 1
+
+    run()
+    assert found["the same"] > 10, found
