@@ -28,8 +28,10 @@ class Served:
         self._server.start()
 
     def stop(self) -> None:
-        self.ends.put(None)
-        self._server.stop(None).wait()
+        """Calls break off."""
+        stopped = self._server.stop(None)
+        self.ends.put(None)  # for the thread that serves a session
+        stopped.wait()
 
 
 class Service(coordinator_pb2_grpc.CoordinatorServicer):
