@@ -60,7 +60,7 @@ def _running(module: str, cache: str) -> Iterator[management_pb2_grpc.Management
     """A script that trains, on a cluster of its own."""
     variables = {**ENVIRONMENT, "WAFERBOX_CACHE": cache, "WAFERBOX_RECOVERY_SECONDS": RECOVERY_SECONDS}
     os.environ.update(variables)
-    process, management, _ = start_embedded(ClusterSettings())
+    process, management, *_ = start_embedded(ClusterSettings())
     command = [sys.executable, "-m", f"benchmarks.{module}", "cluster", "--threads", "1"]
     script = subprocess.Popen(
         [*command, "--num-steps", str(MODELS[module])],
