@@ -24,7 +24,7 @@ from wsc.v1 import plan_pb2
 SUFFIX: Final = ".plan"
 _MAGIC: Final = b"WSCPLAN2"
 _SUM_BYTES: Final = 32  # of the hash, and of the keyed hash
-HEAD_BYTES: Final = len(_MAGIC) + 2 * _SUM_BYTES
+_HEAD_BYTES: Final = len(_MAGIC) + 2 * _SUM_BYTES
 MAX_PLAN_BYTES: Final = 1 << 30
 
 
@@ -61,7 +61,7 @@ class PlanCache:
     def load(self, name: str) -> plan_pb2.Plan | None:
         """The plan of this name, or None: there is none, it is damaged, it is not ours, or does not hold together."""
         data = _read(self.path(name))
-        digest, tag = data[len(_MAGIC) : len(_MAGIC) + _SUM_BYTES], data[len(_MAGIC) + _SUM_BYTES : HEAD_BYTES]
+        digest, tag = data[len(_MAGIC) : len(_MAGIC) + _SUM_BYTES], data[len(_MAGIC) + _SUM_BYTES : _HEAD_BYTES]
         return _parse(data) if hmac.compare_digest(tag, self._tag(name, digest)) else None
 
     def _tag(self, name: str, digest: bytes) -> bytes:
@@ -84,7 +84,7 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(data: bytes) -> plan_pb2.Plan | None:
-    body = data[HEAD_BYTES:]
+    body = data[_HEAD_BYTES:]
     if not data.startswith(_MAGIC + hashlib.sha256(body).digest()):
         return None
     try:

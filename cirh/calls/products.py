@@ -12,13 +12,12 @@ from typing import Any, Final
 
 import torch
 
+from cirh.calls.float16_products import Prepare
 from cirh.dialect.spec import Call, Site
 
 # Of all three dimensions: below, oneDNN's dozen of microseconds for a call is more than it saves.
 _LEAST_SIDE: Final = 32
 _LEAST_FLOPS: Final = 4 << 20
-
-Prepare = Callable[[Site], Call]
 
 
 @cache

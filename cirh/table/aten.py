@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cirh.calls.float16_products import in_float32
+from cirh.calls.float16_products import Prepare, in_float32
 from cirh.calls.network import embedding_gradient_in_place
-from cirh.calls.products import Prepare, by_processor
+from cirh.calls.products import by_processor
 from cirh.dialect.errors import CirhError
 from cirh.dialect.spec import AttributeSpec, Call, Count, Format, Kind, OperandSpec, OpSpec, Site
 from cirh.dialect.types import TensorInfo, element_dtype

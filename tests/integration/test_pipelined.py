@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import cerebras.pytorch as cstorch
-from appliance.compiler.cache import HEAD_BYTES, SUFFIX
+from appliance.compiler.cache import SUFFIX, read_plan
 from cstorch import backends
 from cstorch.errors import CompileError
 from waferbox.cli import app
-from wsc.v1 import management_pb2, node_pb2, plan_pb2
+from wsc.v1 import management_pb2, node_pb2
 
 pytestmark = pytest.mark.cluster
 
@@ -181,8 +181,8 @@ def test_asynchronous_updates_are_those_of_plain_pytorch_with_the_same_delays(
     training.run()
     (job,) = [each for each in cluster.jobs() if each.phase == management_pb2.JOB_PHASE_IDLE]
     (artifact,) = job.artifacts
-    content = Path(f"{artifact}{SUFFIX}").read_bytes()
-    plan = plan_pb2.Plan.FromString(content[HEAD_BYTES:]).pipeline
+    plan = read_plan(Path(f"{artifact}{SUFFIX}"))
+    assert plan is not None
     rows, wanted = zip(*training.input_fn(), strict=True)
     parts = [each.chunk(4) for each in wanted]
     losses = train_with_delays(
@@ -190,7 +190,7 @@ def test_asynchronous_updates_are_those_of_plain_pytorch_with_the_same_delays(
         lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
         rows,
         lambda result, step, part: squares(result, parts[step][part]),
-        uses_of(plan),
+        uses_of(plan.pipeline),
         4,
     )
     torch.testing.assert_close(training.losses, losses, rtol=1e-5, atol=1e-6)

@@ -6,7 +6,7 @@ read a weight as it lies there: a region's list says behind which of its updates
 forward, one backward, and they are the same in every run.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from xdsl.ir import SSAValue
 
@@ -17,13 +17,12 @@ from appliance.compiler.pipelined.nodes import Graph, Kind, Node
 WAY_OUT = "use cstorch.backends.csx.performance.asynchronous_updates = False"
 
 
-def repeat_updates(cut: Cut, nodes: Iterable[Node]) -> frozenset[SSAValue]:
+def repeat_updates(cut: Cut, nodes: Sequence[Node]) -> frozenset[SSAValue]:
     """Marks the nodes that each micro-batch repeats. Returns the values of which each has one of its own besides parts.
 
     Raises:
         CompileError: something needs the whole batch.
     """
-    nodes = list(nodes)
     for node in nodes:
         if node.of_whole_batch:
             raise CompileError(
