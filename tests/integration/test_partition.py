@@ -47,11 +47,13 @@ def test_the_results_are_those_of_a_run_in_which_all_hosts_reach_each_other(
 
         def start(pause: float) -> RunningScript:
             arguments = ("--artifacts", "artifacts", "--steps", 60, "--stop", 0, "--pause", pause)
-            variables = {
-                "WAFERBOX_TOKEN": own_clusters_token(Kind.USER),
-                "WAFERBOX_MAX_NUM_RESTARTS": "10",  # who is missed one after the other counts each time
-            }
-            return start_script(SCRIPT, *arguments, management=management, prefix=wafers_host.command(), **variables)
+            return start_script(
+                SCRIPT,
+                *arguments,
+                management=management,
+                prefix=wafers_host.command(),
+                WAFERBOX_TOKEN=own_clusters_token(Kind.USER),
+            )
 
         undisturbed = start(pause=0.0)
         assert undisturbed.wait(120) == 0, undisturbed.errors

@@ -1,10 +1,12 @@
 """How often a job goes on after a death."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 
 from wsc.v1 import node_pb2
 
 MAX_CAUSES = 20  # that are listed
+ONE_RESTART_SECONDS = 10.0  # what cuts off one node of a host is seen of the others that much later at most
 
 
 class RestartLimit:
@@ -15,23 +17,33 @@ class RestartLimit:
         self._max_num_restarts = max_num_restarts
         self._progress = progress
         self._causes = list(causes)
+        self._missed: dict[str, str] = {}  # in the last of them, since this process has the job
+        self._missed_at = 0.0
 
     @property
     def causes(self) -> Sequence[str]:
         """Of the restarts since the job has got further."""
         return self._causes
 
-    def add(self, causes: Sequence[str], progress: object) -> None:
-        """Somebody has died.
+    def add(self, causes: Mapping[str, str], progress: object) -> None:
+        """Somebody has died. Who is missed just after others belongs to their restart: one thing may have cut them off.
 
         Args:
-            causes: what has happened, for the user.
+            causes: what has happened, for the user, by whom it has happened to.
             progress: something that is another whenever the job has got further.
         """
         if progress != self._progress:
             self._progress = progress
             self._causes.clear()
-        self._causes.append("; ".join(causes))
+            self._missed.clear()
+        now = time.monotonic()
+        is_same = now - self._missed_at <= ONE_RESTART_SECONDS and self._missed.keys().isdisjoint(causes)
+        if self._missed and is_same:
+            self._missed.update(causes)
+            self._causes.pop()
+        else:
+            self._missed, self._missed_at = dict(causes), now
+        self._causes.append("; ".join(self._missed.values()))
 
     @property
     def is_reached(self) -> bool:
