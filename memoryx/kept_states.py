@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from interconnect.links.cancellation import CancellationToken
 from memoryx.files.state_memory import StateSettings
+from memoryx.kernels import StateKernels
 from memoryx.recovery.copies import PointCopies
 from memoryx.recovery.folders import member_folder
 from memoryx.recovery.transfer import owner_name
@@ -28,6 +29,7 @@ class KeptStates:
         self._context = context
         self._service = service
         self.store = StateStore(settings)
+        self.kernels = StateKernels()
         self.snapshots = Snapshots(self.store, self._announce)
         self.copies = PointCopies(
             recovery_root,

@@ -93,18 +93,29 @@ class StateKernel:
         return call
 
 
-def make_kernels(texts: Mapping[int, str], states: SharedMemory, folder: Path) -> dict[int, StateKernel]:
-    """The kernels of a plan, from their text, under the same numbers.
+class StateKernels:
+    """Makes the kernels of plans, and keeps what it needs for those of the last one, which may be loaded again."""
 
-    What LAIR can express is generated and compiled, or found in the folder; torch's calls do the rest.
-    Raises CirhError for text that is not valid.
-    """
-    modules = {}
-    for number, text in texts.items():
-        modules[number] = parse_module(text)
-        verify(modules[number])
-    generated = _generate(modules, folder)
-    return {number: StateKernel(module, generated.get(number), states) for number, module in modules.items()}
+    def __init__(self) -> None:
+        self._texts: dict[int, str] = {}
+        self._modules: dict[int, ModuleOp] = {}
+        self._generated: dict[int, GeneratedKernel] = {}
+
+    def make(self, texts: Mapping[int, str], states: SharedMemory, folder: Path) -> dict[int, StateKernel]:
+        """The kernels of a plan, from their text, under the same numbers.
+
+        What LAIR can express is generated and compiled, or found in the folder; torch's calls do the rest.
+        Raises CirhError for text that is not valid.
+        """
+        if texts != self._texts:
+            modules = {}
+            for number, text in texts.items():
+                modules[number] = parse_module(text)
+                verify(modules[number])
+            self._texts, self._modules, self._generated = dict(texts), modules, _generate(modules, folder)
+        return {
+            number: StateKernel(module, self._generated.get(number), states) for number, module in self._modules.items()
+        }
 
 
 def _generate(modules: Mapping[int, ModuleOp], folder: Path) -> dict[int, GeneratedKernel]:

@@ -14,6 +14,6 @@ class MemoryXJob(StateJob):
     """Keeps the states of the job as long as it lasts, and shows them to the client."""
 
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> MemoryXProgram:
-        states = self._states
-        states.load(request.memoryx, request.recovery_point)
-        return MemoryXProgram(request.memoryx, states.store, states.snapshots, states.recovery_points, hub, links)
+        plan, states = request.memoryx, self._states
+        states.load(plan, request.recovery_point)
+        return MemoryXProgram(plan, states.kernels, states.store, states.snapshots, states.recovery_points, hub, links)

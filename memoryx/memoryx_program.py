@@ -18,7 +18,7 @@ from interconnect.links.hub import Hub
 from interconnect.links.link import Link
 from interconnect.links.shared_memory import Slice
 from memoryx.due_states import keep_due_states
-from memoryx.kernels import Buffers, Call, StateKernel, make_kernels
+from memoryx.kernels import Buffers, Call, StateKernel, StateKernels
 from memoryx.paging import Paging
 from memoryx.recovery_points import RecoveryPoints
 from memoryx.snapshots import Snapshots
@@ -39,6 +39,7 @@ class MemoryXProgram:
     def __init__(
         self,
         plan: plan_pb2.MemoryXPlan,
+        kernels: StateKernels,
         store: StateStore,
         snapshots: Snapshots,
         recovery_points: RecoveryPoints,
@@ -67,7 +68,7 @@ class MemoryXProgram:
         self._settled = dict(self._states)  # values that are states, or become them
         groups = {group.id: group for group in plan.groups}
         texts = {kernel.id: kernel.cirh for kernel in plan.kernels}
-        kernels = make_kernels(texts, store.memory, cache_root() / "kernels")
+        made = kernels.make(texts, store.memory, cache_root() / "kernels")
         self._buffers = self._make_buffers(plan, groups, store)
         self._counts = ArenaCounts(plan.arena)
         self._from_arena = [
@@ -81,7 +82,7 @@ class MemoryXProgram:
                     self._add_release()
                     self._add_receive(groups[instruction.receive.group], keep=instruction.receive.keep)
                 case "run":
-                    self._add_run(instruction.run, kernels[instruction.run.kernel])
+                    self._add_run(instruction.run, made[instruction.run.kernel])
                 case "send":
                     self._add_release()
                     self._add_send(groups[instruction.send.group])

@@ -20,11 +20,30 @@ from wsc.v1 import plan_pb2
 WaferKernel: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], list[torch.Tensor]]
 
 
-def make_kernels(
-    kernels: Iterable[plan_pb2.Kernel], library: "plan_pb2.KernelLibrary.ValueType"
-) -> dict[int, WaferKernel]:
-    """The kernels under their numbers. Raises CirhError for text that is not valid."""
-    return {kernel.id: _make(kernel.cirh, library) for kernel in kernels}
+class WaferKernels:
+    """Makes the kernels of plans, and keeps those of the last one: a plan that is loaded again has them at once."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, plan_pb2.KernelLibrary.ValueType], WaferKernel] = {}
+
+    def make(
+        self, kernels: Iterable[plan_pb2.Kernel], library: "plan_pb2.KernelLibrary.ValueType"
+    ) -> dict[int, WaferKernel]:
+        """The kernels under their numbers. Raises CirhError for text that is not valid."""
+        before, self._kept = self._kept, {}
+        made = {}
+        for kernel in kernels:
+            key = kernel.cirh, library
+            if key not in self._kept:
+                self._kept[key] = before.get(key) or _make(*key)
+            made[kernel.id] = self._kept[key]
+        return made
+
+    def release(self) -> None:
+        """Keep no tensors of an execution."""
+        for kernel in self._kept.values():
+            if isinstance(kernel, Kernel):
+                kernel.release_places()
 
 
 def _make(text: str, library: "plan_pb2.KernelLibrary.ValueType") -> WaferKernel:

@@ -17,6 +17,7 @@ from interconnect.links.elements import torch_dtype
 from interconnect.links.hub import Hub, Stopped
 from interconnect.links.link import Link
 from memoryx.due_states import keep_due_states
+from memoryx.kernels import StateKernels
 from memoryx.recovery_points import RecoveryPoints
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore
@@ -26,6 +27,7 @@ from nodes.steps.program import Action, Entry, Program
 from nodes.steps.schedule import StepSchedule, worker_of_step
 from nodes.telemetry.progress import group_label
 from wafer.joins import JOINS, JoinedPlace
+from wafer.kernels import WaferKernels
 from wafer.large_tensors import limit_large_tensors, release_large_tensors
 from wafer.region_kernels import RegionKernels
 from wafer.region_order import Place, RegionOrder
@@ -39,6 +41,8 @@ class PipelineProgram:
     def __init__(
         self,
         plan: plan_pb2.PipelinePlan,
+        kernels: WaferKernels,
+        updates: StateKernels,
         store: StateStore,
         snapshots: Snapshots,
         recovery_points: RecoveryPoints,
@@ -67,7 +71,9 @@ class PipelineProgram:
         self._set_values(plan)
         self._sent = [i.send.group for i in self._order.instructions.values() if i.HasField("send")]
         self._buffers = self._make_buffers()
-        self._kernels = RegionKernels(plan, self._states, store, self._place_joined(plan), self._buffers)
+        self._kernels = RegionKernels(
+            plan, kernels, updates, self._states, store, self._place_joined(plan), self._buffers
+        )
         limit_large_tensors(plan.own_bytes - store.memory.nbytes - self._buffers.nbytes)
         self._awaited = {need for needs in self._order.needs.values() for need in needs}
         self._indices = {place: index for places in self._order.threads for index, place in enumerate(places)}

@@ -9,15 +9,14 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from cirh.execution.kernel import span
-from memoryx.kernels import make_kernels as make_state_kernels
+from memoryx.kernels import StateKernels
 from memoryx.store import StateStore
 from nodes.folders import cache_root
 from nodes.steps.groups import SendBuffers
 from nodes.steps.program import Action, Values
 from nodes.telemetry.progress import short_list
 from wafer.joins import JoinedPlace, joining
-from wafer.kernels import WaferKernel
-from wafer.kernels import make_kernels as make_wafer_kernels
+from wafer.kernels import WaferKernel, WaferKernels
 from wsc.v1 import plan_pb2
 
 
@@ -27,18 +26,24 @@ class RegionKernels:
     def __init__(
         self,
         plan: plan_pb2.PipelinePlan,
+        kernels: WaferKernels,
+        updates: StateKernels,
         states: Mapping[int, torch.Tensor],
         store: StateStore,
         joined: Mapping[int, JoinedPlace],
         buffers: SendBuffers,
     ) -> None:
-        """store: what keeps the states. joined: where what micro-batches join lies, and how they join it."""
+        """kernels, updates: make those of the plan. store: what keeps the states.
+
+        joined: where what micro-batches join lies, and how they join it.
+        """
         runs = [i.run for region in plan.regions for i in region.instructions if i.HasField("run")]
         updating = {run.kernel for run in runs if any(run.commits)}
         others = {run.kernel for run in runs if run.outputs and not any(run.commits)}
         texts = {kernel.id: kernel.cirh for kernel in plan.kernels if kernel.id in updating}
-        self._updates = make_state_kernels(texts, store.memory, cache_root() / "kernels")
-        self._kernels = make_wafer_kernels((k for k in plan.kernels if k.id in others), plan.kernel_library)
+        self._updates = updates.make(texts, store.memory, cache_root() / "kernels")
+        self._wafer_kernels = kernels
+        self._kernels = kernels.make((k for k in plan.kernels if k.id in others), plan.kernel_library)
         self._names = {slot.value: slot.name.removeprefix("state.") for slot in plan.states}
         self._slots = {slot.value: slot.name for slot in plan.states}
         self._states = dict(states)
@@ -50,6 +55,7 @@ class RegionKernels:
 
     def close(self) -> None:
         """Drop all tensors."""
+        self._wafer_kernels.release()
         self._updates.clear()
         self._states.clear()
         self._joined.clear()

@@ -12,25 +12,27 @@ from memoryx.state_service import StateService
 from nodes.lifecycle.node_job import JobContext, LinkKey
 from nodes.lifecycle.role_job import StepProgram
 from nodes.steps.schedule import THREADED_FLOPS
+from wafer.kernels import WaferKernels
 from wafer.pipeline_program import PipelineProgram
 from wafer.wafer_program import WaferProgram
 from wsc.v1 import node_pb2, plan_pb2
 
 
 class WaferJob(StateJob):
-    """Keeps nothing between executions; in layer pipelined mode the states of the job, as a shard of MemoryX does."""
+    """Keeps its kernels between executions; in layer pipelined mode the states too, as a shard of MemoryX does."""
 
     def __init__(self, context: JobContext, threads: int, service: StateService) -> None:
         """threads: as many as compute at most."""
         super().__init__(context, service, StateSettings())
         self._threads = threads
+        self._kernels = WaferKernels()
 
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> StepProgram:
         if request.HasField("pipeline"):
             return self._compile_pipeline(request, hub, links)
         # Holds for threads that begin to compute from now on, and so for the one that will run the steps.
         torch.set_num_threads(self._threads if request.wafer.flops >= THREADED_FLOPS else 1)
-        return WaferProgram(request.wafer, request.wafer_number, hub, links)
+        return WaferProgram(request.wafer, request.wafer_number, self._kernels, hub, links)
 
     def _compile_pipeline(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> PipelineProgram:
         plan, states = request.pipeline, self._states
@@ -39,5 +41,13 @@ class WaferJob(StateJob):
         num_threads = min(threads, len(plan.regions))
         torch.set_num_threads(max(1, threads // num_threads))
         return PipelineProgram(
-            plan, states.store, states.snapshots, states.recovery_points, hub, links, num_threads=num_threads
+            plan,
+            self._kernels,
+            states.kernels,
+            states.store,
+            states.snapshots,
+            states.recovery_points,
+            hub,
+            links,
+            num_threads=num_threads,
         )

@@ -28,7 +28,7 @@ from nodes.steps.schedule import (
     worker_of_step,
 )
 from wafer.joins import joining
-from wafer.kernels import WaferKernel, make_kernels
+from wafer.kernels import WaferKernel, WaferKernels
 from wafer.large_tensors import limit_large_tensors, release_large_tensors
 from wsc.v1 import node_pb2, plan_pb2
 
@@ -39,7 +39,9 @@ class WaferProgram:
     number: of this wafer, among all.
     """
 
-    def __init__(self, plan: plan_pb2.WaferPlan, number: int, hub: Hub, links: Mapping[LinkKey, Link]) -> None:
+    def __init__(
+        self, plan: plan_pb2.WaferPlan, number: int, kernels: WaferKernels, hub: Hub, links: Mapping[LinkKey, Link]
+    ) -> None:
         self._program = Program(hub, "compute")
         self.progress = self._program.progress
         values = self._program.values
@@ -51,7 +53,8 @@ class WaferProgram:
         self._taken: dict[int, int] = {}  # weights groups, by shard
         groups = {group.id: group for group in plan.groups}
         self._expect(plan.groups)
-        kernels = make_kernels(plan.kernels, plan.kernel_library)
+        self._kernels = kernels
+        made = kernels.make(plan.kernels, plan.kernel_library)
         kinds = [instruction.WhichOneof("kind") for instruction in plan.instructions]
         sent = [i.send.group for i, kind in zip(plan.instructions, kinds, strict=True) if kind == "send"]
         produced = {value for i in plan.instructions for value in i.run.outputs}
@@ -77,7 +80,7 @@ class WaferProgram:
                 case "receive":
                     self._add_receive(groups[instruction.receive.group])
                 case "run":
-                    self._add_run(instruction.run, kernels[instruction.run.kernel])
+                    self._add_run(instruction.run, made[instruction.run.kernel])
                 case "send":
                     group = groups[instruction.send.group]
                     self._add_waits([group.id])
@@ -96,6 +99,7 @@ class WaferProgram:
 
     def close(self) -> None:
         self._program.close()
+        self._kernels.release()
         self._buffers.close()
         release_large_tensors()
 

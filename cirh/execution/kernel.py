@@ -221,6 +221,10 @@ class Kernel:
         """Results that are written straight to a place that is given; others are made elsewhere and copied there."""
         return frozenset(self._makers)
 
+    def release_places(self) -> None:
+        """Keep the tensors no longer that results were written to."""
+        self._places.clear()
+
     def _find_makers(self) -> dict[int, int]:
         """For results whose last step can write to a tensor that is given: {result: step}."""
         producers = {

@@ -10,9 +10,10 @@ from xdsl.dialects.builtin import ModuleOp
 
 from cirh.dialect.types import tensor_type
 from cirh.modules.builder import GraphBuilder
+from cirh.text.parser import parse_module
 from cirh.text.printer import print_module
 from interconnect.links.shared_memory import SharedMemory
-from memoryx.kernels import StateKernel, make_kernels
+from memoryx.kernels import StateKernel, StateKernels
 
 Make: TypeAlias = Callable[[ModuleOp, SharedMemory], StateKernel]
 
@@ -21,7 +22,7 @@ Make: TypeAlias = Callable[[ModuleOp, SharedMemory], StateKernel]
 def kernel_of(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     if request.param == "by torch":
         monkeypatch.setenv("CXX", "/bin/false")
-    return lambda module, memory: make_kernels({7: print_module(module)}, memory, tmp_path / "kernels")[7]
+    return lambda module, memory: StateKernels().make({7: print_module(module)}, memory, tmp_path / "kernels")[7]
 
 
 def states(*shapes: tuple[int, ...]) -> tuple[SharedMemory, list[torch.Tensor]]:
@@ -96,7 +97,7 @@ def test_a_kernel_in_parts_does_what_it_does_as_a_whole(tmp_path: Path) -> None:
     following = builder.op("cirh.Add", [number, builder.splat(1.0, (), torch.float32)])[0]
     scaled, added = builder.op("cirh.Mul", [x, wide])[0], builder.op("cirh.Add", [x, y])[0]
     module = builder.finish([(scaled, None), (added, None), (following, None)])
-    kernel = make_kernels({7: print_module(module)}, memory, tmp_path / "kernels")[7]
+    kernel = StateKernels().make({7: print_module(module)}, memory, tmp_path / "kernels")[7]
     targets = [a, b, count]
     assert kernel.may_be_parted(targets, [None] * 3)
     assert not kernel.may_be_parted([a, None, count], [None] * 3)
@@ -106,3 +107,27 @@ def test_a_kernel_in_parts_does_what_it_does_as_a_whole(tmp_path: Path) -> None:
     assert torch.equal(a, old[0] * old[2])
     assert torch.equal(b, old[0] + old[1])
     assert count == old[2] + 1
+
+
+def test_a_plan_that_is_loaded_again_is_not_parsed_and_writes_where_the_states_lie_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = GraphBuilder()
+    x = builder.argument(tensor_type((3,), torch.float32))
+    text = print_module(builder.finish([(builder.op("cirh.Add", [x, x])[0], None)]))
+    kernels = StateKernels()
+    parsed: list[str] = []
+
+    def parse(text: str) -> ModuleOp:
+        parsed.append(text)
+        return parse_module(text)
+
+    monkeypatch.setattr("memoryx.kernels.parse_module", parse)
+    for _ in range(2):
+        memory, (state,) = states((3,))
+        before = state.clone()
+        kernels.make({7: text}, memory, tmp_path)[7].bind([state], [None])([state])
+        assert torch.equal(state, before + before)
+    assert parsed == [text]
+    kernels.make({7: text, 8: text}, memory, tmp_path)
+    assert parsed == [text] * 3

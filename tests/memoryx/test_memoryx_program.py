@@ -19,6 +19,7 @@ from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.links.socket_lane import SocketLink
 from memoryx import paging
 from memoryx.files.state_memory import TRANSFER_BYTES, StateSettings
+from memoryx.kernels import StateKernels
 from memoryx.memoryx_program import MemoryXProgram
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore
@@ -54,7 +55,9 @@ class Rig:
             self.far_hub.add(self.far[key])
         snapshots = Snapshots(self.store, lambda step: None)
         self.recovery_points = recovery_points_of(self.store)
-        self.program = MemoryXProgram(plan, self.store, snapshots, self.recovery_points, self.hub, self.near)
+        self.program = MemoryXProgram(
+            plan, StateKernels(), self.store, snapshots, self.recovery_points, self.hub, self.near
+        )
         schedule = StepSchedule(
             num_steps=num_steps, activation_steps=1, checkpoint_steps=frozenset(), run_ahead_steps=1
         )

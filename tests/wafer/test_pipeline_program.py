@@ -17,11 +17,13 @@ from cirh.text.printer import print_module
 from interconnect.links.hub import Stopped
 from interconnect.links.link import LinkLost
 from interconnect.links.shared_memory import SharedMemory, Slice
+from memoryx.kernels import StateKernels
 from memoryx.recovery_points import RecoveryPoints
 from memoryx.snapshots import Snapshots
 from memoryx.store import StateStore
 from nodes.steps.schedule import StepSchedule
 from nodes.telemetry.progress import Recorder
+from wafer.kernels import WaferKernels
 from wafer.pipeline_program import PipelineProgram
 from wafer.region_order import RegionOrder
 from wsc.v1 import node_pb2, observation_pb2, plan_pb2
@@ -158,7 +160,17 @@ def make_rig(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[in
                 (node_pb2.LINK_PURPOSE_COORDINATOR, 0): other.link,
             }
             recovery_points = recovery_points_of(store)
-            program = PipelineProgram(plan, store, snapshots, recovery_points, hub, links, num_threads=num_threads)
+            program = PipelineProgram(
+                plan,
+                WaferKernels(),
+                StateKernels(),
+                store,
+                snapshots,
+                recovery_points,
+                hub,
+                links,
+                num_threads=num_threads,
+            )
             rigs.append(Rig(program, worker, coordinator, store, snapshots, recovery_points, near, told))
             return rigs[-1]
 

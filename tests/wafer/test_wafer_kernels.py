@@ -2,6 +2,7 @@
 
 import errno
 import os
+import weakref
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from cirh.execution.kernel import Kernel
 from cirh.modules.builder import GraphBuilder
 from cirh.text.printer import print_module
 from wafer.inductor import CACHE_VARIABLE, InductorKernel
-from wafer.kernels import WaferKernel, make_kernels
+from wafer.kernels import WaferKernel, WaferKernels
 from wsc.v1 import plan_pb2
 
 INDUCTOR = plan_pb2.KERNEL_LIBRARY_INDUCTOR
@@ -43,7 +44,7 @@ def noise() -> str:
 
 
 def made(text: str, library: "plan_pb2.KernelLibrary.ValueType") -> WaferKernel:
-    return make_kernels([plan_pb2.Kernel(id=3, cirh=text)], library)[3]
+    return WaferKernels().make([plan_pb2.Kernel(id=3, cirh=text)], library)[3]
 
 
 @pytest.mark.cluster  # it calls the C++ compiler, for seconds
@@ -88,3 +89,21 @@ def test_random_numbers_are_left_to_their_own_library() -> None:
 def test_text_that_is_not_valid_is_refused() -> None:
     with pytest.raises(CirhError):
         made("module {}", INDUCTOR)
+
+
+def test_a_plan_that_is_loaded_again_has_its_kernels_at_once_and_another_takes_their_place() -> None:
+    texts, kernels = [layer(), noise()], WaferKernels()
+    plan = [plan_pb2.Kernel(id=number, cirh=text) for number, text in enumerate(texts)]
+    first = kernels.make(plan, plan_pb2.KERNEL_LIBRARY_ATEN)
+    assert kernels.make(plan, plan_pb2.KERNEL_LIBRARY_ATEN) == first
+    place = weakref.ref(given := torch.empty(8))
+    first[0]([torch.ones(8, 8), torch.ones(8, 8), torch.ones(8)], [None, given, None])
+    del given
+    assert place() is not None
+    kernels.release()
+    assert place() is None
+    (kept,) = kernels.make(plan[1:], plan_pb2.KERNEL_LIBRARY_ATEN).values()
+    assert kept is first[1]
+    third = kernels.make(plan, plan_pb2.KERNEL_LIBRARY_ATEN)
+    assert third[1] is first[1]
+    assert third[0] is not first[0]

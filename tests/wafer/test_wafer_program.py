@@ -16,6 +16,7 @@ from interconnect.links.shared_memory import SharedMemory, Slice
 from interconnect.links.socket_lane import SocketLink
 from nodes.steps.arena import RELEASED_GROUP, ArenaCounts
 from nodes.steps.schedule import CREDIT_GROUPS, WEIGHTS_CREDIT_BATCH, StepSchedule
+from wafer.kernels import WaferKernels
 from wafer.wafer_program import WaferProgram
 from wsc.v1 import node_pb2, plan_pb2
 
@@ -71,7 +72,7 @@ def test_value_that_several_groups_send_and_outputs_of_some_steps(ends: tuple[So
     hub, far_hub = Hub(), Hub()
     hub.add(parent)
     far_hub.add(far)
-    program = WaferProgram(plan, 0, hub, {(node_pb2.LINK_PURPOSE_PARENT, 0): parent})
+    program = WaferProgram(plan, 0, WaferKernels(), hub, {(node_pb2.LINK_PURPOSE_PARENT, 0): parent})
     seconds: list[float] = []
     thread = threading.Thread(target=lambda: seconds.extend(program.run(STEPS).values()))
     thread.start()
@@ -151,7 +152,7 @@ def test_micro_batches_know_their_numbers_and_join_what_they_make(
     hub, far_hub = Hub(), Hub()
     hub.add(parent)
     far_hub.add(far)
-    program = WaferProgram(plan, 3, hub, {(node_pb2.LINK_PURPOSE_PARENT, 0): parent})
+    program = WaferProgram(plan, 3, WaferKernels(), hub, {(node_pb2.LINK_PURPOSE_PARENT, 0): parent})
     program.run(StepSchedule(num_steps=2, activation_steps=1, checkpoint_steps=frozenset(), run_ahead_steps=8))
     for step in (1, 2):
         assert far_hub.receive(far, 1, step).tensor(torch.int64, (len(made),), 0).tolist() == expected
@@ -189,7 +190,7 @@ def test_a_wafer_whose_gradients_are_not_taken_waits(
     hub, far_hub = Hub(), Hub()
     hub.add(parent)
     far_hub.add(far)
-    program = WaferProgram(plan, 0, hub, {(node_pb2.LINK_PURPOSE_PARENT, 0): parent})
+    program = WaferProgram(plan, 0, WaferKernels(), hub, {(node_pb2.LINK_PURPOSE_PARENT, 0): parent})
     schedule = StepSchedule(num_steps=3, activation_steps=1, checkpoint_steps=frozenset(), run_ahead_steps=8)
     thread = threading.Thread(target=lambda: program.run(schedule))
     thread.start()
@@ -225,4 +226,4 @@ def test_member_outside_its_group_is_refused(ends: tuple[SocketLink, SocketLink]
     bad.nbytes = 64
     plan = plan_pb2.WaferPlan(groups=[bad], instructions=[plan_pb2.Instruction(receive=plan_pb2.Receive(group=1))])
     with pytest.raises(ValueError, match="which has 64 bytes"):
-        WaferProgram(plan, 0, Hub(), {(node_pb2.LINK_PURPOSE_PARENT, 0): ends[0]})
+        WaferProgram(plan, 0, WaferKernels(), Hub(), {(node_pb2.LINK_PURPOSE_PARENT, 0): ends[0]})
