@@ -25,7 +25,7 @@ from cirh.text.printer import print_module
 from cstorch.storage import load, save
 from interconnect.folders import secret_key
 from interconnect.links.shared_memory import SharedMemory
-from memoryx.kernels import make_kernels
+from memoryx.kernels import StateKernels
 
 TARGET = Target(num_csx=1, num_shards=1)
 
@@ -97,7 +97,7 @@ def check_kernels(disk: Path, advice: Advice) -> None:
     text = print_module(builder.finish([(total, None), (builder.op("cirh.Mul", [x, total])[0], None)]))
     states = SharedMemory.create(64)
     for _ in nearly_full(disk, 300):
-        make_kernels({1: text}, states, folder)
+        StateKernels().make({1: text}, states, folder)
         messages = advice.taken()
         if not messages:
             break

@@ -81,7 +81,9 @@ class Recovery:
         self._dead: dict[str, tuple[Member, str]] = {}  # and why
         self._lost: list[node_pb2.Failure] = []  # links, and what else a new epoch mends without a replacement
         self._unprepared: set[str] = set()  # members that may have none of the inputs
-        self._untold = ""  # that another coordinator has died, until it is known from where the job goes on
+        # That another coordinator has died, and who was missed then, until it is known from where the job goes on.
+        self._untold: list[str] = []
+        self._untold_replaced = ""
         self._is_live = True
         self._waits_for: management_pb2.QueueStatus | None = None
         self._disturbed_at = 0.0  # when somebody was missed first
@@ -112,7 +114,7 @@ class Recovery:
             if not member.node.lease_left_seconds:
                 reason = "died or was cut off: the management service has lost it"
                 self._dead[member.name] = (member, f"{self._nodes.describe(member.name)} {reason}")
-        self._untold = cause
+        self._untold.append(cause)
         self._lost.append(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=cause))
         self._is_live, self._disturbed_at = False, time.monotonic()
 
@@ -123,7 +125,8 @@ class Recovery:
             if execution.number or not self._is_live:
                 return  # that is done as after any death
             with contextlib.suppress(EpochOver):
-                self._tell(self._untold, "", self._go_on(execution, self._untold), execution)
+                causes = "; ".join(self._untold)
+                self._tell(causes, self._untold_replaced, self._go_on(execution, causes), execution)
 
     def died(self, member: Member, message: str) -> None:
         """A node is gone, or is given up. message: for the user."""
@@ -233,11 +236,13 @@ class Recovery:
     def _recover(self) -> None:
         with self.lock:  # who waits for nodes with it has been told that the epoch is over
             with self._changed:
-                causes = [message for _, message in self._dead.values()] or [f.message for f in self._lost]
+                missed = {name: message for name, (_, message) in self._dead.items()}
+                missed = missed or {f"{lost.node} {lost.peer}": lost.message for lost in self._lost}
+                causes = list(missed.values())
                 self._lost.clear()
                 self._has_ended = False
             if causes:
-                self._limit.add(causes, self._points.complete)
+                self._limit.add(missed, self._points.complete)
                 self._on_restart(self._limit.causes)
             logger.warning("%s", "; ".join(causes) or "the states are put back")
             if self._limit.is_reached:
@@ -252,6 +257,9 @@ class Recovery:
                     self.died(member, f"{self._nodes.describe(member.name)} does not answer")
             replaced = self._replace_dead(causes)
             from_step = self._go_on(execution, "; ".join(causes))
+            if is_awaited:
+                self._untold.extend(cause for cause in causes if cause not in self._untold)
+                self._untold_replaced = replaced or self._untold_replaced
             if not self._set_live():
                 return
         if causes and (execution is not None or not is_awaited):

@@ -199,14 +199,16 @@ def test_nodes_that_died_meanwhile_count_as_one_restart(cluster: Any, script: Ca
     one.start()
     go = hold(cluster, 15)
     one.run(10)
-    start, began = Supervisor._start_coordinator, threading.Event()
+    start, ended, began = Supervisor._start_coordinator, threading.Event(), threading.Event()
 
     def start_later(*arguments: Any, **options: Any) -> Any:
+        ended.set()
         began.wait(30)
         return start(cluster.service._supervisor, *arguments, **options)
 
     cluster.service._supervisor._start_coordinator = start_later
     one.coordinator().kill()
+    assert ended.wait(10)  # else it may ask for others in their places
     go.set()
     for _ in range(3):  # wafer, SwarmX, MemoryX
         cluster.kill(0)

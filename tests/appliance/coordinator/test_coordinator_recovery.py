@@ -70,10 +70,12 @@ def test_outputs_are_those_of_a_run_in_which_nobody_dies(cluster: Any, client: C
     assert gate.reached.wait(20)
     for name in ("memoryx-0", "wafer-0"):  # whoever lives is told to stop
         cluster.behaviour.on_stop[name] = gate.opened.set
-    threading.Thread(target=replace, args=(cluster, role)).start()
+    replacing = threading.Thread(target=replace, args=(cluster, role))
+    replacing.start()
     got += all_outputs(one, NUM_STEPS, 10)
     assert losses(got) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
     one.receive("finished")
+    replacing.join(20)
     assert len(cluster.behaviour.starts["wafer-0"]) == 2
 
 
