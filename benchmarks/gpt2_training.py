@@ -112,7 +112,7 @@ def run_eager(num_steps: int, threads: int) -> dict[str, float]:
         with torch.autocast("cpu", torch.bfloat16):
             loss_tensor = loss_of(model(tokens), targets)
         optimizer.zero_grad()
-        loss_tensor.backward()
+        loss_tensor.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         loss = loss_tensor.item()
         times.append(time.perf_counter())
@@ -167,7 +167,7 @@ def run_cluster(num_steps: int, threads: int) -> dict[str, Any]:
             tokens, targets = batch
             loss = loss_of(compiled(tokens), targets)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             return loss
 

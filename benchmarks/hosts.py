@@ -12,9 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.by_hand import cluster_by_hand
 from benchmarks.network import Host, hosts
@@ -89,7 +89,7 @@ def train(folder: Path) -> None:
     def training_step(batch: list[torch.Tensor]) -> torch.Tensor:
         loss = F.mse_loss(compiled(batch[0]), batch[0])
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss
 
@@ -104,7 +104,7 @@ def train(folder: Path) -> None:
         report(training_step(batch), executor.user_iteration)
 
 
-def make_input() -> object:
+def make_input() -> Iterable[Any]:
     """Batches of random numbers."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset

@@ -52,14 +52,14 @@ def run(side: str, layers: int, folder: Path) -> dict[str, float]:
         for _ in range(2):
             yield torch.ones(2, WIDTH)
 
-    @cstorch.trace  # type: ignore[untyped-decorator]
+    @cstorch.trace
     def step(batch: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = compiled(batch).square().mean()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss
 
-    @cstorch.step_closure  # type: ignore[untyped-decorator]
+    @cstorch.step_closure
     def take(loss: torch.Tensor) -> None:
         figures["loss"] = loss.item()
         figures["seconds"] = time.perf_counter() - started

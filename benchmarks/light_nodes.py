@@ -55,7 +55,7 @@ class LightNodes:
         async def register_one(number: int) -> None:
             async with limit:
                 channel = self._channels[number % len(self._channels)]
-                call = management_pb2_grpc.ManagementStub(channel).Register(metadata=_shown(Kind.NODE))
+                call = _stub(channel).Register(metadata=_shown(Kind.NODE))
                 await call.write(
                     management_pb2.RegisterRequest(role=role, address=address, host="here", version=__version__)
                 )
@@ -87,6 +87,11 @@ async def _beat(call: Any, seconds: float) -> None:
         await call.write(management_pb2.RegisterRequest())
 
 
+def _stub(channel: grpc.aio.Channel) -> Any:
+    """Of management; the types that are generated are those of calls without an event loop."""
+    return management_pb2_grpc.ManagementStub(channel)
+
+
 class LightCoordinators(ingress_pb2_grpc.IngressServicer):
     """An ingress whose coordinators are coroutines: they ask for nodes, hold them for a moment, and succeed."""
 
@@ -113,9 +118,7 @@ class LightCoordinators(ingress_pb2_grpc.IngressServicer):
     async def RunCoordinator(
         self, request: ingress_pb2.RunCoordinatorRequest, context: Any
     ) -> ingress_pb2.RunCoordinatorResponse:
-        call = management_pb2_grpc.ManagementStub(self._channel).Coordinate(
-            metadata=_shown(Kind.COORDINATOR, request.job)
-        )
+        call = _stub(self._channel).Coordinate(metadata=_shown(Kind.COORDINATOR, request.job))
         hello = management_pb2.CoordinatorHello(job=request.job, address="127.0.0.1:1", token=request.token)
         acquire = management_pb2.Acquire(num_wafers=self._num_wafers, num_workers_per_wafer=1)
         for message in (
@@ -126,7 +129,8 @@ class LightCoordinators(ingress_pb2_grpc.IngressServicer):
         nodes: Sequence[management_pb2.NodeInfo] = ()
         while not nodes:
             response = await call.read()
-            assert response is not grpc.aio.EOF, f"the stream of {request.job} ended"
+            ended = response is grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
+            assert not ended, f"the stream of {request.job} ended"
             nodes = response.acquired.nodes
         held = {node.node_id for node in nodes}
         self.shared += held & self._holders
@@ -136,9 +140,14 @@ class LightCoordinators(ingress_pb2_grpc.IngressServicer):
         self._holders -= held
         await call.write(_report(management_pb2.JOB_PHASE_SUCCEEDED))
         await call.done_writing()
-        while await call.read() is not grpc.aio.EOF:
+        while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]  # not in the stubs
             pass
         return ingress_pb2.RunCoordinatorResponse(status=0)
+
+    async def EndCoordinator(
+        self, request: ingress_pb2.EndCoordinatorRequest, context: Any
+    ) -> ingress_pb2.EndCoordinatorResponse:
+        raise AssertionError("no job is cancelled here")
 
 
 def _report(phase: "management_pb2.JobPhase.ValueType") -> management_pb2.CoordinateRequest:

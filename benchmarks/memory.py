@@ -262,6 +262,7 @@ def _watch(
 
 
 def _figures(plan: plan_pb2.Plan, name: str, measured: int) -> Figures:
+    of_role: dict[str, plan_pb2.WaferPlan | plan_pb2.SwarmXPlan | plan_pb2.MemoryXPlan]
     of_role = {"wafer": plan.wafer, "swarmx": plan.swarmx, "memoryx": plan.memoryx[0]}
     part = of_role[name.partition("-")[0]]
     return Figures(planned=part.own_bytes, link=part.link_bytes, measured=measured)

@@ -39,7 +39,7 @@ def trace_training(
     def step(inputs: Any) -> torch.Tensor:
         loss = loss_of(model, inputs)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss
 

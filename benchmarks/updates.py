@@ -56,8 +56,9 @@ def bench(repeats: int) -> None:
             call(given)
 
     def theirs() -> None:
+        parameters, gradients, means, squares = tensors
         torch._fused_adamw_(
-            *tensors, [], steps,
+            parameters, gradients, means, squares, [], steps,
             lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8, amsgrad=False, maximize=False,
         )  # fmt: skip
 

@@ -1,5 +1,10 @@
 """`cerebras.pytorch` (release 2.2 and later) is another name of `cstorch`."""
 
+from typing import TYPE_CHECKING
+
 from cstorch.generations import alias
+
+if TYPE_CHECKING:  # names for editors and type checkers, which do not see those of an alias
+    from cstorch import *  # noqa: F403
 
 alias("cerebras.pytorch", "cstorch")
