@@ -7,6 +7,7 @@ import typer
 from interconnect.rpc.version import __version__
 from waferbox.commands import cluster_commands, compiler_commands, job_commands
 from waferbox.commands.get_commands import describe, get, status
+from waferbox.commands.kubernetes_command import kubernetes
 from waferbox.commands.logs import logs
 from waferbox.commands.token_command import token
 from waferbox.commands.top import top
@@ -32,6 +33,7 @@ app.command(rich_help_panel=CLUSTERS, context_settings={"allow_interspersed_args
 app.command(rich_help_panel=CLUSTERS)(status)
 app.command(rich_help_panel=CLUSTERS)(cluster_commands.down)
 app.command(rich_help_panel=CLUSTERS)(token)
+app.command(rich_help_panel=CLUSTERS)(kubernetes)
 app.add_typer(get, name="get", rich_help_panel=JOBS)
 app.add_typer(describe, name="describe", rich_help_panel=JOBS)
 app.command(rich_help_panel=JOBS)(logs)

@@ -160,8 +160,19 @@ def test_losses_and_weights_are_those_of_plain_pytorch(
     training = Training(name, tmp_path)
     training.run()
     training.check()
-    (job,) = [each for each in cluster.jobs() if each.phase == management_pb2.JOB_PHASE_IDLE]
+    job = idle_job(cluster)
     assert sorted(node.member for node in cluster.nodes() if node.job == job.job) == ["wafer-0", "worker-0"]
+
+
+def idle_job(cluster: RunningCluster) -> management_pb2.JobInfo:
+    """The one whose execution is over, which management may hear after the script."""
+
+    def idle() -> list[management_pb2.JobInfo]:
+        return [job for job in cluster.jobs() if job.phase == management_pb2.JOB_PHASE_IDLE]
+
+    wait_for(idle)
+    (job,) = idle()
+    return job
 
 
 def linear(widths: tuple[int, ...] = (6, 16, 12, 8, 1)) -> nn.Sequential:
@@ -179,7 +190,7 @@ def test_asynchronous_updates_are_those_of_plain_pytorch_with_the_same_delays(
     training = Training("linear", tmp_path)
     plain = copy.deepcopy(training.plain)
     training.run()
-    (job,) = [each for each in cluster.jobs() if each.phase == management_pb2.JOB_PHASE_IDLE]
+    job = idle_job(cluster)
     (artifact,) = job.artifacts
     plan = read_plan(Path(f"{artifact}{SUFFIX}"))
     assert plan is not None
@@ -289,7 +300,7 @@ def test_a_trace_shows_regions_and_ctrl_c_cancels_the_job(
     script.wait()
     assert "KeyboardInterrupt" in script.errors
     wait_for(lambda: not [node for node in cluster.nodes() if node.job])
-    assert cluster.jobs()[0].phase == management_pb2.JOB_PHASE_CANCELLED
+    wait_for(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_CANCELLED)
 
 
 @pytest.mark.parametrize(

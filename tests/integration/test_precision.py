@@ -20,7 +20,7 @@ from cirh.modules.graph import signature
 from cirh.text.parser import parse_module
 from cirh.text.printer import print_module
 from interconnect.links.shared_memory import SharedMemory
-from memoryx.kernels import StateKernel, make_kernels
+from memoryx.kernels import StateKernel, StateKernels
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "appliance"))
 import plan_simulator
@@ -56,7 +56,7 @@ def generated_updates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The simulation updates by the same generated loops as MemoryX: the last bits of a weight may decide a half."""
 
     def make(module: ModuleOp, generated: None, states: SharedMemory) -> StateKernel:
-        return make_kernels({1: print_module(module)}, states, tmp_path / "generated")[1]
+        return StateKernels().make({1: print_module(module)}, states, tmp_path / "generated")[1]
 
     monkeypatch.setattr(simulated_roles, "StateKernel", make)
 

@@ -1,0 +1,61 @@
+"""`waferbox kubernetes`: the manifests of a cluster on Kubernetes."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from waferbox.output.console import fail, say
+
+
+def kubernetes(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What says how many of each role, and of what size.", dir_okay=False)
+    ] = Path("docker-compose.yml"),
+    scale: Annotated[
+        list[str] | None, typer.Option(metavar="ROLE=N", help="So many of a role, in place of what the file says.")
+    ] = None,
+    namespace: Annotated[str, typer.Option(help="Where all of it is.")] = "waferbox",
+    images: Annotated[str, typer.Option(metavar="PREFIX", help="Before the images' names: registry.example/me/")] = "",
+    tag: Annotated[str, typer.Option(help="Of the images.")] = "latest",
+    tls: Annotated[bool, typer.Option("--tls", metavar="", help="Encrypt, with the certificates of a secret.")] = False,
+    storage: Annotated[
+        str, typer.Option(metavar="SIZE", help="Of each volume for caches and recovery points.")
+    ] = "20Gi",
+    storage_class: Annotated[str, typer.Option(help="Of these volumes; without it the default one.")] = "",
+    data: Annotated[
+        str, typer.Option(metavar="CLAIM:FOLDER", help="A volume that input functions read, and where they see it.")
+    ] = "",
+) -> None:
+    """Print the manifests of a cluster, for `kubectl apply -f -`."""
+    from waferbox.kubernetes.compose_file import ComposeFileError, read_roles
+    from waferbox.kubernetes.manifests import as_text, cluster_manifests
+    from waferbox.kubernetes.pods import ClusterOptions
+
+    claim, _, folder = data.partition(":")
+    if data and not (claim and folder.startswith("/")):
+        raise typer.BadParameter(f"--data: {data!r} must look like CLAIM:/FOLDER")
+    options = ClusterOptions(
+        namespace=namespace,
+        images=images,
+        tag=tag,
+        tls=tls,
+        storage=storage,
+        storage_class=storage_class,
+        data_claim=claim,
+        data_folder=folder,
+    )
+    try:
+        roles = read_roles(file, os.environ)
+    except ComposeFileError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{file} cannot be read ({error.strerror}): name the docker-compose.yml of a checkout of Waferbox")
+    for each in scale or ():
+        name, _, count = each.partition("=")
+        if name not in roles or not count.isdecimal():
+            raise typer.BadParameter(f"--scale: {each!r} must look like ROLE=N, and the roles are {', '.join(roles)}")
+        roles[name] = dataclasses.replace(roles[name], count=int(count))
+    say(as_text(cluster_manifests(roles, options)).rstrip())

@@ -1,0 +1,77 @@
+"""What docker-compose.yml says of the roles of a cluster."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+PORT: Final = 7000  # where each role listens
+METRICS_PORT: Final = 9100
+LISTEN: Final = f"0.0.0.0:{PORT}"  # as the file says it
+CACHE_FOLDER: Final = "/var/lib/waferbox"
+
+_VARIABLE: Final = re.compile(r"\$\{(\w+)(?::-([^}$]*))?\}")
+_UNITS: Final = {"b": "", "k": "Ki", "m": "Mi", "g": "Gi"}
+_LIMIT: Final = re.compile(r"(\d+)([bkmg])b?", re.IGNORECASE)
+
+
+class ComposeFileError(ValueError):
+    """The file does not describe a cluster; the message says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSettings:
+    """One service: so many processes of a role."""
+
+    name: str
+    image: str
+    arguments: Sequence[str]  # module and options
+    count: int
+    memory: str  # as Kubernetes writes it: 8Gi
+    keeps_files: bool  # it has a cache folder that outlives it
+    grace_seconds: int  # that it gets to end
+
+
+def read_roles(path: Path, variables: Mapping[str, str]) -> dict[str, RoleSettings]:
+    """The roles by the names of their services; what has a profile is none.
+
+    variables: of which the file may have values, as `${NAME:-default}`.
+
+    Raises ComposeFileError, OSError.
+    """
+    try:
+        content = yaml.safe_load(_filled_in(path.read_text(), variables))
+        services = content["services"]
+        return {name: _role(name, service) for name, service in services.items() if not service.get("profiles")}
+    except (yaml.YAMLError, UnicodeError, KeyError, TypeError, AttributeError) as error:
+        raise ComposeFileError(f"{path} is no file of a cluster as docker-compose.yml is: {error}") from error
+
+
+def _filled_in(text: str, variables: Mapping[str, str]) -> str:
+    """With the values of variables, from the innermost of those that are within each other."""
+    before = ""
+    while text != before:
+        before = text
+        text = _VARIABLE.sub(lambda match: variables.get(match[1]) or match[2] or "", text)
+    return text
+
+
+def _role(name: str, service: Mapping[str, Any]) -> RoleSettings:
+    arguments = [str(word) for word in service["command"]]
+    if LISTEN not in arguments:
+        raise ComposeFileError(f"{name} is expected to listen at {LISTEN}")
+    limit = _LIMIT.fullmatch(str(service["mem_limit"]))
+    if limit is None:
+        raise ComposeFileError(f"the mem_limit of {name} is {service['mem_limit']!r}: write it as 8g or 512m")
+    return RoleSettings(
+        name=name,
+        image=str(service["image"]),
+        arguments=arguments,
+        count=int(service.get("scale", 1)),
+        memory=f"{limit[1]}{_UNITS[limit[2].lower()]}",
+        keeps_files=any(str(volume).endswith(f":{CACHE_FOLDER}") for volume in service["volumes"]),
+        grace_seconds=int(str(service["stop_grace_period"]).removesuffix("s")),
+    )
