@@ -73,7 +73,10 @@ def kill_coordinator(cluster: RunningCluster) -> Callable[[RunningScript], None]
     def harm(script: RunningScript) -> None:
         before = next(job.coordinator for job in cluster.jobs() if not job.ended)
         cluster.process_at(before).kill()
-        wait_for(lambda: any(job.coordinator not in ("", before) for job in cluster.jobs() if not job.ended))
+        wait_for(
+            lambda: any(job.coordinator not in ("", before) for job in cluster.jobs() if not job.ended),
+            explain=lambda: f"{before} was killed; {cluster.jobs()}\nThe script: {script.errors}",
+        )
 
     return harm
 
