@@ -1,5 +1,6 @@
 """The process of an ingress: its server, its place at management, its coordinators."""
 
+import asyncio
 import os
 import threading
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
+from appliance.coordinator.left_jobs import LeftJobs
 from appliance.coordinator.settings import CoordinatorHome
 from appliance.ingress.coordinators import Coordinators
 from appliance.ingress.gateway import Gateway
+from appliance.ingress.left_jobs import tell_of_left_jobs
 from appliance.ingress.targets import Targets
 from interconnect.links.handshake import host_id
 from interconnect.rpc.address import bind, split_address
@@ -40,6 +43,8 @@ class Ingress:
 
     def __init__(self, settings: IngressSettings) -> None:
         self.refusal = ""
+        self._settings = settings
+        self._telling: asyncio.Task[None] | None = None  # management, of jobs that were left
         self._over = threading.Event()
         self._closed = False
         self._server = AsyncServer(on_defect=self._defect, max_message_bytes=LARGE_MESSAGE_BYTES, for_scripts=True)
@@ -70,6 +75,8 @@ class Ingress:
 
     def start(self) -> None:
         self._server.start()
+        left = LeftJobs(self._settings.cache_root, self._settings.management, self.address)
+        self._server.run(self._begin_telling(left))
         self._registration.start()
 
     def end(self) -> None:
@@ -88,7 +95,18 @@ class Ingress:
         if self._metrics is not None:
             self._metrics.close()
 
+    async def _begin_telling(self, left: LeftJobs) -> None:
+        def told(task: "asyncio.Task[None]") -> None:
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, Exception):
+                self._defect(error)
+
+        self._telling = asyncio.create_task(tell_of_left_jobs(left, self._channel))
+        self._telling.add_done_callback(told)
+
     async def _end_calls(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
         await self._coordinators.close()
         await self._server.server.stop(STOP_GRACE_SECONDS)
         await self._targets.close()

@@ -205,23 +205,35 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
 
     async def _job_of(self, hello: management_pb2.CoordinatorHello, context: Context) -> Job:
         """The job that a coordinator serves; one that an earlier start of this service had made is taken over."""
-        caller = caller_of(context.invocation_metadata())
-        if caller is None or caller.name != hello.job:
-            message = f"the token is not that of the coordinator of a job {shown(hello.job)}"
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
+        await _check_own_job(hello, context)
         job = self._jobs.live(hello.job)
         if job is not None:
             return job
         if self._jobs.find(hello.job) is not None or not hello.HasField("request"):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{hello.job} has ended")
-        if hello.request.version != __version__:
-            await _refuse_version(context, "this coordinator", hello.request.version)
-        await self._check_job(hello.request, context)
-        await _check(problem_of_report(hello.report) or problem_of_nodes(hello.nodes), context)
+        await self._check_hello(hello, context)
         try:
             return self._supervisor.adopt(hello)
         except TooManyJobs as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+
+    async def TakeUpJob(
+        self, request: management_pb2.TakeUpJobRequest, context: Context
+    ) -> management_pb2.TakeUpJobResponse:
+        await _check_own_job(request.hello, context)
+        await self._check_hello(request.hello, context)
+        try:
+            await asyncio.to_thread(self._supervisor.take_up, request.hello)
+        except TooManyJobs as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        return management_pb2.TakeUpJobResponse()
+
+    async def _check_hello(self, hello: management_pb2.CoordinatorHello, context: Context) -> None:
+        """Of a job that this start of the service has not made."""
+        if hello.request.version != __version__:
+            await _refuse_version(context, "this coordinator", hello.request.version)
+        await self._check_job(hello.request, context)
+        await _check(problem_of_report(hello.report) or problem_of_nodes(hello.nodes), context)
 
     async def ListJobs(
         self, request: management_pb2.ListJobsRequest, context: Context
@@ -296,6 +308,13 @@ async def _refuse_version(context: Context, who: str, version: str) -> NoReturn:
         grpc.StatusCode.FAILED_PRECONDITION,
         f"{who} is waferbox version {version[:32] or 'unknown'}, the management service is version {__version__}",
     )
+
+
+async def _check_own_job(hello: management_pb2.CoordinatorHello, context: Context) -> None:
+    caller = caller_of(context.invocation_metadata())
+    if caller is None or caller.name != hello.job:
+        message = f"the token is not that of the coordinator of a job {shown(hello.job)}"
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
 
 
 async def _check(problem: str, context: Context) -> None:

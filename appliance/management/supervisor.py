@@ -5,11 +5,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from appliance.coordinator.left_jobs import LeftJobs
 from appliance.coordinator.settings import END_SECONDS, TAKEN_STATUS, CoordinatorHome
 from appliance.management.coordination import Coordination
 from appliance.management.coordinator_process import CoordinatorProcess, IngressProcess, ProcessLost, process_of
 from appliance.management.jobs import ENDED, Job, JobTable, TooManyJobs
-from appliance.management.left_jobs import LeftJobs
 from appliance.management.nodes.registry import NodeRegistry
 from appliance.management.settings import ManagementSettings
 from appliance.members import PACKAGES
@@ -39,6 +39,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._home: CoordinatorHome | None = None
         self._left: LeftJobs | None = None
+        self._taking_up = threading.Lock()  # while it is found out whether a job is known
         self._closing = threading.Event()
         self._watch = GuardedThread(self._keep_watch, name="watch", on_defect=on_defect)
 
@@ -222,17 +223,26 @@ class Supervisor:
         """Have the jobs go on whose coordinators have ended and were not started again."""
         assert self._left is not None
         for hello in self._left.take(lambda name: self.jobs.find(name) is not None):
-            hello.token = cluster_secret().token(Kind.JOB, hello.job)
             try:
-                job = self._open(hello)
+                self.take_up(hello)
             except TooManyJobs as error:
                 logger.warning("%s is given up: %s", hello.job, error)
-                continue
-            how = "its coordinator had ended, and the management service before this one with it"
-            if self._replace_coordinator(job, hello.ingress, how):
-                self._begin_watch(job, hello.ingress)
-            else:
-                self._process_ended(job, how)
+
+    def take_up(self, hello: management_pb2.CoordinatorHello) -> None:
+        """Have a job go on whose coordinator has ended and was not started again; no effect where it is known.
+
+        hello: what the coordinator would have told. Blocks while a process is started. Raises TooManyJobs.
+        """
+        with self._taking_up:
+            if self.jobs.find(hello.job) is not None:
+                return
+            hello.token = cluster_secret().token(Kind.JOB, hello.job)
+            job = self._open(hello)
+        how = "its coordinator had ended, and the management service before this one with it"
+        if self._replace_coordinator(job, hello.ingress, how):
+            self._begin_watch(job, hello.ingress)
+        else:
+            self._process_ended(job, how)
 
     def attach(self, job: Job, address: str, coordination: Coordination) -> None:
         """The coordinator, which listens at the address, has opened a stream."""

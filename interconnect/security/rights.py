@@ -40,6 +40,7 @@ RIGHTS: Final[Mapping[str, Right]] = {
     "/wsc.v1.Management/Register": _right(Kind.NODE),
     "/wsc.v1.Management/CreateJob": _right(Kind.USER, Kind.ADMIN, note="the job is the user's"),
     "/wsc.v1.Management/Coordinate": _right(Kind.COORDINATOR, note="the hello names the coordinator's own job"),
+    "/wsc.v1.Management/TakeUpJob": _right(Kind.COORDINATOR, note="the hello names the coordinator's own job"),
     "/wsc.v1.Management/ListNodes": _READ,
     "/wsc.v1.Management/ListJobs": _READ,
     "/wsc.v1.Management/GetJob": _READ,

@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -43,31 +44,44 @@ def test_a_script_trains_and_saves_through_the_ingress(start_script: StartScript
     ]
 
 
-class RestartedIngress:
-    """An ingress that is killed, and started anew at its address."""
+class Restarted:
+    """A process by hand that is killed, and started anew at its address."""
 
-    def __init__(self, surroundings: Surroundings, management: str) -> None:
+    def __init__(self, surroundings: Surroundings, module: str, *words: object) -> None:
         self._surroundings = surroundings
-        self._management = management
-        self._start("127.0.0.1:0")
-        wait_for(lambda: ingresses(management))
-        (self.address,) = ingresses(management)
+        self._command = [sys.executable, "-m", module, *map(str, words)]
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def _start(self, listen: str) -> None:
-        command = [sys.executable, "-m", "appliance.ingress", "--management", self._management, "--listen", listen]
-        with (self._surroundings.folder / "ingress.log").open("ab") as log:
+    def start(self, listen: str) -> None:
+        with (self._surroundings.folder / "restarted.log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, env=self._surroundings.variables(), stdin=subprocess.DEVNULL, stderr=log
+                [*self._command, "--listen", listen],
+                env=self._surroundings.variables(),
+                stdin=subprocess.DEVNULL,
+                stderr=log,
             )
 
-    def restart(self) -> None:
+    def kill(self) -> None:
+        assert self._process is not None
         self._process.kill()
         self._process.wait()
-        self._start(self.address)
 
     def close(self) -> None:
-        self._process.terminate()
-        self._process.wait(30)
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(30)
+
+
+@contextlib.contextmanager
+def running_ingress(surroundings: Surroundings, management: str, *words: object) -> Iterator[tuple[Restarted, str]]:
+    """An ingress, and its address."""
+    ingress = Restarted(surroundings, "appliance.ingress", "--management", management, *words)
+    try:
+        ingress.start("127.0.0.1:0")
+        wait_for(lambda: ingresses(management), explain=(surroundings.folder / "restarted.log").read_text)
+        yield ingress, ingresses(management)[0]
+    finally:
+        ingress.close()
 
 
 def ingresses(management: str) -> list[str]:
@@ -77,29 +91,66 @@ def ingresses(management: str) -> list[str]:
     return [node.address for node in nodes if node.role == node_pb2.ROLE_INGRESS]
 
 
+ROLES = [(role, HERE) for role in ("memoryx", "swarmx", "workers", "wafer")]
+
+
 @pytest.mark.timeout(300)
 def test_a_script_goes_on_when_its_ingress_has_been_killed(
     start_script: StartScript, cache: Path, tmp_path: Path
 ) -> None:
     surroundings = Surroundings(tmp_path / "cluster", cache)
-    places = [(role, HERE) for role in ("memoryx", "swarmx", "workers", "wafer")]
     log = surroundings.folder / "roles.log"
-    with by_hand.cluster_by_hand(HERE, places, surroundings.variables(), log) as management:
-        ingress = RestartedIngress(surroundings, management)
+    with (
+        by_hand.cluster_by_hand(HERE, ROLES, surroundings.variables(), log) as management,
+        running_ingress(surroundings, management) as (ingress, address),
+    ):
 
-        def train(num_kills: int) -> str:
-            script = start_script(SCRIPTS / "recovering.py", "--artifacts", "artifacts", management=ingress.address)
-            script.wait_for_output("30 ")
-            line = "another has taken up the job. The job goes on from step"
-            for number in range(1, num_kills + 1):
-                ingress.restart()
-                wait_for(lambda number=number: script.errors.count(line) == number, explain=lambda: script.errors)
-            (script.surroundings.folder / "go").touch()
-            assert script.wait(120) == 0, script.errors
-            return script.output
+        def restart() -> None:
+            ingress.kill()
+            ingress.start(address)
+
+        assert train(start_script, address, restart, restart) == train(start_script, address)
+    surroundings.assert_nothing_left()
+
+
+@pytest.mark.timeout(300)
+def test_a_script_goes_on_when_its_ingress_and_management_have_been_killed_on_two_hosts(
+    start_script: StartScript, cache: Path, tmp_path: Path
+) -> None:
+    surroundings = Surroundings(tmp_path / "cluster", cache)
+    log = surroundings.folder / "roles.log"
+    other = tmp_path / "disk_of_another_host"
+    with (
+        by_hand.cluster_by_hand(HERE, ROLES, surroundings.variables(), log) as management,
+        running_ingress(surroundings, management, "--cache-root", other) as (ingress, address),
+    ):
+        expected = train(start_script, address)
+        successor = Restarted(surroundings, "appliance")
+
+        def restart_both() -> None:
+            (first,) = [p for p in surroundings.processes() if p.cmdline()[2:4] == ["appliance", "--listen"]]
+            first.kill()
+            ingress.kill()
+            wait_for(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE)
+            assert list((other / "jobs").iterdir())
+            ingress.start(address)
+            successor.start(management)
 
         try:
-            assert train(num_kills=2) == train(num_kills=0)
+            assert train(start_script, address, restart_both) == expected
         finally:
-            ingress.close()
+            successor.close()
     surroundings.assert_nothing_left()
+
+
+def train(start_script: StartScript, ingress: str, *restarts: Callable[[], None]) -> str:
+    """What a script prints while all this happens."""
+    script = start_script(SCRIPTS / "recovering.py", "--artifacts", "artifacts", management=ingress)
+    script.wait_for_output("30 ")
+    line = "another has taken up the job. The job goes on from step"
+    for number, restart in enumerate(restarts, 1):
+        restart()
+        wait_for(lambda number=number: script.errors.count(line) == number, explain=lambda: script.errors)
+    (script.surroundings.folder / "go").touch()
+    assert script.wait(120) == 0, script.errors
+    return script.output

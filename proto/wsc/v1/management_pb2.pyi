@@ -784,6 +784,47 @@ class CoordinatorHello(_message.Message):
 Global___CoordinatorHello: _TypeAlias = CoordinatorHello  # noqa: Y015
 
 @_typing.final
+class TakeUpJobRequest(_message.Message):
+    """A job whose coordinator has died together with the ingress that ran it, and management with both: the ingress that is
+    started in place of that one tells of it by what the coordinator had kept on its host.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def hello(self) -> Global___CoordinatorHello:
+        """with all but a token"""
+
+    def __init__(
+        self,
+        *,
+        hello: Global___CoordinatorHello | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeUpJobRequest: _TypeAlias = TakeUpJobRequest  # noqa: Y015
+
+@_typing.final
+class TakeUpJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeUpJobResponse: _TypeAlias = TakeUpJobResponse  # noqa: Y015
+
+@_typing.final
 class Acquire(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

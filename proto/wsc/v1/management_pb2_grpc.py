@@ -49,6 +49,11 @@ class ManagementStub:
                 request_serializer=wsc_dot_v1_dot_management__pb2.CoordinateRequest.SerializeToString,
                 response_deserializer=wsc_dot_v1_dot_management__pb2.CoordinateResponse.FromString,
                 _registered_method=True)
+        self.TakeUpJob = channel.unary_unary(
+                '/wsc.v1.Management/TakeUpJob',
+                request_serializer=wsc_dot_v1_dot_management__pb2.TakeUpJobRequest.SerializeToString,
+                response_deserializer=wsc_dot_v1_dot_management__pb2.TakeUpJobResponse.FromString,
+                _registered_method=True)
         self.ListNodes = channel.unary_unary(
                 '/wsc.v1.Management/ListNodes',
                 request_serializer=wsc_dot_v1_dot_management__pb2.ListNodesRequest.SerializeToString,
@@ -102,6 +107,12 @@ class ManagementServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Coordinate(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeUpJob(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,6 +177,11 @@ def add_ManagementServicer_to_server(servicer, server):
                     servicer.Coordinate,
                     request_deserializer=wsc_dot_v1_dot_management__pb2.CoordinateRequest.FromString,
                     response_serializer=wsc_dot_v1_dot_management__pb2.CoordinateResponse.SerializeToString,
+            ),
+            'TakeUpJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeUpJob,
+                    request_deserializer=wsc_dot_v1_dot_management__pb2.TakeUpJobRequest.FromString,
+                    response_serializer=wsc_dot_v1_dot_management__pb2.TakeUpJobResponse.SerializeToString,
             ),
             'ListNodes': grpc.unary_unary_rpc_method_handler(
                     servicer.ListNodes,
@@ -284,6 +300,33 @@ class Management:
             '/wsc.v1.Management/Coordinate',
             wsc_dot_v1_dot_management__pb2.CoordinateRequest.SerializeToString,
             wsc_dot_v1_dot_management__pb2.CoordinateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeUpJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wsc.v1.Management/TakeUpJob',
+            wsc_dot_v1_dot_management__pb2.TakeUpJobRequest.SerializeToString,
+            wsc_dot_v1_dot_management__pb2.TakeUpJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,7 @@ class ManagementStub:
     Register: _grpc.StreamStreamMultiCallable[_management_pb2.RegisterRequest, _management_pb2.RegisterResponse]
     CreateJob: _grpc.UnaryUnaryMultiCallable[_management_pb2.CreateJobRequest, _management_pb2.CreateJobResponse]
     Coordinate: _grpc.StreamStreamMultiCallable[_management_pb2.CoordinateRequest, _management_pb2.CoordinateResponse]
+    TakeUpJob: _grpc.UnaryUnaryMultiCallable[_management_pb2.TakeUpJobRequest, _management_pb2.TakeUpJobResponse]
     ListNodes: _grpc.UnaryUnaryMultiCallable[_management_pb2.ListNodesRequest, _management_pb2.ListNodesResponse]
     ListJobs: _grpc.UnaryUnaryMultiCallable[_management_pb2.ListJobsRequest, _management_pb2.ListJobsResponse]
     GetJob: _grpc.UnaryUnaryMultiCallable[_management_pb2.GetJobRequest, _management_pb2.GetJobResponse]
@@ -48,6 +49,7 @@ class ManagementAsyncStub(ManagementStub):
     Register: _aio.StreamStreamMultiCallable[_management_pb2.RegisterRequest, _management_pb2.RegisterResponse]  # type: ignore[assignment]
     CreateJob: _aio.UnaryUnaryMultiCallable[_management_pb2.CreateJobRequest, _management_pb2.CreateJobResponse]  # type: ignore[assignment]
     Coordinate: _aio.StreamStreamMultiCallable[_management_pb2.CoordinateRequest, _management_pb2.CoordinateResponse]  # type: ignore[assignment]
+    TakeUpJob: _aio.UnaryUnaryMultiCallable[_management_pb2.TakeUpJobRequest, _management_pb2.TakeUpJobResponse]  # type: ignore[assignment]
     ListNodes: _aio.UnaryUnaryMultiCallable[_management_pb2.ListNodesRequest, _management_pb2.ListNodesResponse]  # type: ignore[assignment]
     ListJobs: _aio.UnaryUnaryMultiCallable[_management_pb2.ListJobsRequest, _management_pb2.ListJobsResponse]  # type: ignore[assignment]
     GetJob: _aio.UnaryUnaryMultiCallable[_management_pb2.GetJobRequest, _management_pb2.GetJobResponse]  # type: ignore[assignment]
@@ -77,6 +79,13 @@ class ManagementServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_management_pb2.CoordinateRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_management_pb2.CoordinateResponse], _abc.AsyncIterator[_management_pb2.CoordinateResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def TakeUpJob(
+        self,
+        request: _management_pb2.TakeUpJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_management_pb2.TakeUpJobResponse, _abc.Awaitable[_management_pb2.TakeUpJobResponse]]: ...
 
     @_abc_1.abstractmethod
     def ListNodes(
