@@ -338,6 +338,11 @@ def left_records(cache_root: Path, management: str) -> dict[str, management_pb2.
     return hellos
 
 
+def is_kept(cache_root: Path, job: str) -> bool:
+    """Whether another coordinator could take up the job."""
+    return (record_folder(cache_root, job) / RECORD).exists()
+
+
 def is_held(cache_root: Path, job: str) -> bool:
     """Whether a process has the job of this record."""
     try:

@@ -1,6 +1,6 @@
 """The coordinators that this ingress runs: management asks for them, and they go on when it dies, but end with us.
 
-Where we die, management has the ingress that is started in our place run others, which take up the jobs.
+Where we end or die, management has the ingress that is started in our place run others, which take up the jobs.
 """
 
 import asyncio
@@ -8,6 +8,7 @@ import logging
 
 import grpc
 
+from appliance.coordinator.record import is_kept
 from appliance.coordinator.settings import END_SECONDS, CoordinatorHome, FolderRefused
 from interconnect.rpc.async_server import Context
 from nodes.launch.child import Child
@@ -86,10 +87,13 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
         return ingress_pb2.EndCoordinatorResponse()
 
     async def close(self) -> None:
-        """End all coordinators, and start no more."""
+        """End all coordinators, and start no more; jobs that others can take up wait for those."""
         self._closing = True
-        for child in self._children.values():
-            child.terminate()
+        for job, child in self._children.items():
+            if is_kept(self._home.cache_root, job):
+                child.kill()
+            else:
+                child.terminate()
         if self._runs:
             await asyncio.wait(self._runs.values(), timeout=END_SECONDS)
         for child in self._children.values():

@@ -66,7 +66,8 @@ class Restarted:
         self._process.kill()
         self._process.wait()
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """Without effect before the start."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(30)
@@ -81,7 +82,7 @@ def running_ingress(surroundings: Surroundings, management: str, *words: object)
         wait_for(lambda: ingresses(management), explain=(surroundings.folder / "restarted.log").read_text)
         yield ingress, ingresses(management)[0]
     finally:
-        ingress.close()
+        ingress.end()
 
 
 def ingresses(management: str) -> list[str]:
@@ -95,7 +96,7 @@ ROLES = [(role, HERE) for role in ("memoryx", "swarmx", "workers", "wafer")]
 
 
 @pytest.mark.timeout(300)
-def test_a_script_goes_on_when_its_ingress_has_been_killed(
+def test_a_script_goes_on_when_its_ingress_has_been_killed_or_restarted(
     start_script: StartScript, cache: Path, tmp_path: Path
 ) -> None:
     surroundings = Surroundings(tmp_path / "cluster", cache)
@@ -105,11 +106,14 @@ def test_a_script_goes_on_when_its_ingress_has_been_killed(
         running_ingress(surroundings, management) as (ingress, address),
     ):
 
-        def restart() -> None:
-            ingress.kill()
-            ingress.start(address)
+        def after(end: Callable[[], None]) -> Callable[[], None]:
+            def start_again() -> None:
+                end()
+                ingress.start(address)
 
-        assert train(start_script, address, restart, restart) == train(start_script, address)
+            return start_again
+
+        assert train(start_script, address, after(ingress.kill), after(ingress.end)) == train(start_script, address)
     surroundings.assert_nothing_left()
 
 
@@ -139,7 +143,7 @@ def test_a_script_goes_on_when_its_ingress_and_management_have_been_killed_on_tw
         try:
             assert train(start_script, address, restart_both) == expected
         finally:
-            successor.close()
+            successor.end()
     surroundings.assert_nothing_left()
 
 

@@ -138,6 +138,47 @@ def test_a_coordinator_that_does_not_come_back_fails_its_job(
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
+def test_a_job_that_an_ingress_tells_of_has_another_coordinator(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[str, str, bool]] = []
+
+    class Process:
+        cause = "an end"
+
+        def wait(self) -> int:
+            return 0
+
+        def close(self) -> None:
+            pass
+
+    def start(self: supervisor.Supervisor, job: Any, ingress: str, *, restarted: bool) -> Process:
+        started.append((job.name, ingress, restarted))
+        return Process()
+
+    monkeypatch.setattr(supervisor.Supervisor, "_start_coordinator", start)
+    request = management_pb2.CreateJobRequest(
+        version=__version__, num_csx=1, num_workers_per_csx=1, max_num_restarts=3, user="ada"
+    )
+    hello = management_pb2.CoordinatorHello(
+        job="job-1", address="127.0.0.1:1", request=request, ingress="127.0.0.1:2", created=1.0
+    )
+    told = management_pb2.TakeUpJobRequest(hello=hello)
+    with pytest.raises(grpc.RpcError) as caught:
+        cluster.stub.TakeUpJob(told, metadata=shown(Kind.COORDINATOR, "job-2"))
+    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    for _ in range(2):
+        cluster.stub.TakeUpJob(told, metadata=shown(Kind.COORDINATOR, "job-1"))
+    assert started == [("job-1", "127.0.0.1:2", True)]
+    (job,) = cluster.jobs()
+    assert (job.user, job.created) == ("ada", 1.0)
+    request.num_csx = 1_000_000
+    with pytest.raises(grpc.RpcError) as caught:
+        cluster.stub.TakeUpJob(
+            management_pb2.TakeUpJobRequest(hello=management_pb2.CoordinatorHello(job="job-3", request=request)),
+            metadata=shown(Kind.COORDINATOR, "job-3"),
+        )
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_a_job_is_not_taken_over_from_who_has_no_token_for_it(cluster: Any) -> None:
     request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
     for job, version, code in (
