@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
+from cstorch.errors import ClusterUnreachableError
+from cstorch.session import connecting
 from cstorch.session.coordinator_link import CoordinatorLink
 from interconnect.rpc.server import make_channel
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
@@ -60,29 +62,64 @@ class Management(management_pb2_grpc.ManagementServicer):
         return management_pb2.GetJobResponse(job=management_pb2.JobInfo(coordinator=self._coordinator))
 
 
-@pytest.mark.services
-@pytest.mark.parametrize("refused", [0, 1, 3])
-def test_a_coordinator_that_is_not_reached_at_once_is_tried_again(refused: int) -> None:
-    lost, another = Served(refused=0), Served(refused)
+@pytest.fixture
+def another() -> Iterator[Served]:
+    served = Served(refused=0)
+    yield served
+    served.stop()
+
+
+@pytest.fixture
+def management(another: Served) -> Iterator[grpc.Channel]:
+    """To one that names the other coordinator."""
     server = grpc.server(ThreadPoolExecutor(2))
     management_pb2_grpc.add_ManagementServicer_to_server(Management(another.address), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
-    created = management_pb2.CreateJobResponse(job=JOB, coordinator=lost.address, token=TOKEN)
     with make_channel(address, TOKEN) as channel:
-        link = CoordinatorLink(created, "", management_pb2_grpc.ManagementStub(channel), goes_on=True)
-        try:
-            session = link.current.session
+        yield channel
+    server.stop(None).wait()
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("refused", [0, 1, 3])
+def test_a_coordinator_that_is_not_reached_at_once_is_tried_again(
+    another: Served, management: grpc.Channel, refused: int
+) -> None:
+    lost = Served(refused=0)
+    another.refused = refused
+    created = management_pb2.CreateJobResponse(job=JOB, coordinator=lost.address, token=TOKEN)
+    link = CoordinatorLink(created, "", management_pb2_grpc.ManagementStub(management), goes_on=True)
+    try:
+        session = link.current.session
+        next(session)
+        lost.stop()
+        with pytest.raises(grpc.RpcError) as error:
             next(session)
-            lost.stop()
-            with pytest.raises(grpc.RpcError) as error:
-                next(session)
-            assert link.replace(error.value)
-            assert (link.current.coordinator, link.current.turn) == (another.address, 1)
-            assert next(link.current.session).HasField("ready")
-            assert another.sessions == refused + 1
-        finally:
-            link.close()
-            link.close_channel()
-            another.stop()
-            server.stop(None).wait()
+        assert link.replace(error.value)
+        assert (link.current.coordinator, link.current.turn) == (another.address, 1)
+        assert next(link.current.session).HasField("ready")
+        assert another.sessions == refused + 1
+    finally:
+        link.close()
+        link.close_channel()
+
+
+@pytest.mark.services
+def test_a_coordinator_that_dies_before_the_client_reaches_it_has_a_successor(
+    another: Served, management: grpc.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.5)
+    lost = Served(refused=0)
+    lost.stop()
+    created = management_pb2.CreateJobResponse(job=JOB, coordinator=lost.address, token=TOKEN)
+    stub = management_pb2_grpc.ManagementStub(management)
+    with pytest.raises(ClusterUnreachableError, match=lost.address):
+        CoordinatorLink(created, "", stub, goes_on=False)
+    link = CoordinatorLink(created, "", stub, goes_on=True)
+    try:
+        assert link.current.coordinator == another.address
+        assert next(link.current.session).HasField("ready")
+    finally:
+        link.close()
+        link.close_channel()

@@ -15,6 +15,7 @@ from interconnect.rpc.server import is_from_ingress, make_channel, through
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
 
 ANOTHER_SECONDS: Final = 60.0  # that a cluster may take to start another coordinator
+FIRST_SECONDS: Final = 8.0  # in which the first one may be replaced, before the script reaches any
 AWAY_SECONDS: Final = 10.0  # that a management service may be away meanwhile
 WAIT_SECONDS: Final = 1.0  # of one call that asks for it
 ANSWER_SECONDS: Final = 1.0
@@ -65,7 +66,7 @@ class CoordinatorLink:
         self._changed = threading.Condition()
         self._goes_on = goes_on  # False once no other coordinator comes
         self._closing = threading.Event()
-        self._connection = self._connect(created.coordinator, 0)
+        self._connection = self._connect_first(created.coordinator)
 
     @property
     def current(self) -> Connection:
@@ -204,6 +205,25 @@ class CoordinatorLink:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         session = stub.Session(coordinator_pb2.SessionRequest(token=self._token))
         return Connection(turn=turn, coordinator=coordinator, channel=channel, stub=stub, session=session)
+
+    def _connect_first(self, coordinator: str) -> Connection:
+        """To the coordinator of a new job, or to the one in its place: it may have died since management named it."""
+        deadline = time.monotonic() + FIRST_SECONDS
+        while True:
+            try:
+                return self._connect(coordinator, 0)
+            except ClusterUnreachableError:
+                if not self._goes_on or time.monotonic() >= deadline:
+                    raise
+                coordinator = self._named(coordinator)
+
+    def _named(self, lost: str) -> str:
+        """The coordinator that management names, or the lost one."""
+        try:
+            return self._ask(lost).coordinator or lost
+        except grpc.RpcError as error:
+            logger.debug("management does not say who is in the place of %s: %s", lost, error)
+            return lost
 
     def _come_again(self) -> None:
         """Tells the coordinator, if it is there, that the connection broke, which it may not have noticed."""
