@@ -39,6 +39,7 @@ class Job:
     cancelled: bool = False
     losses: list[float] = field(default_factory=list)  # monotonic: when coordinators of it ended by no wish of anybody
     away_since: float | None = None  # monotonic: when the coordinator, which has no stream to us, was last heard of
+    restarted_at: float | None = None  # monotonic: of the coordinator, until it has said hello
     history: JobHistory = field(default_factory=JobHistory)
     started_or_over: Changes = field(default_factory=Changes)  # of `coordinator` and `over`
     over: threading.Event = field(default_factory=threading.Event)

@@ -22,6 +22,7 @@ from wsc.v1 import ingress_pb2, management_pb2
 logger = logging.getLogger(__name__)
 
 MAX_LOSSES, LOSSES_SECONDS = 3, 60.0  # a job ends when so many of its coordinators have ended within this time
+HELLO_SECONDS = 30.0  # until a coordinator that was started again must have said hello
 COORDINATOR_RETURN_SECONDS = 10.0  # until a coordinator must be back whose process we do not know
 INGRESS_RETURN_SECONDS = 60.0  # until an ingress that has died must be back, to run its coordinators again
 INGRESS_RETRY_SECONDS = 0.5
@@ -154,6 +155,7 @@ class Supervisor:
             except SpawnError as error:
                 logger.warning("the coordinator of %s could not be started again: %s", job.name, error)
                 continue
+            job.restarted_at = now
             logger.warning("%s: %s; another is started", job.name, how)
             return True
         return False
@@ -249,7 +251,7 @@ class Supervisor:
         with self._lock:
             former = self._coordinations.get(job.name)  # broken, though we may not have noticed
             self._coordinations[job.name] = coordination
-            job.away_since = None
+            job.away_since = job.restarted_at = None
         if former is not None:
             former.end()
         job.coordinator = address
@@ -310,9 +312,17 @@ class Supervisor:
             self.registry.review()
             self._take_up_left()
             for job in self.jobs.all_live():
+                self._end_if_it_hangs(job)
                 away_since = job.away_since if job.process is None else None
                 if away_since is not None and time.monotonic() - away_since > COORDINATOR_RETURN_SECONDS:
                     self._end(job, management_pb2.JOB_PHASE_FAILED, "its coordinator is gone")
+
+    def _end_if_it_hangs(self, job: Job) -> None:
+        restarted_at, process = job.restarted_at, job.process
+        if restarted_at is not None and process is not None and time.monotonic() - restarted_at > HELLO_SECONDS:
+            logger.warning("the coordinator of %s that was started again does not say hello: it is ended", job.name)
+            job.restarted_at = None
+            process.kill()
 
     def _node_lost(self, node: management_pb2.NodeInfo, reason: str) -> None:
         logger.info("%s (%s), which works for %s, is lost: %s", node.node_id, PACKAGES[node.role], node.job, reason)

@@ -21,6 +21,7 @@ def batches(batch_size: int) -> DataLoader:
 
 
 def main() -> None:
+    torch.manual_seed(0)
     config = cstorch.distributed.ClusterConfig(num_csx=2, run_ahead_steps=1)
     backend = cstorch.backend("CSX", artifact_dir=Path(sys.argv[1]), cluster_config=config)
     with backend.device:

@@ -1,6 +1,7 @@
 """A management service that is started anew: nodes and coordinators tell it what it must know."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -177,6 +178,37 @@ def test_a_job_that_an_ingress_tells_of_has_another_coordinator(cluster: Any, mo
             metadata=shown(Kind.COORDINATOR, "job-3"),
         )
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_coordinator_that_hangs_when_it_is_started_again_is_replaced(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "HELLO_SECONDS", 0.2)
+    started: list[Any] = []
+
+    class Hanging:
+        cause = ""
+
+        def __init__(self) -> None:
+            self._end = threading.Event()
+
+        def wait(self) -> int:
+            assert self._end.wait(30)
+            return -9
+
+        kill = terminate = close = lambda self, *seconds: self._end.set()
+
+    def start(*arguments: Any, **options: Any) -> Hanging:
+        started.append(Hanging())
+        return started[-1]
+
+    monkeypatch.setattr(supervisor.Supervisor, "_start_coordinator", start)
+    request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1, max_num_restarts=3)
+    hello = management_pb2.CoordinatorHello(job="job-1", address="127.0.0.1:1", request=request)
+    cluster.stub.TakeUpJob(management_pb2.TakeUpJobRequest(hello=hello), metadata=shown(Kind.COORDINATOR, "job-1"))
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
+    assert len(started) == supervisor.MAX_LOSSES - 1
+    assert cluster.jobs()[0].message.startswith("its coordinator ended with status -9, the last of 3 in 60 s")
 
 
 def test_a_job_is_not_taken_over_from_who_has_no_token_for_it(cluster: Any) -> None:
