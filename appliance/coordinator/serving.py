@@ -48,6 +48,8 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
     try:
         if settings.restarted:
             record.hold()
+        else:
+            record.begin(is_kept=settings.may_restart)  # before anybody can know of us: there is one whenever we die
         management = ManagementLink(settings, address)
         request = management.hello()
     except (ManagementLost, RecordTaken) as error:
@@ -57,7 +59,8 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
         return TAKEN_STATUS if isinstance(error, RecordTaken) else 1
     lost = None
     try:
-        record.take_up() if settings.restarted else record.begin(is_kept=request.max_num_restarts > 0)
+        if settings.restarted:
+            record.take_up()
     except RecordLost as error:
         lost = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=f"the coordinator has died, and {error}")
     job = Job(

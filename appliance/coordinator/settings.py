@@ -31,6 +31,7 @@ class CoordinatorSettings:
     terminated: str  # what has happened if the process is told to end, for the user: "its cluster went down"
     ingress: str = ""  # the address of the one that runs it; empty: management does
     restarted: bool = False  # in place of one that has ended by no wish of anybody
+    may_restart: bool = False  # another is to take up the job where it ends so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class CoordinatorHome:
             terminated=self.terminated,
             ingress=self.ingress,
             restarted=request.restarted,
+            may_restart=request.may_restart,
         )
         return _start(settings, outlives=not self.ingress)
 

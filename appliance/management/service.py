@@ -167,6 +167,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         in_time = await job.started_or_over.wait_for(lambda: job.coordinator or job.over.is_set(), COORDINATOR_SECONDS)
         if not job.coordinator:
             message = job.report.message if in_time else f"it did not answer within {COORDINATOR_SECONDS:g} s"
+            job.cancelled = True
             if (process := job.process) is not None:
                 await asyncio.to_thread(process.kill)
             await context.abort(grpc.StatusCode.INTERNAL, f"the coordinator of {job.name} did not start: {message}")

@@ -21,7 +21,9 @@ from wsc.v1 import ingress_pb2, management_pb2
 
 logger = logging.getLogger(__name__)
 
-MAX_LOSSES, LOSSES_SECONDS = 3, 60.0  # a job ends when so many of its coordinators have ended within this time
+LOSSES_SECONDS = 60.0  # a job ends when more of its coordinators end within this time than it may restart
+SPAWN_SECONDS = 10.0  # in which a fork server that has died is back
+SPAWN_RETRY_SECONDS = 0.2
 HELLO_SECONDS = 30.0  # until a coordinator that was started again must have said hello
 COORDINATOR_RETURN_SECONDS = 10.0  # until a coordinator must be back whose process we do not know
 INGRESS_RETURN_SECONDS = 60.0  # until an ingress that has died must be back, to run its coordinators again
@@ -99,6 +101,7 @@ class Supervisor:
             created=job.created,
             compile_dir=job.request.compile_dir,
             restarted=restarted,
+            may_restart=job.request.max_num_restarts > 0,
         )
         if ingress:
             return IngressProcess(ingress, start)
@@ -145,17 +148,17 @@ class Supervisor:
 
     def _replace_coordinator(self, job: Job, ingress: str, how: str) -> bool:
         """Start another; the nodes stay the job's. False: the job is not to go on."""
-        while self._is_to_go_on(job):
-            now = time.monotonic()
-            job.losses = [*(loss for loss in job.losses if now - loss < LOSSES_SECONDS), now]
-            if len(job.losses) >= MAX_LOSSES:
-                break
+        now = time.monotonic()
+        job.losses = [*(loss for loss in job.losses if now - loss < LOSSES_SECONDS), now]
+        while self._is_to_go_on(job) and len(job.losses) <= job.request.max_num_restarts:
             try:
-                job.process = self._start_coordinator(job, ingress, restarted=True)
+                job.process = self._start_coordinator(job, ingress, restarted=bool(job.coordinator))
             except SpawnError as error:
                 logger.warning("the coordinator of %s could not be started again: %s", job.name, error)
+                if time.monotonic() - now > SPAWN_SECONDS or self._closing.wait(SPAWN_RETRY_SECONDS):
+                    break
                 continue
-            job.restarted_at = now
+            job.restarted_at = time.monotonic()
             logger.warning("%s: %s; another is started", job.name, how)
             return True
         return False
@@ -164,14 +167,14 @@ class Supervisor:
         """Have the ingress run the coordinator, if it does not do so any more; False: it has been away too long."""
         away_since = job.away_since  # None: the coordinator is there, though not the connection to the ingress
         is_late = away_since is not None and time.monotonic() - away_since > INGRESS_RETURN_SECONDS
-        if is_late or not self._is_to_go_on(job) or self._closing.wait(INGRESS_RETRY_SECONDS):
+        if is_late or not job.coordinator or not self._is_to_go_on(job) or self._closing.wait(INGRESS_RETRY_SECONDS):
             return False
         job.process = self._start_coordinator(job, ingress, restarted=True)
         return True
 
     def _is_to_go_on(self, job: Job) -> bool:
         """Whether a coordinator that ends has a successor."""
-        wanted = job.request.max_num_restarts and job.coordinator and not job.cancelled
+        wanted = job.request.max_num_restarts and not job.cancelled
         return bool(wanted) and job.report.phase not in ENDED and not self._closing.is_set()
 
     def _process_ended(self, job: Job, how: str) -> None:

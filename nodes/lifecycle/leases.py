@@ -1,5 +1,6 @@
 """Which coordinator may attach to a node: the one whose job management gave the node to last, and no other."""
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -7,6 +8,8 @@ import grpc
 
 from interconnect.security.guard import caller_of
 from interconnect.security.tokens import Kind
+
+logger = logging.getLogger(__name__)
 
 
 class Leases:
@@ -29,5 +32,6 @@ class Leases:
             if is_valid:
                 self._last = int(number)
         if not is_valid:
+            logger.warning("%s has no lease of this node: %s is not %s, or is over", job, instance, self._instance())
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "the lease is of another node, or is over")
         return job

@@ -39,10 +39,12 @@ pytestmark = [
 ]
 
 
-def compose(*arguments: str, seconds: float = 60.0) -> str:
-    """What a command of the project printed."""
+def compose(*arguments: str, seconds: float = 60.0, more: Sequence[str] = ()) -> str:
+    """What a command of the project printed. more: files besides docker-compose.yml."""
     variables = {**os.environ, "WAFERBOX_PORT": PORT, "WAFERBOX_MOUNT": str(ROOT), "PWD": str(ROOT)}
-    command = ["docker", "compose", "--project-name", "waferbox-test", "--file", str(ROOT / "docker-compose.yml")]
+    command = ["docker", "compose", "--project-name", "waferbox-test"]
+    for file in ("docker-compose.yml", *more):
+        command += ["--file", str(ROOT / file)]
     done = subprocess.run([*command, *arguments], env=variables, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -56,7 +58,11 @@ def token() -> str:
 def environment(management: str | None, cache: Path) -> dict[str, str]:
     own = {"WAFERBOX_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
     address = {} if management is None else {"WAFERBOX_MANAGEMENT": management, "WAFERBOX_TOKEN": token()}
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WAFERBOX_")}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("WAFERBOX_") or name == "WAFERBOX_TLS_DIR"
+    }
     return {**inherited, **own, **address}
 
 
@@ -66,13 +72,10 @@ def management() -> Iterator[str]:
     compose("up", "--detach", "--build", "--scale", "wafer=2", "--scale", "worker=2", seconds=BUILD_SECONDS)
     address = f"127.0.0.1:{PORT}"
     try:
-        deadline = time.monotonic() + UP_SECONDS
-        while nodes(address) < 8:
-            assert time.monotonic() < deadline, compose("logs", "--tail", "50")
-            time.sleep(1)
+        wait_for_nodes(address)
         yield address
     finally:
-        compose("down", "--volumes", "--timeout", "5", seconds=UP_SECONDS)
+        compose("down", "--volumes", "--remove-orphans", "--timeout", "5", seconds=UP_SECONDS)
     for kind in ("container", "volume", "network"):
         more = ["--all"] if kind == "container" else []
         found = subprocess.run(
@@ -84,9 +87,12 @@ def management() -> Iterator[str]:
         assert found.stdout == "", f"a {kind} is left"
 
 
-def nodes(address: str) -> int:
-    """How many nodes are there and free."""
-    return len(re.findall(r"\bfree\b", waferbox("status", address)))
+def wait_for_nodes(address: str) -> None:
+    """Until all are there and free."""
+    deadline = time.monotonic() + UP_SECONDS
+    while len(re.findall(r"\bfree\b", waferbox("status", address))) < 8:
+        assert time.monotonic() < deadline, compose("logs", "--tail", "50")
+        time.sleep(1)
 
 
 def waferbox(command: str, address: str) -> str:
@@ -180,3 +186,15 @@ def test_a_job_goes_on_when_the_process_of_a_container_dies(
     management: str, undisturbed: str, tmp_path: Path, service: str
 ) -> None:
     assert train(management, tmp_path, lambda: kill_process_of(service)) == undisturbed
+
+
+def test_a_job_trains_over_tls(
+    management: str, undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compose("up", "--detach", "--scale", "wafer=2", "--scale", "worker=2", seconds=UP_SECONDS, more=["deploy/tls.yml"])
+    for file in ("authority.pem", "client.pem"):
+        compose("cp", f"management:/var/lib/waferbox-secret/tls/{file}", str(tmp_path))
+    assert waferbox("status", management) == ""
+    monkeypatch.setenv("WAFERBOX_TLS_DIR", str(tmp_path))
+    wait_for_nodes(management)
+    assert train(management, tmp_path, lambda: None) == undisturbed

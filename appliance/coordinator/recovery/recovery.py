@@ -79,6 +79,7 @@ class Recovery:
         self._fewer_wafers = fewer_wafers
         self._changed = threading.Condition()
         self._dead: dict[str, tuple[Member, str]] = {}  # and why
+        self._counted: dict[str, tuple[Member, str]] = {}  # those of them that the limit knows of
         self._lost: list[node_pb2.Failure] = []  # links, and what else a new epoch mends without a replacement
         self._unprepared: set[str] = set()  # members that may have none of the inputs
         # That another coordinator has died, and who was missed then, until it is known from where the job goes on.
@@ -239,15 +240,17 @@ class Recovery:
                 missed = {name: message for name, (_, message) in self._dead.items()}
                 missed = missed or {f"{lost.node} {lost.peer}": lost.message for lost in self._lost}
                 causes = list(missed.values())
+                # Who could not be replaced yet, because somebody else died meanwhile, has died but once.
+                known = [name for name, died in self._dead.items() if self._counted.get(name) is died]
+                self._counted = dict(self._dead)
                 self._lost.clear()
                 self._has_ended = False
-            if causes:
-                self._limit.add(missed, self._points.complete)
+            if counted := {name: message for name, message in missed.items() if name not in known}:
+                self._limit.add(counted, self._points.complete)
                 self._on_restart(self._limit.causes)
             logger.warning("%s", "; ".join(causes) or "the states are put back")
             if self._limit.is_reached:
-                self._verdict.report(self._limit.failure())
-                return
+                raise self._verdict.fail(self._limit.failure())
             self._points.give_up()
             is_awaited = self._executions.is_awaited  # then whoever goes on with it tells it, also if that is now
             execution = self._executions.current

@@ -27,6 +27,7 @@ class RunCoordinatorRequest(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     COMPILE_DIR_FIELD_NUMBER: _builtins.int
     RESTARTED_FIELD_NUMBER: _builtins.int
+    MAY_RESTART_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     token: _builtins.str
     """what the coordinator shows the management service"""
@@ -36,6 +37,8 @@ class RunCoordinatorRequest(_message.Message):
     """as in CreateJobRequest, of the ingress' own roots"""
     restarted: _builtins.bool
     """in place of one that has ended by no wish of anybody; if it runs after all, its end is awaited"""
+    may_restart: _builtins.bool
+    """another is to take up the job where it ends by no wish of anybody"""
     def __init__(
         self,
         *,
@@ -44,10 +47,11 @@ class RunCoordinatorRequest(_message.Message):
         created: _builtins.float = ...,
         compile_dir: _builtins.str = ...,
         restarted: _builtins.bool = ...,
+        may_restart: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "created", b"created", "job", b"job", "restarted", b"restarted", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "created", b"created", "job", b"job", "may_restart", b"may_restart", "restarted", b"restarted", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -538,12 +538,12 @@ def test_calls_that_are_under_way_are_made_again(cluster: Any, script: Callable[
 
 def test_again_and_again_ends_the_job(cluster: Any, script: Callable[..., Script]) -> None:
     one = script()
-    one.kill_coordinator()
-    one.kill_coordinator()
+    for _ in range(3):
+        one.kill_coordinator()
     one.coordinator().kill()
     cluster.until(lambda: one.job.failure is not None)
     assert isinstance(one.job.failure, NodeLostError)
-    assert "the last of 3" in str(one.job.failure)
+    assert "the last of 4" in str(one.job.failure)
 
 
 def test_a_job_that_is_not_to_restart_ends(

@@ -75,10 +75,12 @@ class Coordinators:
         self._changed = threading.Condition()
         self.started: list[FakeCoordinator] = []
         self.error: SpawnError | None = None
+        self.refused = 0
 
     def spawn(self, module: str, argv: object, fds: list[int], *, outlives: bool) -> FakeCoordinator:
         settings = read_settings(os.dup(fds[0]))
         if self.error is not None:
+            self.refused += 1
             raise self.error
         with self._changed:
             self.started.append(FakeCoordinator(settings, len(self.started), self._cluster))
@@ -136,19 +138,34 @@ def test_another_takes_up_the_job_and_has_its_nodes(cluster: Any, coordinators: 
 
 def test_a_job_whose_coordinators_end_again_and_again_fails(cluster: Any, coordinators: Coordinators) -> None:
     name = create(cluster)
-    for number in range(1, supervisor.MAX_LOSSES + 1):
+    for number in range(1, 5):
         one = coordinators.wait_for(number)
         one.nodes()
         one.end(-9)
     cluster.until(lambda: job(cluster, name).ended)
     ended = job(cluster, name)
     assert ended.phase == management_pb2.JOB_PHASE_FAILED
-    assert ended.message == "its coordinator ended with status -9, the last of 3 in 60 s"
+    assert ended.message == "its coordinator ended with status -9, the last of 4 in 60 s"
     cluster.until(lambda: cluster.free_nodes() == 4)
-    assert len(coordinators.started) == supervisor.MAX_LOSSES
+    assert len(coordinators.started) == 4
 
 
-def test_one_that_cannot_be_started_again_counts(cluster: Any, coordinators: Coordinators) -> None:
+def test_one_that_cannot_be_started_at_once_is_tried_again(cluster: Any, coordinators: Coordinators) -> None:
+    name = create(cluster, max_num_restarts=1)
+    one = coordinators.wait_for(1)
+    one.nodes()
+    coordinators.error = SpawnError("the fork server is away")
+    one.end(-9)
+    cluster.until(lambda: coordinators.refused > 2)
+    coordinators.error = None
+    coordinators.wait_for(2).end(0)
+    cluster.until(lambda: job(cluster, name).ended)
+
+
+def test_one_that_cannot_be_started_again_ends_the_job(
+    cluster: Any, coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "SPAWN_SECONDS", 0.3)
     name = create(cluster)
     one = coordinators.wait_for(1)
     one.nodes()
@@ -158,26 +175,30 @@ def test_one_that_cannot_be_started_again_counts(cluster: Any, coordinators: Coo
     assert job(cluster, name).message.startswith("its coordinator ended with status -9")
 
 
-@pytest.mark.parametrize(
-    "way", ["it ends in good order", "the job is cancelled", "it has never come", "it does not restart"]
-)
-def test_none_takes_up_a_job_that_is_over(
-    cluster: Any, coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch, way: str
+def test_one_that_ends_before_it_has_come_has_a_successor_but_not_for_ever(
+    cluster: Any, coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if way == "it has never come":
-        monkeypatch.setattr(FakeCoordinator, "say", lambda self, **kind: self.end(3) if kind.get("acquire") else None)
-        monkeypatch.setattr(FakeCoordinator, "end", lambda self, status: self._over.put(status))
-        with pytest.raises(grpc.RpcError):
-            create(cluster)
-    else:
-        name = create(cluster, max_num_restarts=0 if way == "it does not restart" else 3)
-        one = coordinators.wait_for(1)
-        one.nodes()
-        if way == "the job is cancelled":
-            cluster.stub.CancelJob(management_pb2.CancelJobRequest(job=name))
-        one.end(0 if way == "it ends in good order" else -9)
-        cluster.until(lambda: job(cluster, name).ended)
-        expected = management_pb2.JOB_PHASE_CANCELLED if "cancelled" in way else management_pb2.JOB_PHASE_FAILED
-        assert job(cluster, name).phase == expected
+    monkeypatch.setattr(FakeCoordinator, "say", lambda self, **kind: self.end(3) if kind.get("acquire") else None)
+    monkeypatch.setattr(FakeCoordinator, "end", lambda self, status: self._over.put(status))
+    with pytest.raises(grpc.RpcError, match="its coordinator ended with status 3, the last of 3 in 60 s"):
+        create(cluster, max_num_restarts=2)
+    assert [one.settings.restarted for one in coordinators.started] == [False] * 3
+    with pytest.raises(grpc.RpcError, match="its coordinator ended with status 3"):
+        create(cluster, max_num_restarts=0)
+    assert len(coordinators.started) == 4
+    assert cluster.free_nodes() == 4
+
+
+@pytest.mark.parametrize("way", ["it ends in good order", "the job is cancelled", "it does not restart"])
+def test_none_takes_up_a_job_that_is_over(cluster: Any, coordinators: Coordinators, way: str) -> None:
+    name = create(cluster, max_num_restarts=0 if way == "it does not restart" else 3)
+    one = coordinators.wait_for(1)
+    one.nodes()
+    if way == "the job is cancelled":
+        cluster.stub.CancelJob(management_pb2.CancelJobRequest(job=name))
+    one.end(0 if way == "it ends in good order" else -9)
+    cluster.until(lambda: job(cluster, name).ended)
+    expected = management_pb2.JOB_PHASE_CANCELLED if "cancelled" in way else management_pb2.JOB_PHASE_FAILED
+    assert job(cluster, name).phase == expected
     cluster.until(lambda: cluster.free_nodes() == 4)
     assert len(coordinators.started) == 1
