@@ -69,7 +69,7 @@ class Topology:
         def renewed(members: tuple[Member, ...]) -> tuple[Member, ...]:
             return tuple(
                 member
-                if (node := by_name.get(member.name, member.node)).node_id == member.node.node_id
+                if _is_same(node := by_name.get(member.name, member.node), member.node)
                 else replace(member, node=node)
                 for member in members
             )
@@ -167,6 +167,11 @@ class Topology:
         shard_0 = self.memoryx[0].name
         connect(shard_0, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_SHARD, 0)
         return dict(specs)
+
+
+def _is_same(one: management_pb2.NodeInfo, other: management_pb2.NodeInfo) -> bool:
+    """Whether both are one registration of a node: a management service that is started anew counts from 0 again."""
+    return (one.node_id, one.instance) == (other.node_id, other.instance)
 
 
 def _moved(member: Member, place: Member) -> Member:

@@ -25,3 +25,16 @@ def test_in_layer_pipelined_mode_a_wafer_has_its_workers_and_the_coordinator() -
     }
     tokens = [spec.token for specs in links.values() for spec in specs]
     assert len(set(tokens)) == len(tokens) // 2
+
+
+def test_a_node_with_the_id_of_another_is_another_where_management_has_been_started_anew() -> None:
+    roles = (node_pb2.ROLE_WAFER, node_pb2.ROLE_WORKER)
+    before = Topology.build([management_pb2.NodeInfo(role=role, node_id="n0", instance="a") for role in roles], 1)
+    nodes = [
+        management_pb2.NodeInfo(node_id="n0", instance="b", member="wafer-0"),
+        management_pb2.NodeInfo(node_id="n0", instance="a", member="worker-0"),
+    ]
+    (wafer, worker), (wafer_before, worker_before) = before.with_nodes(nodes).members(), before.members()
+    assert worker is worker_before
+    assert wafer is not wafer_before
+    assert wafer.node.instance == "b"
