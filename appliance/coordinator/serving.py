@@ -55,8 +55,6 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
     except (ManagementLost, RecordTaken) as error:
         logger.error("%s", error)
         listener.close()
-        if isinstance(error, ManagementLost) and not settings.restarted:
-            record.remove()  # nobody knows of the job
         record.close()
         return TAKEN_STATUS if isinstance(error, RecordTaken) else 1
     lost = None
