@@ -16,7 +16,7 @@ from appliance.compiler.pipeline import Half, Precision
 
 pytestmark = pytest.mark.parity
 
-SEEDS = range(6)
+SEEDS = range(24)  # on six, one processor's draws were 0.5 to 1.8 times autocast's errors
 BOUND = 1.25
 
 
