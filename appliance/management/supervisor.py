@@ -151,6 +151,7 @@ class Supervisor:
         now = time.monotonic()
         job.losses = [*(loss for loss in job.losses if now - loss < LOSSES_SECONDS), now]
         while self._is_to_go_on(job) and len(job.losses) <= job.request.max_num_restarts:
+            job.restarted_at = time.monotonic()  # before the start: hello may come at once
             try:
                 job.process = self._start_coordinator(job, ingress, restarted=bool(job.coordinator))
             except SpawnError as error:
@@ -158,7 +159,6 @@ class Supervisor:
                 if time.monotonic() - now > SPAWN_SECONDS or self._closing.wait(SPAWN_RETRY_SECONDS):
                     break
                 continue
-            job.restarted_at = time.monotonic()
             logger.warning("%s: %s; another is started", job.name, how)
             return True
         return False
@@ -169,6 +169,8 @@ class Supervisor:
         is_late = away_since is not None and time.monotonic() - away_since > INGRESS_RETURN_SECONDS
         if is_late or not job.coordinator or not self._is_to_go_on(job) or self._closing.wait(INGRESS_RETRY_SECONDS):
             return False
+        if job.restarted_at is not None:
+            job.restarted_at = time.monotonic()
         job.process = self._start_coordinator(job, ingress, restarted=True)
         return True
 

@@ -162,6 +162,23 @@ def test_one_that_cannot_be_started_at_once_is_tried_again(cluster: Any, coordin
     cluster.until(lambda: job(cluster, name).ended)
 
 
+def test_one_that_says_hello_while_it_is_started_is_not_waited_for(
+    cluster: Any, coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = create(cluster)
+    coordinators.wait_for(1).nodes()
+    watcher = cluster.service._supervisor
+    live = cluster.service._jobs.live(name)
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        watcher.attach(live, "h:1", watcher.coordination_of(name))
+        return live.process
+
+    monkeypatch.setattr(watcher, "_start_coordinator", start)
+    assert watcher._replace_coordinator(live, "", "it ended")
+    assert live.restarted_at is None
+
+
 def test_one_that_cannot_be_started_again_ends_the_job(
     cluster: Any, coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
