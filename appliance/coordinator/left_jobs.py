@@ -11,17 +11,17 @@ from wsc.v1 import management_pb2
 class LeftJobs:
     """Found by what their coordinators had kept on this host. For one thread at a time."""
 
-    def __init__(self, cache_root: Path, management: str, ingress: str | None = None) -> None:
+    def __init__(self, cache_root: Path, management: str, ingress: str = "") -> None:
         """Look for them, once.
 
         Args:
             cache_root: below which their records lie.
             management: the address of the service that they belonged to.
-            ingress: the address of the one that ran the coordinators; empty: none did; None: any, or none.
+            ingress: the address of the one that ran the coordinators; empty: whoever did.
         """
         self._cache_root = cache_root
         left = left_records(cache_root, management)
-        self._hellos = {job: hello for job, hello in left.items() if ingress is None or hello.ingress == ingress}
+        self._hellos = {job: hello for job, hello in left.items() if hello.ingress == ingress or not ingress}
         self._until = time.monotonic() + LEFT_SECONDS
 
     def __bool__(self) -> bool:

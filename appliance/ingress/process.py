@@ -43,7 +43,6 @@ class Ingress:
 
     def __init__(self, settings: IngressSettings) -> None:
         self.refusal = ""
-        self._settings = settings
         self._telling: asyncio.Task[None] | None = None  # management, of jobs that were left
         self._over = threading.Event()
         self._closed = False
@@ -65,6 +64,7 @@ class Ingress:
         ingress_pb2_grpc.add_IngressServicer_to_server(self._coordinators, server)
         Gateway(settings.management, self._channel, self._targets).add_to_server(server)
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # type: ignore[attr-defined]  # not in the stubs
+        self._left = LeftJobs(settings.cache_root, settings.management, self.address)
         self._metrics = None
         if settings.metrics_port is not None:
             from appliance.ingress.metrics import IngressCollector
@@ -75,8 +75,7 @@ class Ingress:
 
     def start(self) -> None:
         self._server.start()
-        left = LeftJobs(self._settings.cache_root, self._settings.management, self.address)
-        self._server.run(self._begin_telling(left))
+        self._server.run(self._begin_telling())
         self._registration.start()
 
     def end(self) -> None:
@@ -95,13 +94,13 @@ class Ingress:
         if self._metrics is not None:
             self._metrics.close()
 
-    async def _begin_telling(self, left: LeftJobs) -> None:
+    async def _begin_telling(self) -> None:
         def told(task: "asyncio.Task[None]") -> None:
             error = None if task.cancelled() else task.exception()
             if isinstance(error, Exception):
                 self._defect(error)
 
-        self._telling = asyncio.create_task(tell_of_left_jobs(left, self._channel))
+        self._telling = asyncio.create_task(tell_of_left_jobs(self._left, self._channel))
         self._telling.add_done_callback(told)
 
     async def _end_calls(self) -> None:
