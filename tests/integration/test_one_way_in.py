@@ -4,6 +4,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -73,16 +74,31 @@ class Restarted:
             self._process.wait(30)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressCluster:
+    """A cluster by hand, with an ingress that may be restarted."""
+
+    surroundings: Surroundings
+    management: str
+    ingress: Restarted
+    address: str  # of the ingress
+
+
 @contextlib.contextmanager
-def running_ingress(surroundings: Surroundings, management: str, *words: object) -> Iterator[tuple[Restarted, str]]:
-    """An ingress, and its address."""
-    ingress = Restarted(surroundings, "appliance.ingress", "--management", management, *words)
-    try:
-        ingress.start("127.0.0.1:0")
-        wait_for(lambda: ingresses(management), explain=(surroundings.folder / "restarted.log").read_text)
-        yield ingress, ingresses(management)[0]
-    finally:
-        ingress.end()
+def cluster_with_ingress(folder: Path, cache: Path, *words: object) -> Iterator[IngressCluster]:
+    """words: options of the ingress. Nothing is left of it."""
+    surroundings = Surroundings(folder, cache)
+    places = [(role, HERE) for role in ("memoryx", "swarmx", "workers", "wafer")]
+    with by_hand.cluster_by_hand(HERE, places, surroundings.variables(), folder / "roles.log") as management:
+        ingress = Restarted(surroundings, "appliance.ingress", "--management", management, *words)
+        try:
+            ingress.start("127.0.0.1:0")
+            wait_for(lambda: ingresses(management), explain=(folder / "restarted.log").read_text)
+            (address,) = ingresses(management)
+            yield IngressCluster(surroundings=surroundings, management=management, ingress=ingress, address=address)
+        finally:
+            ingress.end()
+    surroundings.assert_nothing_left()
 
 
 def ingresses(management: str) -> list[str]:
@@ -92,19 +108,12 @@ def ingresses(management: str) -> list[str]:
     return [node.address for node in nodes if node.role == node_pb2.ROLE_INGRESS]
 
 
-ROLES = [(role, HERE) for role in ("memoryx", "swarmx", "workers", "wafer")]
-
-
 @pytest.mark.timeout(300)
 def test_a_script_goes_on_when_its_ingress_has_been_killed_or_restarted(
     start_script: StartScript, cache: Path, tmp_path: Path
 ) -> None:
-    surroundings = Surroundings(tmp_path / "cluster", cache)
-    log = surroundings.folder / "roles.log"
-    with (
-        by_hand.cluster_by_hand(HERE, ROLES, surroundings.variables(), log) as management,
-        running_ingress(surroundings, management) as (ingress, address),
-    ):
+    with cluster_with_ingress(tmp_path / "cluster", cache) as cluster:
+        ingress, address = cluster.ingress, cluster.address
 
         def after(end: Callable[[], None]) -> Callable[[], None]:
             def start_again() -> None:
@@ -114,37 +123,31 @@ def test_a_script_goes_on_when_its_ingress_has_been_killed_or_restarted(
             return start_again
 
         assert train(start_script, address, after(ingress.kill), after(ingress.end)) == train(start_script, address)
-    surroundings.assert_nothing_left()
 
 
 @pytest.mark.timeout(300)
 def test_a_script_goes_on_when_its_ingress_and_management_have_been_killed_on_two_hosts(
     start_script: StartScript, cache: Path, tmp_path: Path
 ) -> None:
-    surroundings = Surroundings(tmp_path / "cluster", cache)
-    log = surroundings.folder / "roles.log"
     other = tmp_path / "disk_of_another_host"
-    with (
-        by_hand.cluster_by_hand(HERE, ROLES, surroundings.variables(), log) as management,
-        running_ingress(surroundings, management, "--cache-root", other) as (ingress, address),
-    ):
+    with cluster_with_ingress(tmp_path / "cluster", cache, "--cache-root", other) as cluster:
+        ingress, address = cluster.ingress, cluster.address
         expected = train(start_script, address)
-        successor = Restarted(surroundings, "appliance")
+        successor = Restarted(cluster.surroundings, "appliance")
 
         def restart_both() -> None:
-            (first,) = [p for p in surroundings.processes() if p.cmdline()[2:4] == ["appliance", "--listen"]]
+            (first,) = [p for p in cluster.surroundings.processes() if p.cmdline()[2:4] == ["appliance", "--listen"]]
             first.kill()
             ingress.kill()
             wait_for(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE)
             assert list((other / "jobs").iterdir())
             ingress.start(address)
-            successor.start(management)
+            successor.start(cluster.management)
 
         try:
             assert train(start_script, address, restart_both) == expected
         finally:
             successor.end()
-    surroundings.assert_nothing_left()
 
 
 def train(start_script: StartScript, ingress: str, *restarts: Callable[[], None]) -> str:
