@@ -51,6 +51,7 @@ class RoleJob(ABC):
         self._execution: Execution | None = None
         self._watchdog: ProgressWatchdog | None = None
         self._hangs = False
+        self._last_load = node_pb2.Load()  # the last that brought a plan
 
     @abstractmethod
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> StepProgram:
@@ -75,6 +76,7 @@ class RoleJob(ABC):
 
     def load(self, request: node_pb2.Load, cancellation: CancellationToken) -> Sequence[str]:
         self._drop()
+        self._complete(request)
         plans = (request.wafer, request.memoryx, request.swarmx, request.pipeline)
         for groups in (plan.groups for plan in plans):
             check_groups(groups)
@@ -158,6 +160,16 @@ class RoleJob(ABC):
 
     def close(self) -> None:
         self._drop()
+
+    def _complete(self, request: node_pb2.Load) -> None:
+        """Give a Load that brings no plan that of the Load before."""
+        last = self._last_load
+        if (plan := request.WhichOneof("plan")) is not None:
+            self._last_load = request
+        elif (plan := last.WhichOneof("plan")) is not None:
+            getattr(request, plan).CopyFrom(getattr(last, plan))
+        else:
+            raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"{self.context.node} has been given no plan")
 
     def _drop(self) -> None:
         """End the execution, whatever it does, and drop what belongs to it."""

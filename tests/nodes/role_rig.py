@@ -182,15 +182,15 @@ class SmallJob:
         self.worker_hubs: list[Hub] = []
         self.links: dict[tuple[str, int], Link] = {}
 
-    def load(self, execution: int) -> dict[str, list[str]]:
-        """Returns the missing states by shard."""
+    def load(self, execution: int, *, brings_plan: bool = True) -> dict[str, list[str]]:
+        """Returns the missing states by shard. Nodes that are brought no plan take that of the execution before."""
         self._connect()
         for shard, node in enumerate(self.nodes.memoryx):
-            self._load(node, execution, memoryx=self.plan.memoryx(shard))
+            self._load(node, execution, memoryx=self.plan.memoryx(shard) if brings_plan else None)
         for node in self.nodes.swarmx:
-            self._load(node, execution, swarmx=self.plan.swarmx())
+            self._load(node, execution, swarmx=self.plan.swarmx() if brings_plan else None)
         for number, node in enumerate(self.nodes.wafers):
-            self._load(node, execution, wafer=self.plan.wafer(), wafer_number=number)
+            self._load(node, execution, wafer=self.plan.wafer() if brings_plan else None, wafer_number=number)
         for key, pending in self._pending.items():
             self.links[key] = pending.wait(DEADLINE)
         self.hub.add(self.links["swarmx", 0])

@@ -114,8 +114,9 @@ def test_training_equals_plain_torch(
     job.stop(1)
 
 
+@pytest.mark.parametrize("brings_plan", [True, False])
 @pytest.mark.parametrize("lane", LANES)
-def test_second_execution_goes_on_from_the_state(make_job: MakeJob, lane: int) -> None:
+def test_second_execution_goes_on_from_the_state(make_job: MakeJob, lane: int, brings_plan: bool) -> None:
     job = make_job(lane)
     job.load(1)
     (client,) = write_states(job)
@@ -127,7 +128,7 @@ def test_second_execution_goes_on_from_the_state(make_job: MakeJob, lane: int) -
     job.stop(1)
     before = client.read({"w0": (INNER, OUTER)})["w0"]
     torch.testing.assert_close(before, job.plan.expected(2).weights[-1][0], rtol=1e-5, atol=1e-5)
-    assert job.load(2)["memoryx-0"] == []
+    assert job.load(2, brings_plan=brings_plan)["memoryx-0"] == []
     torch.testing.assert_close(client.read({"w0": (INNER, OUTER)})["w0"], before, rtol=0, atol=0)
     job.start(2, num_steps=1, activation_steps=1, run_ahead_steps=8)
     assert job.outputs(1)[1] == 3
@@ -406,6 +407,8 @@ def test_a_plan_that_makes_no_sense_is_a_failure(make_job: MakeJob) -> None:
     wafer.send(prepare_input=node_pb2.PrepareInput(loader="a"))
     assert "no input function" in wafer.expect("failed").failed.message
     wafer.send(load=node_pb2.Load(execution=1, links=[]))
+    assert "no plan" in wafer.expect("failed").failed.message
+    wafer.send(load=node_pb2.Load(execution=1, links=[], wafer=job.plan.wafer()))
     failure = wafer.expect("failed").failed
     assert failure.kind == node_pb2.Failure.KIND_INTERNAL
     assert "Traceback" in failure.traceback

@@ -87,7 +87,7 @@ class Epoch:
         links: dict[int, Link] = {}
         try:
             members = self._nodes.topology.members()
-            self._nodes.send(members, lambda member: self._load_of(member, specs[member.name]))
+            self._nodes.load(members, self._plan, lambda member: self._load_of(member, specs[member.name]))
             self._wait_for_loaded(members)
             # A node that has loaded has opened its links: they are there.
             for purpose, one in pending.items():
@@ -112,7 +112,7 @@ class Epoch:
     def restore(self) -> None:
         """Load the plan into those who keep states, without links: nothing is run. Raises as load."""
         keepers = self._nodes.topology.state_keepers
-        self._nodes.send(keepers, lambda member: self._load_of(member, []))
+        self._nodes.load(keepers, self._plan, lambda member: self._load_of(member, []))
         self._wait_for_loaded(keepers)
         self.over = True
 
@@ -197,32 +197,23 @@ class Epoch:
         )
         raise self._verdict.fail(failure)
 
-    def _load_of(self, member: Member, links: list[node_pb2.LinkSpec]) -> node_pb2.AttachRequest:
+    def _load_of(self, member: Member, links: list[node_pb2.LinkSpec]) -> node_pb2.Load:
+        """All of a Load but the part of the plan."""
         load = node_pb2.Load(execution=self.number, links=links)
-        point = self._point
-        number = point.number if point is not None else 0
+        topology, point = self._nodes.topology, self._point
+        if point is not None and member in topology.state_keepers:
+            load.recovery_point = point.number
+            load.copies_at.extend(other.node.address for other in topology.memoryx if other.name != member.name)
         match member.role:
-            case node_pb2.ROLE_WAFER if self._plan.HasField("pipeline"):
-                load.pipeline.CopyFrom(self._plan.pipeline)
-                load.recovery_point = number
             case node_pb2.ROLE_WAFER:
-                load.wafer.CopyFrom(self._plan.wafer)
                 load.wafer_number = member.index
-            case node_pb2.ROLE_MEMORYX:
-                load.memoryx.CopyFrom(self._plan.memoryx[member.index])
-                load.recovery_point = number
-                others = [other for other in self._nodes.topology.memoryx if other.name != member.name]
-                load.copies_at.extend(other.node.address for other in others if number)
-            case node_pb2.ROLE_SWARMX:
-                load.swarmx.CopyFrom(self._plan.swarmx)
             case node_pb2.ROLE_WORKER:
-                load.worker.CopyFrom(self._plan.worker)
                 load.loader = self._begin.loader
                 load.done_steps = self._start.done_steps
                 # Those of loaders among which the batches were divided otherwise are worth nothing: these skip them.
                 num_states = 0 if point is None else len(point.input_states)
-                if point is not None and self._start.done_steps and num_states == len(self._nodes.topology.workers):
+                if point is not None and self._start.done_steps and num_states == len(topology.workers):
                     load.input_states.extend(point.input_states)
                 if self._begin.wants_input_states:
                     load.state_steps.extend(sorted(self.schedule.checkpoint_steps))
-        return node_pb2.AttachRequest(load=load)
+        return load

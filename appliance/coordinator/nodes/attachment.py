@@ -8,7 +8,7 @@ import grpc
 from appliance.coordinator.nodes.topology import Member
 from interconnect.rpc.server import make_channel
 from interconnect.threads import GuardedThread
-from wsc.v1 import node_pb2, node_pb2_grpc
+from wsc.v1 import node_pb2, node_pb2_grpc, plan_pb2
 
 
 class Attachment:
@@ -29,6 +29,7 @@ class Attachment:
         """
         self.member = member
         self.is_given_up = False  # it has died, or is taken for dead
+        self._plan: plan_pb2.Plan | None = None  # whose part the node has
         self._on_response = on_response
         self._on_lost = on_lost
         self._ending = False
@@ -42,6 +43,13 @@ class Attachment:
     def send(self, command: node_pb2.AttachRequest) -> None:
         """Queue a command. Never blocks."""
         self._commands.put(command)
+
+    def load(self, load: node_pb2.Load, plan: plan_pb2.Plan) -> None:
+        """Queue a Load of the node's part of a plan; the part goes with it unless it was that of the Load before."""
+        if plan is not self._plan:
+            self._plan = plan
+            _add_part(load, plan, self.member)
+        self.send(node_pb2.AttachRequest(load=load))
 
     def end(self) -> None:
         """Close our side of the stream: the node drops the job, and then ends its own."""
@@ -71,3 +79,17 @@ class Attachment:
             self._commands.put(None)  # ends gRPC's thread that waits for commands
         if not self._ending:
             self._on_lost(self.member, reason)
+
+
+def _add_part(load: node_pb2.Load, plan: plan_pb2.Plan, member: Member) -> None:
+    match member.role:
+        case node_pb2.ROLE_WAFER if plan.HasField("pipeline"):
+            load.pipeline.CopyFrom(plan.pipeline)
+        case node_pb2.ROLE_WAFER:
+            load.wafer.CopyFrom(plan.wafer)
+        case node_pb2.ROLE_MEMORYX:
+            load.memoryx.CopyFrom(plan.memoryx[member.index])
+        case node_pb2.ROLE_SWARMX:
+            load.swarmx.CopyFrom(plan.swarmx)
+        case node_pb2.ROLE_WORKER:
+            load.worker.CopyFrom(plan.worker)

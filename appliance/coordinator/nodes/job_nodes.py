@@ -9,7 +9,7 @@ from appliance.coordinator.nodes.attachment import Attachment
 from appliance.coordinator.nodes.topology import COORDINATOR, Member, Topology
 from appliance.members import member_index
 from interconnect.links.listener import LinkListener
-from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -198,6 +198,13 @@ class JobNodes:
             attachment = self._attachments.get(member.name)
             if attachment is not None:
                 attachment.send(make(member))
+
+    def load(self, members: Iterable[Member], plan: plan_pb2.Plan, make: Callable[[Member], node_pb2.Load]) -> None:
+        """Have each load its part of a plan; make: the Load without it. One that has died gets none."""
+        for member in members:
+            attachment = self._attachments.get(member.name)
+            if attachment is not None:
+                attachment.load(make(member), plan)
 
     def release_snapshot(self, step: int) -> None:
         """The client needs the snapshot of this step no more."""
