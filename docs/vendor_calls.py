@@ -28,7 +28,7 @@ REFUSED: Final = {
         "GetClusterTopology GetJobTopology ReportSystemEvent ListSystemEvents"
     ),
     "Appliance": (
-        "UnaryRunInference UnaryGetOutput UnaryMonitorCheck UnaryNotifyStall UnaryNotifyCrash UnaryDataCheckpoint "
+        "UnaryRunInference UnaryGetOutput UnaryMonitorCheck UnaryNotifyStall UnaryNotifyCrash "
         "UnaryReconfigure UnaryCancelPrompt UnaryClearCache UnaryDebugOperation UnaryProgramDevice UnaryDebugDevice "
         "UnaryDebugDeviceDone UnaryGetNetworkType UnaryRuntimeInitialized UnaryGetCwd UnaryGetHostProfileBins "
         "SendInputStream SendCMDStateStream SendCMDStateBidirStream SaveWeights GetCMDStateStream FileUploadStream "

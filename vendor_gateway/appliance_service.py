@@ -110,10 +110,10 @@ class ApplianceService(appliance_pb2_grpc.ApplianceServicer):
     @_outcome
     def UnaryRun(self, request: appliance_pb2.RunRequest, context: _Context) -> None:
         loader = request.dataloader
-        for text in (loader.builder, loader.arguments):
+        for text in (loader.builder, loader.arguments, loader.initial_state):
             bytes.fromhex(text)  # ValueError
         self._job(context).session.run(
-            {"input_fn": loader.builder, "arguments": loader.arguments},
+            {"input_fn": loader.builder, "arguments": loader.arguments, "position": loader.initial_state},
             request.num_iterations,
             request.activation_freq or 1,
             checkpoint_steps(request.checkpoint_schedule, request.num_iterations),
@@ -218,6 +218,15 @@ class ApplianceService(appliance_pb2_grpc.ApplianceServicer):
             yield from write_value(request.tensor_name, value)
         except _EXPECTED as error:
             yield appliance_pb2.GetOutputResponse(code=appliance_pb2.STATUS_CODE_UNKNOWN, message=_text(error))
+
+    def UnaryDataCheckpoint(
+        self, request: appliance_pb2.DataCheckpointRequest, context: _Context
+    ) -> appliance_pb2.DataCheckpointResponse:
+        try:
+            states = self._job(context).session.input_states(request.step, context.is_active)
+        except _EXPECTED as error:  # the response has no place for a message
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, _text(error))
+        return appliance_pb2.DataCheckpointResponse(states=states)
 
     @_outcome
     def UnaryFinalize(self, request: appliance_pb2.FinalizeRequest, context: _Context) -> None:

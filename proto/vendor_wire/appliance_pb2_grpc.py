@@ -124,6 +124,11 @@ class ApplianceStub:
                 request_serializer=vendor__wire_dot_appliance__pb2.GetOutputRequest.SerializeToString,
                 response_deserializer=vendor__wire_dot_appliance__pb2.GetOutputResponse.FromString,
                 _registered_method=True)
+        self.UnaryDataCheckpoint = channel.unary_unary(
+                '/cerebras.Appliance/UnaryDataCheckpoint',
+                request_serializer=vendor__wire_dot_appliance__pb2.DataCheckpointRequest.SerializeToString,
+                response_deserializer=vendor__wire_dot_appliance__pb2.DataCheckpointResponse.FromString,
+                _registered_method=True)
         self.UnaryFinalize = channel.unary_unary(
                 '/cerebras.Appliance/UnaryFinalize',
                 request_serializer=vendor__wire_dot_appliance__pb2.FinalizeRequest.SerializeToString,
@@ -272,6 +277,12 @@ class ApplianceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UnaryDataCheckpoint(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def UnaryFinalize(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -406,6 +417,11 @@ def add_ApplianceServicer_to_server(servicer, server):
                     servicer.GetOutputStream,
                     request_deserializer=vendor__wire_dot_appliance__pb2.GetOutputRequest.FromString,
                     response_serializer=vendor__wire_dot_appliance__pb2.GetOutputResponse.SerializeToString,
+            ),
+            'UnaryDataCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnaryDataCheckpoint,
+                    request_deserializer=vendor__wire_dot_appliance__pb2.DataCheckpointRequest.FromString,
+                    response_serializer=vendor__wire_dot_appliance__pb2.DataCheckpointResponse.SerializeToString,
             ),
             'UnaryFinalize': grpc.unary_unary_rpc_method_handler(
                     servicer.UnaryFinalize,
@@ -929,6 +945,33 @@ class Appliance:
             '/cerebras.Appliance/GetOutputStream',
             vendor__wire_dot_appliance__pb2.GetOutputRequest.SerializeToString,
             vendor__wire_dot_appliance__pb2.GetOutputResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnaryDataCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cerebras.Appliance/UnaryDataCheckpoint',
+            vendor__wire_dot_appliance__pb2.DataCheckpointRequest.SerializeToString,
+            vendor__wire_dot_appliance__pb2.DataCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

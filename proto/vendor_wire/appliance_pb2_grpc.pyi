@@ -49,6 +49,7 @@ class ApplianceStub:
     UnaryMonitorError: _grpc.UnaryUnaryMultiCallable[_appliance_pb2.MonitorErrorRequest, _appliance_pb2.Outcome]
     UnaryMsgQueue: _grpc.UnaryUnaryMultiCallable[_appliance_pb2.MsgQueueRequest, _appliance_pb2.MsgQueueResponse]
     GetOutputStream: _grpc.UnaryStreamMultiCallable[_appliance_pb2.GetOutputRequest, _appliance_pb2.GetOutputResponse]
+    UnaryDataCheckpoint: _grpc.UnaryUnaryMultiCallable[_appliance_pb2.DataCheckpointRequest, _appliance_pb2.DataCheckpointResponse]
     UnaryFinalize: _grpc.UnaryUnaryMultiCallable[_appliance_pb2.FinalizeRequest, _appliance_pb2.Outcome]
     UnaryMoveToPTR: _grpc.UnaryUnaryMultiCallable[_appliance_pb2.RepositoryRequest, _appliance_pb2.Outcome]
     UnaryCarryOverFromPTR: _grpc.UnaryUnaryMultiCallable[_appliance_pb2.CarryOverRequest, _appliance_pb2.Outcome]
@@ -78,6 +79,7 @@ class ApplianceAsyncStub(ApplianceStub):
     UnaryMonitorError: _aio.UnaryUnaryMultiCallable[_appliance_pb2.MonitorErrorRequest, _appliance_pb2.Outcome]  # type: ignore[assignment]
     UnaryMsgQueue: _aio.UnaryUnaryMultiCallable[_appliance_pb2.MsgQueueRequest, _appliance_pb2.MsgQueueResponse]  # type: ignore[assignment]
     GetOutputStream: _aio.UnaryStreamMultiCallable[_appliance_pb2.GetOutputRequest, _appliance_pb2.GetOutputResponse]  # type: ignore[assignment]
+    UnaryDataCheckpoint: _aio.UnaryUnaryMultiCallable[_appliance_pb2.DataCheckpointRequest, _appliance_pb2.DataCheckpointResponse]  # type: ignore[assignment]
     UnaryFinalize: _aio.UnaryUnaryMultiCallable[_appliance_pb2.FinalizeRequest, _appliance_pb2.Outcome]  # type: ignore[assignment]
     UnaryMoveToPTR: _aio.UnaryUnaryMultiCallable[_appliance_pb2.RepositoryRequest, _appliance_pb2.Outcome]  # type: ignore[assignment]
     UnaryCarryOverFromPTR: _aio.UnaryUnaryMultiCallable[_appliance_pb2.CarryOverRequest, _appliance_pb2.Outcome]  # type: ignore[assignment]
@@ -212,6 +214,13 @@ class ApplianceServicer(metaclass=_abc_1.ABCMeta):
         request: _appliance_pb2.GetOutputRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_appliance_pb2.GetOutputResponse], _abc.AsyncIterator[_appliance_pb2.GetOutputResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def UnaryDataCheckpoint(
+        self,
+        request: _appliance_pb2.DataCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_appliance_pb2.DataCheckpointResponse, _abc.Awaitable[_appliance_pb2.DataCheckpointResponse]]: ...
 
     @_abc_1.abstractmethod
     def UnaryFinalize(

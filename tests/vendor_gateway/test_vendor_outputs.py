@@ -19,7 +19,8 @@ def test_outputs_are_there_until_the_client_has_passed_them() -> None:
         outputs.put(step, {"loss": torch.tensor(float(step))})
     assert outputs.get("loss", 2, wanted) == 2
     assert outputs.get("loss", 1, wanted) == 1
-    outputs.put_checkpoint(2)
+    outputs.put_checkpoint(2, ["80"])
+    assert outputs.wait_checkpoint(2, wanted) == ["80"]
     assert outputs.take_passed(2) == (2, [2])
     assert outputs.take_passed(2) == (0, [])
     assert outputs.take_passed(1) == (0, [])

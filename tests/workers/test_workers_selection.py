@@ -45,6 +45,7 @@ def selection(
             "num_workers": num_workers,
             "input_names": list(input_names),
             "redivided": redivided,
+            "vendor_builder": False,
         },
         {
             "members": members(local // micro_batches, micro_batches),
@@ -58,7 +59,7 @@ def selection(
 
 def own(selected: Selection, batches: Iterator[Any]) -> Iterator[list[torch.Tensor]]:
     """What is selected while nobody wants the loader's state."""
-    return selected.own(batches, Position(None, None, {}, []))
+    return selected.own(batches, Position(None, None, {"vendor_builder": False}, []))
 
 
 def first_column(tensors: list[torch.Tensor]) -> list[float]:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import dill
 import numpy as np
 import pytest
 import torch
@@ -59,6 +60,7 @@ def run(
     done_steps: int = 0,
     is_resumed: bool = False,
     recovery_step: int = 0,
+    is_vendors: bool = False,
 ) -> tuple[list[int], dict[int, Any]]:
     """The batches that the worker takes, and the states that it sends, asked as workers/worker_program.py asks."""
     prepare = {
@@ -68,6 +70,7 @@ def run(
         "num_csx": 1,
         "input_names": [],
         "redivided": False,
+        "vendor_builder": is_vendors,
     }
     member = {"dtype": "float32", "shape": [ROWS], "offset": 0}
     files = Files()
@@ -166,7 +169,7 @@ def test_a_resumed_loader_gets_what_it_makes_of_the_states_of_all() -> None:
     }
     loader = Resumable()
     text = json.dumps(plain(state)).encode()
-    resume(loader, b"[" + text + b"," + json.dumps(plain({"count": 7})).encode() + b"]")
+    resume(loader, b"[" + text + b"," + json.dumps(plain({"count": 7})).encode() + b"]", is_vendors=False)
     first, second = loader.loaded["of all"]
     assert second == {"count": 7}
     assert first.keys() == state.keys()
@@ -177,7 +180,23 @@ def test_a_resumed_loader_gets_what_it_makes_of_the_states_of_all() -> None:
     assert first["array"].dtype == np.int16
     assert (first["array"] == state["array"]).all()
     with pytest.raises(InputFailure, match="the loader could not be resumed: KeyError"):
-        resume(Raising(), b'[["dict"]]')
+        resume(Raising(), b'[["dict"]]', is_vendors=False)
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_the_vendors_client_is_sent_what_its_dill_reads(worker: int) -> None:
+    loader = Resumable()
+    _, states = run(loader, worker, 2, {2, 5}, 5, recovery_step=4, is_vendors=True)
+    read = {step: dill.loads(bytes.fromhex(text)) for step, text in states.items()}  # noqa: S301 - just made
+    assert {step: state.user_state_dict for step, state in read.items()} == {
+        step: {"count": step} for step in (2, 4, 5)
+    }
+    assert [read[step].appliance_step for step in (2, 4, 5)] == [2, 4, 5]
+    resumed = Resumable()
+    resume(resumed, json.dumps([states[2], states[5]]).encode(), is_vendors=True)
+    assert resumed.loaded == {"of all": [{"count": 2}, {"count": 5}]}
+    # It does not say whether it will ask, and a loader of that kind it will not ask.
+    assert run(Counting(), worker, 2, {2, 5}, 5, is_vendors=True)[1] == {2: None, 5: None}
 
 
 def test_what_a_state_cannot_be_made_of() -> None:

@@ -1,11 +1,12 @@
 """One execution: what the client asks for, call by call, on one Execute stream of the coordinator."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from cstorch.errors import ClusterError, CstorchError, InternalError
+from cstorch.errors import ClusterError, CstorchError, InternalError, UsageError
 from cstorch.session import failures
 from cstorch.session.execution.outputs import unpack
 from cstorch.session.execution.stream import ExecutionStream
@@ -49,6 +50,7 @@ class Execution:
             num_steps=settings.num_steps,
             activation_steps=settings.activation_steps,
             checkpoint_steps=settings.checkpoint_steps,
+            wants_input_states=True,  # the client does not say whether it will ask
         )
         self._stream = ExecutionStream(job, begin)
         try:
@@ -81,7 +83,8 @@ class Execution:
                         for step in response.outputs.steps:
                             self._outputs.put(step.step, unpack(self._compiled.outputs, step))
                     case "checkpoint":
-                        self._outputs.put_checkpoint(response.checkpoint.step)
+                        taken = response.checkpoint
+                        self._outputs.put_checkpoint(taken.step, [_text(state) for state in taken.input_states])
                     case _:
                         self._outputs.finish()
                         return
@@ -108,6 +111,23 @@ class Execution:
             what = "is no checkpoint step" if name in self._states else f"has no output {name!r}"
             raise InternalError(f"step {step} of {self._settings.num_steps} {what}, or was asked for before") from None
 
+    def input_states(self, step: int, is_wanted: Callable[[], bool]) -> Sequence[str]:
+        """Where the loaders of all workers stand after a checkpoint step, as the client reads it.
+
+        Raises UsageError: one of them cannot be resumed; else as get.
+        """
+        self._pass(step - 1)
+        try:
+            states = self._outputs.wait_checkpoint(step, is_wanted)
+        except KeyError:
+            raise InternalError(f"step {step} is no checkpoint step, or the client is beyond it") from None
+        if not all(states):
+            raise UsageError(
+                "the loader that the input_fn returns in the workers is not restartable: it needs state_dict, "
+                "load_state_dict, aggregate_state_dict and deaggregate_state_dict there too"
+            )
+        return states
+
     def finish(self, is_wanted: Callable[[], bool]) -> None:
         """The client wants nothing more: wait for the last step, or end the steps that it does not want.
 
@@ -133,3 +153,12 @@ class Execution:
             self._stream.send(coordinator_pb2.ExecuteRequest(checkpoint_taken=request))
         if shown:
             self._stream.send(coordinator_pb2.ExecuteRequest(consumed=coordinator_pb2.Consumed(step=shown)))
+
+
+def _text(state: bytes) -> str:
+    """What a worker's process has sent, whoever that is: hex, which only the client reads; or nothing."""
+    text = json.loads(state) if state else ""
+    if not isinstance(text, str):
+        raise ClusterError("a worker sent something else than the state of a loader")
+    bytes.fromhex(text)
+    return text

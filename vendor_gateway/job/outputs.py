@@ -1,7 +1,7 @@
 """What an execution has for the client, which pulls by name and step what comes in order."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -23,7 +23,7 @@ class Outputs:
     def __init__(self) -> None:
         self._changed = threading.Condition()  # of the rest
         self._outputs: dict[int, dict[str, torch.Tensor]] = {}
-        self._checkpoints: set[int] = set()
+        self._checkpoints: dict[int, Sequence[str]] = {}  # where the loaders stand
         self._passed = 0
         self._finished = False
         self._failure: CstorchError | None = None
@@ -33,9 +33,9 @@ class Outputs:
             self._outputs[step] = values
             self._changed.notify_all()
 
-    def put_checkpoint(self, step: int) -> None:
+    def put_checkpoint(self, step: int, input_states: Sequence[str]) -> None:
         with self._changed:
-            self._checkpoints.add(step)
+            self._checkpoints[step] = input_states
             self._changed.notify_all()
 
     def finish(self) -> None:
@@ -63,7 +63,8 @@ class Outputs:
             for each in outputs:
                 del self._outputs[each]
             checkpoints = sorted(each for each in self._checkpoints if each <= step)
-            self._checkpoints.difference_update(checkpoints)
+            for each in checkpoints:
+                del self._checkpoints[each]
             return max(outputs, default=0), checkpoints
 
     def get(self, name: str, step: int, is_wanted: Callable[[], bool]) -> torch.Tensor:
@@ -78,12 +79,11 @@ class Outputs:
         with self._changed:
             return self._outputs[step][name]
 
-    def wait_checkpoint(self, step: int, is_wanted: Callable[[], bool]) -> None:
-        """Until a checkpoint can be read. Raises as get."""
+    def wait_checkpoint(self, step: int, is_wanted: Callable[[], bool]) -> Sequence[str]:
+        """Until a checkpoint can be read; returns where the loaders stand. Raises as get."""
         self._wait(lambda: step in self._checkpoints or step <= self._passed, is_wanted)
         with self._changed:
-            if step not in self._checkpoints:
-                raise KeyError(step)
+            return self._checkpoints[step]
 
     def wait_finished(self, is_wanted: Callable[[], bool]) -> None:
         """Until all steps are done. Raises CstorchError, CallEndedError."""

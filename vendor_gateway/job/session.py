@@ -179,6 +179,10 @@ class Session:
             self.fail(error)
             raise
 
+    def input_states(self, step: int, is_wanted: Callable[[], bool]) -> Sequence[str]:
+        """As Execution.input_states."""
+        return self._running().input_states(step, is_wanted)
+
     def finish(self, is_success: bool, is_wanted: Callable[[], bool]) -> None:
         """The execution is over for the client. Raises as Execution.finish."""
         with self._changing:

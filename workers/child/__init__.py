@@ -17,7 +17,8 @@ that of this worker's next, after which the state is wanted; recovery_step is on
 empty where the loader has no state that it can be resumed with. Besides such a process nobody but the client reads a
 state, and it must not have to trust it: plain data, no pickle. A value
 is what it is in JSON, or a list that begins with a word: ["list", ...], ["tuple", ...], ["dict", [key, value], ...],
-["bytes", base64], ["tensor", dtype, shape, base64], ["array", dtype, shape, base64].
+["bytes", base64], ["tensor", dtype, shape, base64], ["array", dtype, shape, base64]. For the vendor's
+client, which reads pickles, it is a text of hex (vendor_state), or empty where the loader has none.
 
 The child ends when its end of the socket is closed.
 """

@@ -61,14 +61,18 @@ def _read_builder(builder: bytes) -> dict[str, Any]:
 
 
 def _read_vendor_builder(builder: bytes) -> dict[str, Any]:
-    """What the vendor's client has sent: without the state of its random generators, and of its loader."""
+    """What the vendor's client has sent: without the state of its random generators."""
     import dill
 
     texts = json.loads(builder)
     arguments = dill.loads(bytes.fromhex(texts["arguments"]))  # noqa: S301 - only here, as above
     args, kwargs = arguments if isinstance(arguments, tuple) else ((), arguments)
     input_fn = dill.loads(bytes.fromhex(texts["input_fn"]))  # noqa: S301 - only here, as above
-    return {"random_state": None, "input_fn": input_fn, "args": args, "kwargs": kwargs, "position": None}
+    position = None
+    if texts["position"]:
+        state, options = dill.loads(bytes.fromhex(texts["position"]))  # noqa: S301 - only here, as above
+        position = {"state": state, "strict": options.get("strict", True)}
+    return {"random_state": None, "input_fn": input_fn, "args": args, "kwargs": kwargs, "position": position}
 
 
 def _source(function: Any) -> str:

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from . import vendor_state
 from .channel import Channel
 from .failures import InputFailure, summary, user_traceback
 
@@ -45,7 +46,9 @@ class Position:
         InputFailure if it has none; where that of recovery_step alone is wanted, it is empty then.
         """
         last_step += self._first_step
-        states = [(step, self._state(step)) for step in self.wanted if step <= last_step]
+        # The vendor's client does not say whether it will ask: it asks restartable loaders alone.
+        has_state = self._is_restartable() or not self._prepare["vendor_builder"]
+        states = [(step, self._state(step) if has_state else b"") for step in self.wanted if step <= last_step]
         if 0 < self.recovery_step <= last_step:
             states.append((self.recovery_step, self._recovery_state()))
         return states
@@ -66,8 +69,11 @@ class Position:
         if self.recovery_step:
             self.send([(self.recovery_step, b"")])
 
+    def _is_restartable(self) -> bool:
+        return all(hasattr(self._loader, method) for method in _METHODS)
+
     def _recovery_state(self) -> bytes:
-        if not all(hasattr(self._loader, method) for method in _METHODS):
+        if not self._is_restartable():
             return b""
         try:
             return self._state(self.recovery_step)
@@ -75,20 +81,21 @@ class Position:
             return b""  # the steps can be done without it
 
     def _state(self, step: int) -> bytes:
-        # For cstorch.distributed.get_worker_state.
-        os.environ["WAFERBOX_WORKER_STATE"] = json.dumps(
-            {
-                "local_worker_id": self._prepare["worker"],
-                "num_workers_per_csx": self._prepare["num_workers"],
-                "num_csx": self._prepare["num_csx"],
-                "wse_id": self._prepare["wafer"],
-                "appliance_step": step - self._first_step,
-                "worker_step": self._batches,
-                "samples_streamed": self._samples,
-            }
-        )
+        worker = {
+            "local_worker_id": self._prepare["worker"],
+            "num_workers_per_csx": self._prepare["num_workers"],
+            "num_csx": self._prepare["num_csx"],
+            "wse_id": self._prepare["wafer"],
+            "appliance_step": step - self._first_step,
+            "worker_step": self._batches,
+            "samples_streamed": self._samples,
+        }
+        os.environ["WAFERBOX_WORKER_STATE"] = json.dumps(worker)  # for cstorch.distributed.get_worker_state
         try:
-            text = json.dumps(plain(self._loader.state_dict())).encode()
+            if self._prepare["vendor_builder"]:
+                text = json.dumps(vendor_state.dump(worker, self._loader)).encode()
+            else:
+                text = json.dumps(plain(self._loader.state_dict())).encode()
         except InputFailure:
             raise
         except Exception as error:  # the user's code; it is reported
@@ -103,10 +110,11 @@ class Position:
         return text
 
 
-def resume(loader: Any, states: bytes) -> None:
+def resume(loader: Any, states: bytes, *, is_vendors: bool) -> None:
     """Let the loader go on from the states of all workers' loaders, a JSON list of what they have sent."""
+    restored = vendor_state.load if is_vendors else _restored
     try:
-        state = loader.aggregate_state_dict([_restored(form) for form in json.loads(states)])
+        state = loader.aggregate_state_dict([restored(form) for form in json.loads(states)])
         loader.load_state_dict(loader.deaggregate_state_dict(state))
     except Exception as error:  # the user's code; it is reported
         raise InputFailure(f"the loader could not be resumed: {summary(error)}", user_traceback(error)) from error

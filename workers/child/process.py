@@ -25,7 +25,7 @@ def serve(channel: Channel) -> None:
     if states_files:
         first_step = load["done_steps"]
         with open(states_files[0], "rb") as file:
-            resume(loader, file.read())
+            resume(loader, file.read(), is_vendors=prepare["vendor_builder"])
     else:
         num_skipped = load["done_steps"] // prepare["num_workers"]
     position = Position(loader, channel, prepare, load["state_steps"], first_step)

@@ -250,7 +250,7 @@ class PrepareInput(_message.Message):
     redivided: _builtins.bool
     """the job has had more wafers: only batches that come whole can be divided among those left"""
     vendor_builder: _builtins.bool
-    """the builder is a JSON object of texts in hex, which dill reads: input_fn, arguments"""
+    """the builder is a JSON object of texts in hex, which dill reads: input_fn, arguments, position"""
     @_builtins.property
     def python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """come before those of the interpreter"""
