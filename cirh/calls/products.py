@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from cirh.calls.float16_products import Prepare
+from cirh.calls.half_products import Prepare
 from cirh.dialect.spec import Call, Site
 
 # Of all three dimensions: below, oneDNN's dozen of microseconds for a call is more than it saves.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cirh.calls.float16_products import Prepare, in_float32
+from cirh.calls.half_products import Prepare, in_float32
 from cirh.calls.network import embedding_gradient_in_place
 from cirh.calls.products import by_processor
 from cirh.dialect.errors import CirhError

@@ -8,7 +8,7 @@ import torch
 
 from cirh.calls.attention import attention_types, prepare_attention, prepare_attention_grad
 from cirh.calls.cbfloat16 import round_to_cbfloat16, round_to_cbfloat16_out
-from cirh.calls.float16_products import in_float32
+from cirh.calls.half_products import in_float32
 from cirh.calls.mask_from_topk import mask_types, prepare_mask_from_topk
 from cirh.calls.matrix import prepare_dot_general, prepare_matmul
 from cirh.calls.network import (
@@ -223,7 +223,7 @@ row(
 row(
     "AttentionGrad",
     "gradient query key value output logsumexp mask?",
-    prepare_attention_grad,
+    in_float32(prepare_attention_grad),
     attributes=_ATTENTION,
     results=3,
     rule=attention_types,

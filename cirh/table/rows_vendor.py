@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from cirh.calls.float16_products import in_float32
+from cirh.calls.half_products import in_float32
 from cirh.calls.images import prepare_bias_add, prepare_bias_add_grad, prepare_convolution, prepare_pool
 from cirh.calls.norms import (
     prepare_batch_norm,

@@ -14,6 +14,7 @@ import torch
 from xdsl.ir import Operation
 
 from appliance.compiler.cost.flops import flops, is_product, moved_bytes
+from cirh.calls.half_products import multiplies_bfloat16
 from cirh.calls.products import onednn_is_faster
 from cirh.dialect import types
 from cirh.dialect.spec import Site
@@ -81,7 +82,8 @@ def _machine() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), processor)
     library = "oneDNN" if onednn_is_faster() else "torch's own library"
-    return f"measured on {processor}, torch {torch.__version__}, products by {library}, one thread"
+    halves = "" if multiplies_bfloat16() else ", of bfloat16 in float32"
+    return f"measured on {processor}, torch {torch.__version__}, products by {library}{halves}, one thread"
 
 
 def _measure(name: str) -> MachineModel:

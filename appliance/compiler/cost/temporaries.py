@@ -5,13 +5,27 @@ from math import prod
 from xdsl.ir import Operation, SSAValue
 
 from cirh.calls.attention import choose
+from cirh.calls.half_products import is_by_float32
 from cirh.calls.products import is_large_product
 from cirh.dialect import types
 from cirh.table.lookup import site_of
 
+_PRODUCTS = frozenset(
+    ["cirh.MatMul", "cirh.DotGeneral", "cirh.AttentionGrad"]
+    + [f"aten.{name}" for name in ("addmm", "bmm", "baddbmm", "mm", "convolution", "convolution_backward")]
+)
+
 
 def temporary_bytes(op: Operation) -> int:
     """Of one call, at its fullest; 0 for all that take little."""
+    nbytes = _library_bytes(op)
+    if op.name in _PRODUCTS and any(is_by_float32(types.dtype(value)) for value in op.operands):
+        # Both double, in float32.
+        return 2 * (nbytes + sum(map(types.nbytes, (*op.operands, *op.results))))
+    return nbytes
+
+
+def _library_bytes(op: Operation) -> int:
     match op.name:
         case "aten.convolution":
             # The operand in the library's own order, then the result in both.

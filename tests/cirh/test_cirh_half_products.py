@@ -1,4 +1,4 @@
-"""Products of float16 tensors are those of float32, rounded once, with and without a place to write to."""
+"""Products of halves are those of float32, rounded once, with and without a place to write to."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 from cirh_examples import Example
 
+from cirh.calls import half_products
 from cirh.execution.kernel import Kernel
 
-HALF = torch.float16
 MATRICES = {"transpose_a": False, "transpose_b": True}
 BATCHED = {f"{side}_batching_dimensions": [0] for side in ("lhs", "rhs")}
 BATCHED |= {"lhs_contracting_dimensions": [2], "rhs_contracting_dimensions": [1]}
@@ -28,13 +28,21 @@ SHAPES: list[tuple[str, list[tuple[int, ...]], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("name", "shapes", "attributes"), SHAPES, ids=[name for name, _, _ in SHAPES])
-def test_products_are_rounded_once(name: str, shapes: list[tuple[int, ...]], attributes: dict[str, Any]) -> None:
+def test_products_are_rounded_once(
+    name: str,
+    shapes: list[tuple[int, ...]],
+    attributes: dict[str, Any],
+    half: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(half_products, "multiplies_bfloat16", lambda: False)
     torch.manual_seed(0)
-    operands = [torch.randn(shape).to(HALF) for shape in shapes]
+    operands = [torch.randn(shape).to(half) for shape in shapes]
     wide = Kernel.build(Example(name, [x.float() for x in operands], attributes).module())
     kernel = Kernel.build(Example(name, operands, attributes).module())
-    expected = [x.to(HALF) for x in wide([x.float() for x in operands])]
+    expected = [x.to(half) for x in wide([x.float() for x in operands])]
     places = [torch.empty_like(x) for x in expected]
     for results in (kernel(operands), kernel(operands, places)):
         for result, value in zip(results, expected, strict=True):
