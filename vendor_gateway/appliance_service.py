@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 MAX_WAFERS: Final = 1 << 16
 MAX_POLL_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 0.25
+_INFO: Final = 4  # levels as the vendor numbers them
+_LEVELS: Final = {logging.ERROR: 2, logging.WARNING: 3}
 
 _Context = grpc.ServicerContext
 _Response = TypeVar("_Response")
@@ -205,8 +207,11 @@ class ApplianceService(appliance_pb2_grpc.ApplianceServicer):
             job = self._job(context)
         except UnknownJobError as error:
             context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-        while time.monotonic() < deadline and not job.has_ended and not over.wait(LOOK_SECONDS):
-            pass
+        while time.monotonic() < deadline and not job.has_ended and not over.is_set():
+            if (record := job.session.messages.take(LOOK_SECONDS)) is not None:
+                tag = appliance_pb2.MsgQueueResponse.Tag(level=_LEVELS.get(record.levelno, _INFO))
+                status = appliance_pb2.MsgQueueResponse.Status(text=record.getMessage(), tag=tag)
+                return appliance_pb2.MsgQueueResponse(status=status)
         return appliance_pb2.MsgQueueResponse()
 
     def GetOutputStream(

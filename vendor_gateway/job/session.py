@@ -15,6 +15,7 @@ from cstorch.errors import ClusterError, CstorchError, JobCancelledError, UsageE
 from cstorch.session.job import Job
 from vendor_gateway.job.compiled import CompiledStep, Resources
 from vendor_gateway.job.execution import Execution, RunSettings
+from vendor_gateway.job.messages import Messages, messages_logger
 from vendor_gateway.job.presence import Presence
 from vendor_gateway.job.states import States
 from vendor_gateway.wire.steps import MAX_STEPS
@@ -56,6 +57,7 @@ class Session:
     def __init__(self, place: Place, workflow: str) -> None:
         self.workflow = workflow
         self.presence = Presence()
+        self.messages = Messages()
         self.queue = QueueSettings(labels={}, priority=2)
         self.python_paths: Sequence[str] = ()
         self.mount_dirs: Sequence[str] = ()
@@ -104,7 +106,8 @@ class Session:
                 job_labels=self.queue.label_texts(),
                 job_priority=f"p{self.queue.priority}",
             )
-            self._job, self._resources = Job(self._place.management, config, COMPILE_FOLDER), resources
+            log = messages_logger(self.messages, logger)
+            self._job, self._resources = Job(self._place.management, config, COMPILE_FOLDER, log=log), resources
             self._failure = None
             logger.info("workflow %s has %s", self.workflow, self._job.name)
             self._states = States(self._job)

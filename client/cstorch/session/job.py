@@ -57,9 +57,11 @@ class Job:
         compile_dir: str,
         strategy: "plan_pb2.ExecutionStrategy.ValueType" = plan_pb2.EXECUTION_STRATEGY_WEIGHT_STREAMING,
         token: str | None = None,
+        log: logging.Logger = logger,
     ) -> None:
         self.config = config
         self.strategy = strategy
+        self._log = log  # for what the user is told
         self._closed = False
         self._failure: CstorchError | None = None
         self._ready = threading.Event()  # it has its nodes, or has ended
@@ -136,7 +138,7 @@ class Job:
             case "ready":
                 self._ready.set()
             case "advice":
-                logger.warning("%s", response.advice)
+                self._log.warning("%s", response.advice)
 
     def _watch_failed(self, error: Exception) -> None:
         self._failure = self._failure or failures.from_defect(error)
@@ -145,12 +147,14 @@ class Job:
     def _log_queue(self, status: management_pb2.QueueStatus) -> None:
         if not status.position:
             if status.waiting_for:
-                logger.warning("Job %s waits for a node in the place of a lost one: %s", self.name, status.waiting_for)
+                self._log.warning(
+                    "Job %s waits for a node in the place of a lost one: %s", self.name, status.waiting_for
+                )
             else:
-                logger.info("Job %s has its nodes now", self.name)
+                self._log.info("Job %s has its nodes now", self.name)
             return
         place = f"{status.position} of {status.length}"
-        logger.info("Job %s waits in the queue (%s) for %s", self.name, place, status.waiting_for)
+        self._log.info("Job %s waits in the queue (%s) for %s", self.name, place, status.waiting_for)
 
     def _coordinator_lost(self, error: grpc.RpcError) -> CstorchError:
         assert isinstance(error, grpc.Call)
