@@ -1,27 +1,31 @@
-"""Trains an MLP, evaluates it, and trains on, by the vendor's client: with checkpoints, whose weights it sums up.
+"""Trains a network, evaluates it, and trains on, by the vendor's client: with checkpoints, whose weights it sums up.
 
-python mlp.py csx|cpu OUT OPTIMIZER [--csx N] [--steps N] [--failing] [--half]; prints a line of JSON.
+python train.py csx|cpu OUT NETWORK OPTIMIZER [--csx N] [--steps N] [--failing] [--half] [--overflow]
+
+Prints a line of JSON.
 """
 
 import argparse
 import json
 import pathlib
 
-import numpy as np
+import networks
 import torch
 import torch.nn.functional as F
-from mlp_input import input_fn
+from batches import input_fn
 
 import cerebras.pytorch as cstorch
 
 parser = argparse.ArgumentParser()
 parser.add_argument("backend")
 parser.add_argument("out", type=pathlib.Path)
+parser.add_argument("network")
 parser.add_argument("optimizer")
 parser.add_argument("--csx", type=int, default=1)
 parser.add_argument("--steps", type=int, default=4)
 parser.add_argument("--failing", action="store_true")
 parser.add_argument("--half", action="store_true")
+parser.add_argument("--overflow", action="store_true")
 options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 if options.backend == "csx":
@@ -32,11 +36,7 @@ else:
     backend = cstorch.backend("CPU", artifact_dir=str(options.out))
 cstorch.amp.enable_mixed_precision(options.half and options.backend == "csx")
 
-network = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-draws = np.random.RandomState(1)
-with torch.no_grad():
-    for p in network.parameters():
-        p.copy_(torch.from_numpy(draws.normal(0, 0.2, p.shape).astype("f")))
+network = networks.make(options.network)
 model = cstorch.compile(network, backend)
 scheduler = scaler = None
 if options.optimizer == "sgd":
@@ -47,14 +47,18 @@ else:
     decay = cstorch.optim.lr_scheduler.CosineDecayLR(optimizer, 0.02, 0.0, 4)
     scheduler = cstorch.optim.lr_scheduler.SequentialLR(optimizer, [warm, decay], milestones=[3])
 if options.half and options.backend == "csx":
-    scaler = cstorch.amp.GradScaler("dynamic")
+    scaler = cstorch.amp.GradScaler("dynamic", init_scale=2.0 ** (60 if options.overflow else 15))
 accuracy = cstorch.metrics.AccuracyMetric("accuracy")
 log, files = [], []
 
 
+def loss_of(logits, labels):
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).long())
+
+
 @cstorch.trace
 def train(batch):
-    loss = F.cross_entropy(model(batch[0]), batch[1].long())
+    loss = loss_of(model(batch[0]), batch[1])
     optimizer.zero_grad()
     if scaler is not None:
         cstorch.amp.optimizer_step(loss, optimizer, scaler)
@@ -71,7 +75,7 @@ def train(batch):
 def evaluate(batch):
     logits = model(batch[0])
     accuracy(labels=batch[1], predictions=logits.argmax(-1).int())
-    return F.cross_entropy(logits, batch[1].long())
+    return loss_of(logits, batch[1])
 
 
 @cstorch.step_closure
@@ -88,16 +92,17 @@ def save():
 
 def run(kind, step, steps, checkpoint_steps=0):
     network.train(kind == "train")
-    loader = cstorch.utils.data.DataLoader(input_fn, options.failing)
+    loader = cstorch.utils.data.DataLoader(input_fn, options.network, options.failing)
     executor = cstorch.utils.data.DataExecutor(loader, num_steps=steps, checkpoint_steps=checkpoint_steps)
     for batch in executor:
         note(kind, step(batch))
         save()
 
 
-run("train", train, options.steps, checkpoint_steps=2)
+first = {name: float(value.double().abs().sum()) for name, value in network.state_dict().items()}
+run("train", train, options.steps, checkpoint_steps=max(2, options.steps // 2))
 run("eval", evaluate, 2)
 run("train", train, options.steps, checkpoint_steps=options.steps)
 saved = cstorch.load(files[-1], map_location="cpu")["model"]
 weights = {name: float(value.double().abs().sum()) for name, value in saved.items()}
-print(json.dumps({"log": log, "weights": weights}))
+print(json.dumps({"log": log, "weights": weights, "first": first}))
