@@ -12,7 +12,7 @@ _OURS: Final = frozenset(
 )
 _REMARKS: Final = {
     "cirh.Convolution": "images in the layouts `NCW`, `NCHW` and `NCDHW`; equal padding on both sides",
-    "cirh.FusedBatchNorm": "statistics of the whole batch, over all wafers; steps that read the statistics are refused",
+    "cirh.FusedBatchNorm": "statistics of the whole batch, over all wafers; in training they move the running ones",
     "cirh.FusedBatchNormGrad": "where the norm trains",
     "cirh.GroupNormGrad": "with a scale",
     "cirh.Pool": "maxima and means; means without padding",

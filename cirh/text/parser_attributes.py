@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from xdsl.dialects.builtin import (
+    ArrayAttr,
     CallSiteLoc,
     DictionaryAttr,
     FileLineColLoc,
@@ -170,6 +171,8 @@ class AttributeParser(Scanner):
             return UnitAttr()
         if self.token == "{":
             return DictionaryAttr(self.dictionary(depth + 1))
+        if self.accept("["):
+            return ArrayAttr(self.items("]", lambda: self.attribute(depth + 1)))
         self.fail("expected an attribute")
 
     def _number_attribute(self) -> Attribute:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from xdsl.dialects.builtin import (
+    ArrayAttr,
     CallSiteLoc,
     DictionaryAttr,
     FileLineColLoc,
@@ -125,6 +126,10 @@ def attribute_text(value: Attribute) -> str:
         return f"{float_text(value.value.data, kind)} : {'bf' if kind is torch.bfloat16 else 'f'}{kind.itemsize * 8}"
     if isinstance(value, DictionaryAttr):
         return dictionary_text(value.data)
+    if isinstance(value, ArrayAttr):
+        return f"[{', '.join(map(attribute_text, value))}]"
+    if isinstance(value, UnitAttr):
+        return "unit"
     raise CirhError(f"an attribute that CIRH text has no form for: {value}")
 
 

@@ -37,6 +37,8 @@ HOSTILE: dict[str, Callable[[], str]] = {
     "nothing but braces": lambda: "module {" * 100_000,
     "nested lists": lambda: with_op(f"%0 = cirh.Const dense<{'[' * 100_000}1{']' * 100_000}> : tensor<1xf32>") + "x",
     "nested dictionaries": lambda: with_op("%0 = cirh.Relu %a " + "{a = " * 30_000 + "1" + "}" * 30_000),
+    "nested arrays": lambda: with_op("%0 = cirh.Relu %a {a = " + "[" * 30_000 + "]" * 30_000 + "} : tensor<4xf32>"),
+    "an array without an end": lambda: with_op("%0 = cirh.Relu %a {a = [1, 2} : tensor<4xf32>"),
     "nested callsites": lambda: "#loc1 = loc(" + 'callsite("a" at ' * 20_000,
     "named locations": lambda: "#loc1 = loc(" + '"a"(' * 20_000,
     "rank": lambda: BODY.replace("tensor<4xf32>", f"tensor<{'1x' * 100_000}f32>").format(""),

@@ -134,6 +134,16 @@ def test_strings_with_quotes_and_newlines_come_back() -> None:
     assert_same(again, parse_module(print_module(again)))
 
 
+def test_attributes_of_any_structure_come_back() -> None:
+    attributes = '{internal = {empty = [], names = ["a", "b"], numbers = [1 : i64, {b = true, c}, [unit]]}}'
+    line = f"%0 = cirh.Relu %a {attributes} : tensor<4xf32>"
+    text = f"module {{ func @graph(%a: tensor<4xf32>) -> (tensor<4xf32>) {{ {line} return %0 : tensor<4xf32> }} }}"
+    module = parse_module(text)
+    printed = print_module(module)
+    assert attributes in printed
+    assert parse_module(printed).is_structurally_equivalent(module)
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool, torch.uint8]
 )

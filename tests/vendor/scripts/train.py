@@ -37,6 +37,7 @@ else:
 cstorch.amp.enable_mixed_precision(options.half and options.backend == "csx")
 
 network = networks.make(options.network)
+first = {name: float(value.double().abs().sum()) for name, value in network.state_dict().items()}
 model = cstorch.compile(network, backend)
 scheduler = scaler = None
 if options.optimizer == "sgd":
@@ -99,7 +100,6 @@ def run(kind, step, steps, checkpoint_steps=0):
         save()
 
 
-first = {name: float(value.double().abs().sum()) for name, value in network.state_dict().items()}
 run("train", train, options.steps, checkpoint_steps=max(2, options.steps // 2))
 run("eval", evaluate, 2)
 run("train", train, options.steps, checkpoint_steps=options.steps)

@@ -3,24 +3,28 @@
 The real dialect's gradients have what was normalised among their operands, and no statistics. Where the norm itself is
 in the step, its statistics are taken; so those of a batch norm are made once, over all wafers. Halves are normalised by
 statistics in float32.
+
+In training the vendor's client gives a batch norm its running statistics, and how fast they move, but has the step
+return them as they were. They are moved here, as torch moves them, or an evaluation would take the first ones.
 """
 
 from collections.abc import Callable
 
 import torch
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from appliance.compiler.core.rewriter import Rewriter
 from cirh.calls.network import DEFAULT_EPSILON
 from cirh.calls.norms import epsilon_of, group_sizes
 from cirh.dialect import types
 from cirh.dialect.attributes import AttrValue, attrs
-from cirh.dialect.operations import body_ops
+from cirh.dialect.operations import Return, body_ops, return_of
 from cirh.table.lookup import SEGMENTS, site_of
 
 _LAYER_NORM = "aten.native_layer_norm"
 _BATCH_NORM = "aten._native_batch_norm_legit.no_stats"
+_RUNNING = "aten._native_batch_norm_legit_functional"
 _EVALUATED = "aten._native_batch_norm_legit_no_training"
 _GROUP_NORM = "aten.native_group_norm"
 _ALL = [True, True, True]
@@ -29,7 +33,7 @@ Values = list[SSAValue]
 
 def replace_norms(module: ModuleOp) -> bool:
     """Rewrites every norm and every gradient of one. Whether there were any."""
-    norms = _Norms()
+    norms = _Norms(return_of(module))
     changed = False
     for op in body_ops(module):
         if op.name in _NORMS:
@@ -55,7 +59,9 @@ def _exact(rewriter: Rewriter, *values: SSAValue) -> Values:
 class _Norms:
     """The norms that were rewritten so far, with their statistics: mean and 1 / deviation."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: Return) -> None:
+        self._last = last
+        self._kept = {value: place for place, value in enumerate(last.operands) if isinstance(value, BlockArgument)}
         self._statistics: dict[tuple[SSAValue, str, str], Values] = {}
 
     def layer_norm(self, op: Operation, rewriter: Rewriter) -> Values:
@@ -76,12 +82,33 @@ class _Norms:
         data, *others = op.operands
         scale, offset, mean, variance = _exact(rewriter, *others)
         settings = _batch_settings(op)
-        if attrs(op)["is_training"]:
+        running = [self._running(statistic) for statistic in others[2:]]
+        if attrs(op)["is_training"] and None not in running:
+            y = self._move(op, rewriter, [data, scale, offset], [place for place in running if place is not None])
+        elif attrs(op)["is_training"]:
             y = self._emit(rewriter, data, _BATCH_NORM, [data, scale, offset], {**settings, "training": True})[0]
         else:
             operands = [data, scale, offset, mean, variance]
             y = rewriter.emit(_EVALUATED, operands, {**settings, SEGMENTS: [1] * 5})[0]
         return [y, mean, variance]  # verification saw that nothing reads these two
+
+    def _running(self, statistic: SSAValue) -> int | None:
+        """Which result of the step is a running statistic, which the norm has been given in whatever type."""
+        while isinstance(statistic.owner, Operation) and statistic.owner.name == "cirh.Cast":
+            (statistic,) = statistic.owner.operands
+        return self._kept.get(statistic) if isinstance(statistic, BlockArgument) else None
+
+    def _move(self, op: Operation, rewriter: Rewriter, operands: Values, places: list[int]) -> SSAValue:
+        """A batch norm in training, which moves its running statistics; returns the normalised data."""
+        running = [self._last.operands[place] for place in places]
+        settings = _batch_settings(op)
+        momentum = attrs(op).get("exponential_avg_factor", 1.0)
+        asked = {"training": True, "momentum": momentum, "eps": settings["eps"], SEGMENTS: [1] * 5}
+        y, *statistics, mean, variance = rewriter.emit(_RUNNING, [*operands, *running], asked)
+        self._statistics[operands[0], _BATCH_NORM, repr({**settings, "training": True})] = statistics
+        for place, moved in zip(places, (mean, variance), strict=True):
+            self._last.operands[place] = moved
+        return y
 
     def batch_norm_grad(self, op: Operation, rewriter: Rewriter) -> Values:
         gradient, data, given = op.operands
