@@ -6,9 +6,9 @@ import os
 import sys
 from typing import Any
 
-from . import vendor_state
 from .channel import Channel
 from .failures import InputFailure, summary, user_traceback
+from .vendor_state import dump_state, load_state
 
 STATE_BYTES = 4 * 1024 * 1024  # of a loader's state, as text
 
@@ -93,7 +93,7 @@ class Position:
         os.environ["WAFERBOX_WORKER_STATE"] = json.dumps(worker)  # for cstorch.distributed.get_worker_state
         try:
             if self._prepare["vendor_builder"]:
-                text = json.dumps(vendor_state.dump(worker, self._loader)).encode()
+                text = json.dumps(dump_state(worker, self._loader)).encode()
             else:
                 text = json.dumps(plain(self._loader.state_dict())).encode()
         except InputFailure:
@@ -112,7 +112,7 @@ class Position:
 
 def resume(loader: Any, states: bytes, *, is_vendors: bool) -> None:
     """Let the loader go on from the states of all workers' loaders, a JSON list of what they have sent."""
-    restored = vendor_state.load if is_vendors else _restored
+    restored = load_state if is_vendors else _restored
     try:
         state = loader.aggregate_state_dict([restored(form) for form in json.loads(states)])
         loader.load_state_dict(loader.deaggregate_state_dict(state))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 
-def dump(worker: Mapping[str, int], loader: Any) -> str:
+def dump_state(worker: Mapping[str, int], loader: Any) -> str:
     """What a loader would go on from, in hex; worker: what cstorch.distributed.get_worker_state says while it is asked.
 
     The client reads `user_state_dict` alone of what it gets, so that this needs nothing of the vendor's.
@@ -18,8 +18,8 @@ def dump(worker: Mapping[str, int], loader: Any) -> str:
     return str(dill.dumps(state).hex())
 
 
-def load(text: str) -> Any:
-    """What the loader said, of what dump has made of it."""
+def load_state(text: str) -> Any:
+    """What the loader said, of what dump_state has made of it."""
     import dill
 
     return dill.loads(bytes.fromhex(text)).user_state_dict  # noqa: S301 - only in the process of an input_fn
