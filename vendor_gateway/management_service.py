@@ -128,6 +128,10 @@ class ManagementService(management_pb2_grpc.ClusterManagementServicer):
         self, requests: Iterator[management_pb2.HeartbeatRequest], context: _Context
     ) -> Iterator[management_pb2.HeartbeatResponse]:
         job: VendorJob | None = None
+        session = self._sessions.session(_metadata(context, "workflow-id"))
+        unnamed = None if session is None else session.presence
+        if unnamed is not None:
+            unnamed.opened()
         try:
             for request in requests:
                 name = request.lease_id or request.job_id
@@ -143,12 +147,17 @@ class ManagementService(management_pb2_grpc.ClusterManagementServicer):
                     job = found
                     if not job.has_ended:
                         job.session.presence.beats(job.name)
+                        if unnamed is not None:
+                            unnamed.named()
+                        unnamed = None
                 job.session.presence.heard()
                 job.session.presence.lease(request.lease_seconds)
                 yield management_pb2.HeartbeatResponse(is_scheduled=True, is_ready=True)
         finally:
             if job is not None:
                 job.session.presence.stream_ended(job.name)
+            if unnamed is not None:
+                unnamed.closed()
 
     def CancelJobV2(self, request: management_pb2.CancelJobRequest, context: _Context) -> management_pb2.Empty:
         is_success = request.job_status == management_pb2.JOB_STATUS_SUCCEEDED

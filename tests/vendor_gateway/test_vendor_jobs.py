@@ -70,7 +70,7 @@ def test_a_job_is_ready_at_once_and_hears_its_release(
 def test_another_release_is_refused_with_the_one_to_install(
     management: management_pb2_grpc.ClusterManagementStub,
 ) -> None:
-    metadata = (("client-build-version", "2.9.0"), ("workflow-id", "w"))
+    metadata = (("client-build-version", "2.5.0"), ("workflow-id", "w"))
     with pytest.raises(grpc.RpcError) as caught:
         management.InitCompileJob(management_pb2.CompileJobRequest(), metadata=metadata, timeout=10)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]

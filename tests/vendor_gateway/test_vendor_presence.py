@@ -21,10 +21,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def limit(client: Presence, clock: Clock) -> float:
+def limit(client: Presence, clock: Clock, *, has_job: bool = True) -> float:
     """After how many seconds of silence it has gone."""
     begin = clock.now
-    while not client.is_gone:
+    while not client.is_gone(has_job=has_job):
         clock.now += 0.5
         assert clock.now < begin + 10_000
     seconds, clock.now = clock.now - begin, begin
@@ -67,3 +67,19 @@ def test_a_job_that_has_ended_is_not_missed(clock: Clock) -> None:
     client.stream_ended("compile")  # late
     client.beats("execute")
     assert limit(client, clock) >= BEAT_SECONDS
+
+
+def test_a_client_that_dies_before_its_first_beat_is_gone_soon(clock: Clock) -> None:
+    client = Presence()
+    assert limit(client, clock) >= IDLE_SECONDS  # it has not connected yet
+    client.opened()
+    assert BEAT_SECONDS <= limit(client, clock) <= BEAT_SECONDS + 1
+    client.closed()
+    assert GONE_SECONDS <= limit(client, clock) <= GONE_SECONDS + 1
+    assert limit(client, clock, has_job=False) >= IDLE_SECONDS  # the job has ended before it had beaten
+    client.opened()
+    client.beats("execute")
+    client.named()
+    assert BEAT_SECONDS <= limit(client, clock) <= BEAT_SECONDS + 1
+    client.stream_ended("execute")
+    assert GONE_SECONDS <= limit(client, clock) <= GONE_SECONDS + 1

@@ -58,8 +58,9 @@ def test_steps_that_are_none_of_the_run_are_refused(interval: tuple[int, int, in
 
 def test_releases() -> None:
     assert build_of("2.10.0") == build_of("2.10.0+32008fd851")
-    with pytest.raises(ReleaseRefusedError, match=r"2\.10\.0, and this client is of release 2\.9\.0"):
-        build_of("2.9.0")
+    assert len({build_of(f"2.{release}") for release in ("6.0", "7.0", "7.1", "8.0", "9.0", "10.0")}) == 6
+    with pytest.raises(ReleaseRefusedError, match=r"2\.9\.0 and 2\.10\.0, and this client is of release 2\.5\.0"):
+        build_of("2.5.0")
     with pytest.raises(ReleaseRefusedError, match="does not say"):
         build_of("")
 

@@ -17,14 +17,35 @@ class Presence:
         self._lock = threading.Lock()
         self._heard = time.monotonic()
         self._streams: dict[str, int] = {}  # of beats, that are open; of every live job that has begun to beat
+        self._unnamed = 0  # streams of beats that are open, and have named no live job
+        self._lost = False  # the last of these has ended so
         self._lease_seconds = BEAT_SECONDS
 
     def heard(self) -> None:
         """It has called."""
         self._heard = time.monotonic()
 
+    def opened(self) -> None:
+        """It has opened a stream of beats; which job it is for is said by the first beat, after 10 s."""
+        with self._lock:
+            self._unnamed += 1
+            self._lost = False
+        self.heard()
+
+    def closed(self) -> None:
+        """A stream has ended before it has named a job."""
+        with self._lock:
+            self._unnamed -= 1
+            self._lost = self._unnamed == 0
+        self.heard()
+
+    def named(self) -> None:
+        """A stream has named a job: from now on it is one of that job's."""
+        with self._lock:
+            self._unnamed -= 1
+
     def beats(self, job: str) -> None:
-        """It has opened a stream of beats for a job."""
+        """A stream beats for a job from now on."""
         with self._lock:
             self._streams[job] = self._streams.get(job, 0) + 1
         self.heard()
@@ -47,10 +68,11 @@ class Presence:
             self._streams.pop(job, None)
         self.heard()
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether it has been silent for too long."""
+    def is_gone(self, *, has_job: bool) -> bool:
+        """Whether it has been silent for too long; has_job: a job of its has not ended."""
         with self._lock:
             counts = list(self._streams.values())
-        limit = IDLE_SECONDS if not counts else self._lease_seconds if any(counts) else GONE_SECONDS
+            is_connected = any(counts) or self._unnamed > 0
+            is_expected = bool(counts) or (has_job and (is_connected or self._lost))
+        limit = IDLE_SECONDS if not is_expected else self._lease_seconds if is_connected else GONE_SECONDS
         return time.monotonic() - self._heard > limit

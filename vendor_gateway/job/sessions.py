@@ -55,6 +55,10 @@ class Sessions:
         """A name for one."""
         return f"workflow-{secrets.token_hex(8)}"
 
+    def session(self, workflow: str) -> Session | None:
+        """What the client of this workflow has, if it has had a job."""
+        return self._sessions.get(workflow)
+
     def heard(self, workflow: str) -> None:
         """The client of this workflow has called."""
         session = self._sessions.get(workflow)
@@ -129,6 +133,6 @@ class Sessions:
         """Runs in a thread."""
         while not self._over.wait(LOOK_SECONDS):
             for session in list(self._sessions.values()):
-                if session.presence.is_gone:
+                if session.presence.is_gone(has_job=bool(self._live_jobs(session))):
                     logger.info("the client of workflow %s has gone", session.workflow)
                     self._end(session, "the vendor's client has gone: it beats no more")

@@ -48,7 +48,8 @@ else:
     decay = cstorch.optim.lr_scheduler.CosineDecayLR(optimizer, 0.02, 0.0, 4)
     scheduler = cstorch.optim.lr_scheduler.SequentialLR(optimizer, [warm, decay], milestones=[3])
 if options.half and options.backend == "csx":
-    scaler = cstorch.amp.GradScaler("dynamic", init_scale=2.0 ** (60 if options.overflow else 15))
+    largest = 2.0 ** (60 if options.overflow else 15)
+    scaler = cstorch.amp.GradScaler("dynamic", init_scale=largest, max_loss_scale=largest)
 accuracy = cstorch.metrics.AccuracyMetric("accuracy")
 log, files = [], []
 
