@@ -1,14 +1,15 @@
-"""Commands about the compiler, for which no cluster is needed: `waferbox opt`, `compile-report`.
+"""Commands about the compiler, for which no cluster is needed: `waferbox opt`, `compile-report`, `plan`.
 
 The compiler, and torch with it, are loaded by them only.
 """
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from waferbox.output.console import fail, output, say
+from waferbox.output.console import Status, fail, output, say
 from waferbox.output.tables import passes_table
 
 
@@ -68,3 +69,74 @@ def compile_report(
         output.print(report_tables(report))
     else:
         say(f"The report is in {html}")
+
+
+def plan(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A step in CIRH, as a script leaves it.", exists=True, dir_okay=False)
+    ],
+    wafer_rate: Annotated[str, typer.Option(metavar="RATE", help="Arithmetic of a wafer, such as 312Tflop/s.")],
+    link: Annotated[
+        str, typer.Option(metavar="RATE", help="Of each role's host, in each direction: 100Gb/s, or 10GB/s.")
+    ],
+    wafers: Annotated[int, typer.Option(min=1, max=1 << 20, help="How many there are.")] = 1,
+    memoryx: Annotated[int, typer.Option(min=1, max=1024, help="Shards of MemoryX.")] = 1,
+    divided_over: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Wafers among which the file's batch is divided; each wafer has such a part."
+        ),
+    ] = None,
+    wafer_memory: Annotated[str, typer.Option(metavar="SIZE", help="What a wafer may hold.")] = "40GB",
+    wafer_memory_rate: Annotated[
+        str, typer.Option(metavar="RATE", help="What a wafer reads and writes element by element.")
+    ] = "20PB/s",
+    memoryx_rate: Annotated[
+        str, typer.Option(metavar="RATE", help="What a shard reads and writes in updates.")
+    ] = "200GB/s",
+    swarmx_rate: Annotated[str, typer.Option(metavar="RATE", help="What a SwarmX node adds up.")] = "200GB/s",
+    latency: Annotated[str, typer.Option(metavar="TIME", help="Of a frame from thread to thread.")] = "10us",
+    frame_time: Annotated[
+        str, typer.Option(metavar="TIME", help="Of a thread, for each frame that it sends or takes.")
+    ] = "5us",
+    half: Annotated[
+        str, typer.Option(metavar="TYPE", help="Mixed precision in float16, bfloat16 or cbfloat16; without it none.")
+    ] = "",
+    optimization_level: Annotated[int, typer.Option(min=0, max=2, help="How much is computed in half precision.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print it as JSON.")] = False,
+) -> None:
+    """Predict a step on a cluster of any size: its time, what limits it, the best SwarmX tree."""
+    from appliance.growth.rates import Compute, Rates
+    from waferbox.growth import quantities
+    from waferbox.growth.growth_tables import growth_data, growth_tables
+    from waferbox.growth.planning import PlanningError, Wanted, plan_growth
+
+    try:
+        rates = Rates(
+            wafer=Compute(
+                flops_per_second=quantities.flops_per_second(wafer_rate),
+                bytes_per_second=quantities.bytes_per_second(wafer_memory_rate),
+            ),
+            memoryx=Compute(bytes_per_second=quantities.bytes_per_second(memoryx_rate)),
+            swarmx_bytes_per_second=quantities.bytes_per_second(swarmx_rate),
+            link_bytes_per_second=quantities.bytes_per_second(link),
+            latency_seconds=quantities.seconds(latency),
+            frame_seconds=quantities.seconds(frame_time),
+        )
+        wanted = Wanted(
+            wafers=wafers,
+            memoryx=memoryx,
+            divided_over=divided_over,
+            wafer_memory_bytes=quantities.size_bytes(wafer_memory),
+            half=half,
+            optimization_level=optimization_level,
+        )
+        growth = plan_growth(file, wanted, rates)
+    except quantities.QuantityError as error:
+        fail(str(error), Status.USAGE)
+    except (PlanningError, OSError) as error:
+        fail(str(error))
+    if as_json:
+        say(json.dumps(growth_data(growth), indent=1))
+    else:
+        output.print(growth_tables(growth))

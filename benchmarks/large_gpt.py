@@ -1,0 +1,60 @@
+"""Writes the training step of a large GPT as CIRH, for `waferbox plan`; its weights are never made.
+
+    python -m benchmarks.large_gpt 13b|175b --rows N --out step.mlir
+
+AdamW, sequences of 2,048 tokens, a vocabulary of 50,257. Prints seconds and the peak of memory.
+"""
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.nn import functional as F
+
+from benchmarks.small_gpt import GPT, GPTSettings
+from benchmarks.traced import trace_training
+
+SEQUENCE: Final = 2048
+SIZES: Final = {
+    "13b": GPTSettings(vocabulary=50257, width=5120, layers=40, heads=40, sequence=SEQUENCE),
+    "175b": GPTSettings(vocabulary=50257, width=12288, layers=96, heads=96, sequence=SEQUENCE),
+}
+
+
+def loss_of(model: Any, batch: Any) -> Any:
+    tokens, targets = batch
+    logits = model(tokens)
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
+
+
+def main() -> None:
+    import cerebras.pytorch as cstorch
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("size", choices=[*SIZES])
+    parser.add_argument("--rows", type=int, default=2)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        # Within backend.device parameters are only described; nothing here asks for their values.
+        backend = cstorch.backend("CSX", artifact_dir=Path(folder), validate_only=True)
+        with backend.device:
+            model = GPT(SIZES[options.size])
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    tokens = torch.zeros((options.rows, SEQUENCE), dtype=torch.int64)
+    made = trace_training(model, loss_of, (tokens, tokens), lr=1e-4)
+    options.out.write_text(made.text)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    seconds = time.perf_counter() - begin
+    told = {"parameters": parameters, "seconds": seconds, "peak_bytes": peak, "text_bytes": len(made.text)}
+    print(json.dumps({**told, **made.seconds}))
+
+
+if __name__ == "__main__":
+    main()

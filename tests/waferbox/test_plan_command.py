@@ -1,0 +1,87 @@
+"""`waferbox plan`: a small step on many wafers, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from cirh.dialect.types import tensor_type
+from cirh.modules.builder import GraphBuilder
+from cirh.text.printer import print_module
+from waferbox.cli import app
+from waferbox.growth import quantities
+
+RATES = ("--wafer-rate", "1Gflop/s", "--link", "1Gb/s")
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    """A product of a batch of eight rows with a weight."""
+    builder = GraphBuilder()
+    weight = builder.argument(tensor_type((600, 400), torch.float32), state="state.weight")
+    batch = builder.argument(tensor_type((8, 600), torch.float32), input="input_0")
+    (product,) = builder.op("cirh.MatMul", [batch, weight])
+    path = tmp_path / "step.mlir"
+    path.write_text(print_module(builder.finish([(product, "output_0")])))
+    return path
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)], env={"COLUMNS": "160"})
+
+
+def test_a_thousand_wafers(step: Path) -> None:
+    result = call(step, *RATES, "--wafers", "1024", "--divided-over", "2")
+    assert result.exit_code == 0, result.output
+    assert "fan-out" in result.output
+    assert "Limited by: SwarmX's link, out" in result.output
+
+
+def test_json_has_the_rates_to_be_expected(step: Path) -> None:
+    result = call(step, *RATES, "--wafers", "2", "--json")
+    told = json.loads(result.stdout)
+    single = told["single"]
+    # 0.96 MB at 125 MB/s are 7.68 ms; a wafer's part is 4 rows: 1.92 Mflop are 1.92 ms.
+    shares = {load["name"]: load["share"] for load in single["loads"]}
+    assert shares["MemoryX's link, out"] * single["step_seconds"] == pytest.approx(7.68e-3)
+    assert shares["wafer compute"] * single["step_seconds"] == pytest.approx(1.92e-3)
+    assert told["best"]["rows_per_second"] == pytest.approx(8 / told["best"]["step_seconds"])
+    assert told["efficiency"] == pytest.approx(told["best"]["rows_per_second"] / 2 / single["rows_per_second"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("--wafers", "3"), 1, "--divided-over"),
+        (("--link", "100"), 2, "a unit is missing"),
+        (("--link", "100Gbit/s"), 2, "100Gb/s"),
+        (("--link", "0Gb/s"), 2, "more than nothing"),
+        (("--wafer-rate", "3GB/s"), 2, "312Tflop/s"),
+        (("--latency", "-1us"), 2, "20us"),
+        (("--half", "float8"), 1, "bfloat16"),
+        (("--wafers", "0"), 2, "--wafers"),
+        (("--wafer-memory", "1kB"), 1, "step.mlir"),
+    ],
+)
+def test_what_it_refuses(step: Path, arguments: tuple[str, str], status: int, message: str) -> None:
+    result = call(step, *RATES, *arguments)
+    assert result.exit_code == status
+    assert message in result.stderr.replace("\n", "")
+
+
+def test_a_file_that_is_no_module(step: Path) -> None:
+    step.write_text("nothing")
+    result = call(step, *RATES)
+    assert result.exit_code == 1
+    assert "step.mlir" in result.stderr
+
+
+def test_quantities() -> None:
+    assert quantities.bytes_per_second("100Gb/s") == 12.5e9
+    assert quantities.bytes_per_second("10 GB/s") == 1e10
+    assert quantities.flops_per_second("1.5Pflop/s") == 1.5e15
+    assert quantities.seconds("20us") == pytest.approx(20e-6)
+    assert quantities.seconds("0s") == 0
+    assert quantities.size_bytes("40GB") == 40_000_000_000

@@ -1,0 +1,1 @@
+"""`waferbox plan`: what a step would take on a larger cluster."""
