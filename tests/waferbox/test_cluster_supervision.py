@@ -181,7 +181,7 @@ def supervised(
     monkeypatch.setattr(place, "DELAY_SECONDS", 0.001)
     monkeypatch.setattr(cluster_module, "STOP_SECONDS", 0.01)
     told: list[str] = []
-    monkeypatch.setattr(cluster_module, "_tell", told.extend)
+    monkeypatch.setattr(cluster_module, "tell", told.extend)
     supervised = Supervised(FakeLauncher(management.address), told)
     yield supervised
     supervised.close()

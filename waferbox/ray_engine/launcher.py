@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from interconnect.rpc.address import split_address
 from interconnect.security.own_tokens import is_here
 from nodes.launch.descriptors import readable
 from nodes.launch.spawn import SpawnError, spawn_python
@@ -24,6 +26,7 @@ from waferbox.ray_engine.process import END_SECONDS, RayProcess
 from waferbox.ray_engine.role_actor import OWN_HOST, RoleActor
 from waferbox.ray_engine.settings import RaySettings
 
+CONNECT_SECONDS: Final = 5.0
 PLACEMENT_SECONDS: Final = 60.0  # for Ray to find room; a cluster that Ray makes larger by itself has to be so large
 TELL_SECONDS: Final = 5.0  # until it is said what it waits for
 LOOK_SECONDS: Final = 0.25
@@ -144,14 +147,30 @@ def _hosts() -> Sequence[Mapping[str, Any]]:
 
 def _connect(settings: RaySettings) -> None:
     """Raises ClusterError."""
+    _check_reachable(settings.address)
     on_termination = signal.getsignal(signal.SIGTERM)
     runtime_env = None if settings.runtime_env is None else dict(settings.runtime_env)
     try:
         ray.init(address=settings.address, runtime_env=runtime_env, logging_level=logging.WARNING)
     except (RayError, ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
-        raise ClusterError(
-            f"there is no Ray cluster to be used at {settings.address} ({str(error).splitlines()[0]}): start one with "
-            "`ray start --head`, join hosts with `ray start --address HOST:PORT`, and name it with --address"
-        ) from error
+        raise ClusterError(_no_ray(settings.address, str(error).partition("\n")[0])) from error
     finally:
         signal.signal(signal.SIGTERM, on_termination)  # it is the cluster's, not Ray's
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself takes two minutes to find that out, and ends the process then. Raises ClusterError."""
+    if address == "auto":
+        return
+    try:
+        host, port = split_address(address.removeprefix("ray://"))
+        socket.create_connection((host.strip("[]"), port), CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise ClusterError(_no_ray(address, str(error))) from error
+
+
+def _no_ray(address: str, why: str) -> str:
+    return (
+        f"there is no Ray cluster to be used at {address} ({why}): start one with `ray start --head`, join hosts with "
+        "`ray start --address HOST:PORT`, and name it with --address"
+    )
