@@ -34,13 +34,17 @@ class RayNode:
         self.host = host
         self._log = surroundings.folder / f"ray-{host.address}.log"
         is_head = head.startswith(f"{host.address}:")
-        where = ["--head", "--port", head.rpartition(":")[2]] if is_head else ["--address", head]
+        where = (
+            ["--head", "--include-dashboard", "false", "--port", head.rpartition(":")[2]]
+            if is_head
+            else ["--address", head]
+        )
         options = ["--num-cpus", str(cpus), "--object-store-memory", "80000000", "--temp-dir", str(folder)]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 host.command(
                     *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where, *options),
-                    *("--node-ip-address", host.address, "--include-dashboard", "false", "--disable-usage-stats"),
+                    *("--node-ip-address", host.address, "--disable-usage-stats"),
                 ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
