@@ -3,6 +3,7 @@
 `make ray-test` says so by WAFERBOX_RAY_TEST: it takes minutes, so `make test` skips it.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -14,10 +15,8 @@ import pytest
 from cluster_rig import SCRIPTS, RunningScript, Surroundings, running_cluster, wait_for
 
 from benchmarks.network import Host, NoNetwork, hosts
-from interconnect.rpc.server import make_channel
 from interconnect.security.own_tokens import own_clusters_token
 from interconnect.security.tokens import Kind
-from wsc.v1 import management_pb2, management_pb2_grpc
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'waferbox[ray]'")
 
@@ -116,13 +115,18 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
         return done.output
 
 
-def host_of(up: UpOnRay, member: str) -> tuple[str, int]:
-    """The address of its host, and its process id."""
-    with make_channel(up.management(), own_clusters_token(Kind.ADMIN)) as channel:
-        stub = management_pb2_grpc.ManagementStub(channel)
-        nodes = stub.ListNodes(management_pb2.ListNodesRequest(), timeout=10.0).nodes
-    node = next(node for node in nodes if node.member == member)
-    return node.address.rpartition(":")[0], node.process_id
+def host_of(surroundings: Surroundings, up: UpOnRay, member: str) -> str:
+    """The address of the host of a member of the job that is under way. Asked there: nobody can from here."""
+    done = subprocess.run(
+        up.host.command(sys.executable, "-m", "waferbox", "get", "nodes", "-o", "json"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=surroundings.variables(WAFERBOX_MANAGEMENT=up.management(), WAFERBOX_TOKEN=own_clusters_token(Kind.ADMIN)),
+    )
+    node = next(node for node in json.loads(done.stdout)["nodes"] if node.get("member") == member)
+    return str(node["address"]).rpartition(":")[0]
 
 
 def in_namespace(command: list[str]) -> str:
@@ -135,7 +139,7 @@ def test_all_processes_of_a_host_are_killed_and_the_job_goes_on(
     with UpOnRay(surroundings, three_hosts[0], ray_address, "killed") as up:
         running = script(surroundings, up, "killed-script", SCRIPTS / "recovering.py", *TRAINING, "0.05")
         running.wait_for_output("20 ")
-        victim = wafer_elsewhere(up, three_hosts)
+        victim = wafer_elsewhere(surroundings, up, three_hosts)
         for pid in in_namespace(["ip", "netns", "pids", victim.namespace]).split():
             os.kill(int(pid), signal.SIGKILL)
         assert running.wait(240) == 0, f"{running.errors}\n{up.log()}"
@@ -148,7 +152,7 @@ def test_a_host_is_cut_off_and_the_job_goes_on(
     with UpOnRay(surroundings, three_hosts[0], ray_address, "cut") as up:
         running = script(surroundings, up, "cut-script", SCRIPTS / "recovering.py", *TRAINING, "0.05")
         running.wait_for_output("20 ")
-        victim = wafer_elsewhere(up, three_hosts)
+        victim = wafer_elsewhere(surroundings, up, three_hosts)
         victim.cut_off()
         try:
             assert running.wait(240) == 0, f"{running.errors}\n{up.log()}"
@@ -173,9 +177,11 @@ def test_two_clusters_are_on_one_ray_at_once(
             assert each.output == undisturbed
 
 
-def wafer_elsewhere(up: UpOnRay, made: list[Host]) -> Host:
+def wafer_elsewhere(surroundings: Surroundings, up: UpOnRay, made: list[Host]) -> Host:
     """A host that has a wafer of the job, is not that of management, and has no MemoryX."""
-    kept = {up.host.address, host_of(up, "memoryx-0")[0]}
-    addresses = [address for member in ("wafer-0", "wafer-1") if (address := host_of(up, member)[0]) not in kept]
+    kept = {up.host.address, host_of(surroundings, up, "memoryx-0")}
+    addresses = [
+        address for member in ("wafer-0", "wafer-1") if (address := host_of(surroundings, up, member)) not in kept
+    ]
     assert addresses, f"both wafers are with what must stay: {kept}"
     return next(host for host in made if host.address == addresses[0])
