@@ -6,7 +6,7 @@ PROTOS := $(wildcard proto/wsc/v1/*.proto proto/vendor_wire/*.proto)
 # Also where the environment forbids it: every process of the tests would compile all modules, and rewrite all asserts.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test unit lint proto docs bench chaos fuzz opinfo vendor-test venv clean
+.PHONY: demo test unit lint proto docs bench chaos fuzz opinfo vendor-test ray-test venv clean
 
 demo: venv
 	$(BIN)/waferbox run --wafers 2 examples/fc_digits/train.py
@@ -43,6 +43,10 @@ opinfo: venv
 vendor-test: venv
 	WAFERBOX_VENDOR_PYTHON=$$($(BIN)/python tests/vendor/environment.py $(or $(ENVIRONMENT),.vendor)) \
 		$(BIN)/pytest -v tests/vendor
+
+# A cluster on Ray over three hosts, as network namespaces: needs root, and takes minutes.
+ray-test: venv
+	WAFERBOX_RAY_TEST=1 $(BIN)/pytest -v tests/ray
 
 proto: venv
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --grpc_python_out=proto \

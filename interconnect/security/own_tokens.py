@@ -25,7 +25,12 @@ def cluster_secret() -> ClusterSecret:
     It lies in the file that $WAFERBOX_SECRET_FILE names, or in the cache folder; where that takes nothing, in the
     folder for temporary files.
     """
-    return _kept_secret(_places())
+    return ClusterSecret(cluster_secret_key())
+
+
+def cluster_secret_key() -> bytes:
+    """What that secret is made of, for who takes it to other hosts. Raises OSError."""
+    return _kept_key(_places())
 
 
 def known_secret() -> ClusterSecret | None:
@@ -69,11 +74,11 @@ def _own_token(address: str, kind: Kind, *names: str) -> str:
     if file := os.environ.get(TOKEN_FILE_VARIABLE):
         return Path(file).read_text(encoding="ascii").strip()
     # Nobody elsewhere is shown a token of the clusters here, whatever address a script was given.
-    secret = known_secret() if _is_here(address.rpartition(":")[0].strip("[]")) else None
+    secret = known_secret() if is_here(address.rpartition(":")[0].strip("[]")) else None
     return "" if secret is None else secret.token(kind, *names)
 
 
-def _is_here(host: str) -> bool:
+def is_here(host: str) -> bool:
     """Whether a host is this machine: its address can be listened at."""
     if host in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
         return True
@@ -87,14 +92,14 @@ def _is_here(host: str) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def _kept_secret(places: Sequence[Path]) -> ClusterSecret:
+def _kept_key(places: Sequence[Path]) -> bytes:
     for path in places:
         if (key := read_secret_key(path)) is not None:
-            return ClusterSecret(key)
+            return key
     for path in places[:-1]:
         with contextlib.suppress(OSError):
-            return ClusterSecret(secret_key(path))
-    return ClusterSecret(secret_key(places[-1]))
+            return secret_key(path)
+    return secret_key(places[-1])
 
 
 def _places() -> tuple[Path, ...]:

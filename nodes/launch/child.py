@@ -107,6 +107,8 @@ def zombie_status(pid: int, pidfd: int) -> int | None:
 class Child:
     """A process that this one asked for. close() ends it, if it still runs. Thread-safe, but close is the last."""
 
+    host = ""  # this one
+
     def __init__(self, module: str, pid: int, pidfd: int, exit_status: ExitStatus) -> None:
         self.module = module
         self.pid = pid

@@ -25,6 +25,8 @@ WAIT_SECONDS = 30.0
 
 
 class FakeProcess:
+    host = ""
+
     def __init__(self, module: str, pid: int) -> None:
         self.module = module
         self.pid = pid
@@ -91,6 +93,9 @@ class FakeLauncher:
             if process.module != "appliance" and process.poll() is None:
                 process.end(-9)
         os.eventfd_write(self._ended, 1)
+
+    def listen(self, management_host: str) -> str:
+        return f"{management_host}:0"
 
     def fileno(self) -> int:
         return self._ended
@@ -176,7 +181,7 @@ def supervised(
     monkeypatch.setattr(place, "DELAY_SECONDS", 0.001)
     monkeypatch.setattr(cluster_module, "STOP_SECONDS", 0.01)
     told: list[str] = []
-    monkeypatch.setattr(cluster_module, "_tell", told.extend)
+    monkeypatch.setattr(cluster_module, "tell", told.extend)
     supervised = Supervised(FakeLauncher(management.address), told)
     yield supervised
     supervised.close()

@@ -15,6 +15,7 @@ from waferbox.cluster.place import DELAY_SECONDS, MAX_SHORT_LIVES, SHORT_LIFE_SE
 @dataclass
 class FakeProcess:
     pid: int
+    host: str = ""
     status: int | None = None
     closed: bool = False
 

@@ -11,6 +11,7 @@ from typing import Self
 
 import grpc
 
+from interconnect.rpc.address import split_address
 from interconnect.rpc.server import make_channel
 from interconnect.security.own_tokens import own_clusters_token
 from interconnect.security.tokens import Kind
@@ -21,7 +22,7 @@ from nodes.telemetry.watchdog import IDLE_PARTS, hang_seconds
 from waferbox.cluster.launcher import Launcher
 from waferbox.cluster.liveness import LOOK_SECONDS, Liveness
 from waferbox.cluster.management_process import ManagementProcess, ManagementSettings
-from waferbox.cluster.place import FUTILE, Lives, Place
+from waferbox.cluster.place import FUTILE, Lives, Place, described
 from waferbox.cluster.vendor_gateway_process import VendorGatewayProcess
 from wsc.v1 import management_pb2, management_pb2_grpc
 
@@ -83,7 +84,7 @@ class Cluster:
             management = self._start_management(settings)
             self.management, self.page = management.address, management.page
             modules = [module for module, count in settings.roles.items() for _ in range(count)]
-            listen = f"{settings.listen.rpartition(':')[0]}:0"
+            listen = launcher.listen(settings.listen.rpartition(":")[0])
             with ThreadPoolExecutor(max_workers=len(modules)) as pool:
                 self._places += pool.map(lambda module: self._make_place(module, listen, settings), modules)
             self._check_wanted()
@@ -128,13 +129,13 @@ class Cluster:
                 raise ClusterError(*messages)
             if self._management.is_over:
                 return
-            _tell(messages)
+            tell(messages)
             if (cause := self._launcher.end()) and not self._restart_launcher(cause):
                 return
             for place in self._places:
                 if place.given_up:
                     continue
-                _tell(messages := place.attend())
+                tell(messages := place.attend())
                 if place.given_up:
                     on_given_up(*messages)
 
@@ -155,7 +156,7 @@ class Cluster:
                 break
             except SpawnError as error:
                 cause = str(error)
-        _tell([f"{cause}, and all nodes with it; another is started, and starts them again"])
+        tell([f"{cause}, and all nodes with it; another is started, and starts them again"])
         for place in self._places:
             place.excuse()
         return readable([*self._stop_requests, ready], None).isdisjoint(self._stop_requests)
@@ -169,9 +170,12 @@ class Cluster:
             except grpc.RpcError:
                 return  # nobody can be a node now
         running = (place for place in self._places if place.process is not None and place.process.poll() is None)
-        places = {place.process.pid: place for place in running if place.process is not None}
-        for pid in liveness.look(places.keys(), [node.process_id for node in nodes]):
-            places[pid].replace(f"lived, and was no node for {liveness.seconds:g} s: it was ended")
+        places = {(place.process.host, place.process.pid): place for place in running if place.process is not None}
+        # The numbers of processes here are known without their host, as such processes are.
+        here = [("", node.process_id) for node in nodes]
+        anywhere = [(split_address(node.address)[0], node.process_id) for node in nodes]
+        for key in liveness.look(places.keys(), [*here, *anywhere]):
+            places[key].replace(f"lived, and was no node for {liveness.seconds:g} s: it was ended")
 
     def _seconds_to_restart(self) -> float:
         """Until the next process is to be started again; infinite if none is."""
@@ -252,13 +256,14 @@ class Cluster:
                     return
                 for place in self._places:
                     if place.process is not None and (status := place.process.poll()) is not None:
-                        who = f"{place.module} (pid {place.process.pid})"
+                        who = f"{place.module} ({described(place.process)})"
                         raise ClusterError(f"{who} ended with status {status} while the cluster started")
                 if time.monotonic() > deadline:
                     raise ClusterError(f"only {len(nodes)} of {count} nodes registered within {START_SECONDS:g} s")
 
 
-def _tell(messages: Sequence[str]) -> None:
+def tell(messages: Sequence[str]) -> None:
+    """Users, on the terminal of whoever owns the cluster."""
     for message in messages:
         print(f"waferbox: {message}", file=sys.stderr, flush=True)
 

@@ -14,7 +14,12 @@ class Process(Protocol):
     """A process of the cluster, as its launcher knows it."""
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """On its host; 0: it is not known yet."""
+
+    @property
+    def host(self) -> str:
+        """The host part of the address where it listens, if it can be on another host; else empty."""
 
     def fileno(self) -> int:
         """Readable once it has ended."""
@@ -34,6 +39,9 @@ class Launcher(Protocol):
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
         """Start `python -m module arguments`. The descriptors are 3, 4, ... there."""
+
+    def listen(self, management_host: str) -> str:
+        """Where a role process is to listen if management listens at that host. Raises SpawnError."""
 
     def fileno(self) -> int:
         """Readable once nothing can be started any more, and what was started by it has ended with it."""
@@ -79,6 +87,9 @@ class ForkingLauncher:
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
         # The management service needs no torch: it is there before the fork server has imported it.
         return (spawn_python if module == "appliance" else spawn)(module, arguments, fds)
+
+    def listen(self, management_host: str) -> str:
+        return f"{management_host}:0"
 
     def fileno(self) -> int:
         return self._fork_server.fileno()

@@ -53,10 +53,10 @@ class Place:
         """Start the process again if it has ended and it is time to; returns what users should be told."""
         told: list[str] = []
         if self.process is not None and (status := self.process.poll()) is not None:
-            pid = self.process.pid
+            who = described(self.process)
             self.process.close()
             self.process = None
-            told += self._ended(f"{self.module} (pid {pid}) ended with status {status}")
+            told += self._ended(f"{self.module} ({who}) ended with status {status}")
         if self.restart_at is not None and self.restart_at <= time.monotonic():
             told += self._restart()
         return told
@@ -64,10 +64,10 @@ class Place:
     def replace(self, why: str) -> None:
         """End the process, which does nothing any more; attend starts another."""
         assert self.process is not None
-        pid = self.process.pid
+        who = described(self.process)
         self.process.close()
         self.process = None
-        self._what_ended = f"{self.module} (pid {pid}) {why}"
+        self._what_ended = f"{self.module} ({who}) {why}"
         self._lives.end()
         self.restart_at = time.monotonic()
 
@@ -98,4 +98,11 @@ class Place:
             self.process = self._start()
         except SpawnError as error:
             return self._ended(f"{self.module} could not be started again ({error})")
-        return [f"{self._what_ended}; started again as pid {self.process.pid}"]
+        return [f"{self._what_ended}; started again as {described(self.process)}"]
+
+
+def described(process: Process) -> str:
+    """Which it is, for users."""
+    if not process.pid:
+        return "a process that is not there yet"
+    return f"pid {process.pid} at {process.host}" if process.host else f"pid {process.pid}"

@@ -1,11 +1,13 @@
 """Commands for clusters of this machine: `waferbox up`, `run`, `down`."""
 
 import dataclasses
+import enum
 import os
 import signal
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,7 +20,7 @@ from nodes.lifecycle.sizes import parse_size
 from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
 from waferbox.cluster.embedded import StopSignals
 from waferbox.cluster.embedded_process import Embedded, start_embedded, stop_embedded
-from waferbox.cluster.launcher import ForkingLauncher
+from waferbox.cluster.launcher import ForkingLauncher, Launcher
 from waferbox.cluster.local_clusters import discard_log, forget_failure, recorded, runtime_folder
 from waferbox.cluster.script import run_script
 from waferbox.commands.connection import (
@@ -33,9 +35,20 @@ from waferbox.output.console import errors, fail, output, print_heading, say, wa
 from waferbox.output.tables import cluster_table
 from wsc.v1 import management_pb2
 
+if TYPE_CHECKING:
+    from waferbox.ray_engine.settings import RaySettings
+
 DOWN_SECONDS: Final = 15.0
 RESTART_VARIABLE: Final = "WAFERBOX_RESTART"
 STOPPED: Final = frozenset(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))  # by somebody
+
+
+class Engine(enum.StrEnum):
+    """Who starts, restarts and finds room for the processes of the roles."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
 
 Wafers = Annotated[int, typer.Option(min=1, help="Wafers.")]
 MemoryX = Annotated[int, typer.Option(min=1, help="MemoryX shards.")]
@@ -62,6 +75,18 @@ VendorClient = Annotated[
         help="Serve the vendor's own client too; the Python of its environment.",
         dir_okay=False,
     ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help=r"Of --engine ray: auto, HOST:PORT or ray://HOST:PORT.  \[default: auto]"),
+]
+Resource = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ROLE.NAME=N", help="Of --engine ray, what a role asks for: wafer.GPU=1, memoryx.memory=64g."),
+]
+RuntimeEnv = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Of --engine ray: a runtime environment of Ray's, as YAML.", dir_okay=False),
 ]
 CacheRoot = Annotated[Path | None, typer.Option(help=r"Folder for artifacts.  \[default: ~/.cache/waferbox]")]
 
@@ -93,8 +118,17 @@ def up(
     background: Annotated[
         bool, typer.Option("--background", metavar="", help="Return when the cluster is there.")
     ] = False,
+    engine: Annotated[Engine, typer.Option(help="What starts the processes of the roles.")] = Engine.LOCAL,
+    address: Address = None,
+    resource: Resource = None,
+    runtime_env: RuntimeEnv = None,
 ) -> None:
     """Start a cluster, which stays until Ctrl-C or `waferbox down`."""
+    if engine is Engine.LOCAL and (address or resource or runtime_env):
+        raise typer.BadParameter("--address, --resource and --runtime-env are of --engine ray")
+    if engine is Engine.RAY and background:
+        raise typer.BadParameter("--engine ray stays in the foreground: have systemd, tmux or nohup keep it")
+    on_ray = _ray_settings(address or "auto", resource or (), runtime_env) if engine is Engine.RAY else None
     settings = _settings(wafers, memoryx, workers, swarmx, threads, state_dir, memory_limit, cache_root)
     settings = dataclasses.replace(
         settings,
@@ -119,7 +153,7 @@ def up(
         if background:
             _up_in_background(settings)
         else:
-            _up_in_foreground(settings)
+            _up_in_foreground(settings, on_ray)
     except (ClusterError, OSError) as error:
         fail(str(error))
 
@@ -136,10 +170,37 @@ def _use_tls() -> None:
     os.environ[TLS_VARIABLE] = str(folder)
 
 
-def _up_in_foreground(settings: ClusterSettings) -> None:
+def _ray_settings(address: str, resources: Sequence[str], runtime_env: Path | None) -> "RaySettings":
+    """Raises typer.BadParameter."""
+    from waferbox.ray_engine.settings import RaySettings, parse_resources, read_runtime_env
+
+    try:
+        return RaySettings(
+            address=address,
+            resources=parse_resources(resources),
+            runtime_env=None if runtime_env is None else read_runtime_env(runtime_env),
+        )
+    except ValueError as error:
+        raise typer.BadParameter(f"--resource or --runtime-env: {error}") from error
+    except OSError as error:
+        raise typer.BadParameter(f"--runtime-env: {runtime_env} cannot be read: {error.strerror}") from error
+
+
+def _up_in_foreground(settings: ClusterSettings, on_ray: "RaySettings | None") -> None:
     signals = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    launcher: Launcher
     with errors.status("starting the cluster"):
-        cluster = Cluster(settings, ForkingLauncher(), [signals.fileno()])
+        if on_ray is None:
+            launcher = ForkingLauncher()
+        else:
+            try:
+                from waferbox.ray_engine.launcher import RayLauncher
+            except ModuleNotFoundError as error:
+                fail(f"--engine ray needs Ray ({error}): pip install 'waferbox[ray]'")
+            if settings.threads is None:
+                settings = dataclasses.replace(settings, threads=on_ray.wafer_threads)
+            launcher = RayLauncher(on_ray, settings.roles, [signals.fileno()])
+        cluster = Cluster(settings, launcher, [signals.fileno()])
     with cluster, recorded(cluster.management, os.getpid()) as on_given_up:
         _show(cluster, f"{sum(settings.roles.values())} nodes are up. Ctrl-C ends them.")
         cluster.supervise(on_given_up)

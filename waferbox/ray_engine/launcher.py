@@ -1,0 +1,176 @@
+"""Starts the role processes of a cluster on a Ray cluster. Management, and what else has descriptors, stays here."""
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from interconnect.rpc.address import split_address
+from interconnect.security.own_tokens import is_here
+from nodes.launch.descriptors import readable
+from nodes.launch.spawn import SpawnError, spawn_python
+from waferbox.cluster.cluster import ClusterError, tell
+from waferbox.cluster.launcher import Process
+from waferbox.ray_engine.credentials import own_credentials
+from waferbox.ray_engine.placement import STRATEGY, lay_out, what_is_missing
+from waferbox.ray_engine.process import END_SECONDS, RayProcess
+from waferbox.ray_engine.role_actor import OWN_HOST, RoleActor
+from waferbox.ray_engine.settings import RaySettings
+
+CONNECT_SECONDS: Final = 5.0
+PLACEMENT_SECONDS: Final = 60.0  # for Ray to find room; a cluster that Ray makes larger by itself has to be so large
+TELL_SECONDS: Final = 5.0  # until it is said what it waits for
+LOOK_SECONDS: Final = 0.25
+MAX_RESTARTS: Final = (
+    100  # of an actor by Ray, over the life of a cluster; its process has lived for some time each time
+)
+ACTOR_THREADS: Final = 8  # of calls to an actor at once: one waits for its process
+
+
+class RayLauncher:
+    """One actor for each role process, in one placement group; Ray ends all of it with this process."""
+
+    def __init__(self, settings: RaySettings, roles: Mapping[str, int], stop_requests: Sequence[int] = ()) -> None:
+        """Connect, and wait for room. Raises ClusterError."""
+        _connect(settings)
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._layout = lay_out(roles, settings.resources)
+        self._free = list(self._layout.slots)
+        self._running: list[RayProcess] = []
+        self._never = os.eventfd(0, os.EFD_CLOEXEC)
+        try:
+            self._credentials = own_credentials()
+            self._group = placement_group([dict(bundle) for bundle in self._layout.bundles], strategy=STRATEGY)
+            self._wait_for_room(stop_requests)
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
+        with self._lock:
+            slot = next((slot for slot in self._free if slot[0] == module), None)
+            if slot is None:
+                return spawn_python(module, arguments, fds)
+            self._free.remove(slot)
+        asked = dict(self._settings.resources[module])
+        try:
+            actor = (
+                ray.remote(RoleActor)
+                .options(
+                    num_cpus=asked.pop("CPU", 0.0),
+                    num_gpus=asked.pop("GPU", 0.0),
+                    memory=asked.pop("memory", None),
+                    resources=asked,
+                    max_restarts=MAX_RESTARTS,
+                    max_concurrency=ACTOR_THREADS,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, slot[1]),
+                )
+                .remote(module, list(arguments), self._credentials)
+            )
+        except RayError as error:
+            self._release(slot)
+            raise SpawnError(f"Ray cannot start {module}: {error}") from error
+        process = RayProcess(module, actor, tell, lambda: self._release(slot))
+        with self._lock:
+            self._running.append(process)
+        return process
+
+    def listen(self, management_host: str) -> str:
+        if management_host not in ("127.0.0.1", "localhost", "[::1]"):
+            return f"{OWN_HOST}:0"
+        elsewhere = [host["NodeManagerAddress"] for host in _hosts() if not is_here(host["NodeManagerAddress"])]
+        if elsewhere:
+            raise SpawnError(
+                f"Ray has hosts ({', '.join(elsewhere)}) that cannot reach management at {management_host}: give this "
+                "host's address, as in --listen HOST:0, with --tls, or with --insecure where nobody reads the network"
+            )
+        return f"{management_host}:0"
+
+    def fileno(self) -> int:
+        return self._never  # where Ray itself ends, it ends this process
+
+    def end(self) -> str:
+        return ""
+
+    def restart(self) -> int:
+        raise SpawnError("Ray is not ours to start")
+
+    def close(self) -> None:
+        with self._lock:
+            running, self._running = self._running, []
+        answers = [answer for process in running if (answer := process.ask_to_end()) is not None]
+        if answers:
+            ray.wait(answers, num_returns=len(answers), timeout=END_SECONDS)
+        for process in running:
+            process.kill()
+        ray.shutdown()  # and the placement group goes
+        if self._never >= 0:
+            os.close(self._never)
+            self._never = -1
+
+    def _release(self, slot: tuple[str, int]) -> None:
+        with self._lock:
+            self._free.append(slot)
+
+    def _wait_for_room(self, stop_requests: Sequence[int]) -> None:
+        began, told = time.monotonic(), False
+        while not self._group.wait(LOOK_SECONDS):
+            waited = time.monotonic() - began
+            if readable(stop_requests, 0.0):
+                raise ClusterError("it was told to end while it waited for room on Ray")
+            if waited > PLACEMENT_SECONDS:
+                raise ClusterError(
+                    f"Ray has had no room for the cluster within {PLACEMENT_SECONDS:g} s:\n{self._missing()}\n"
+                    "Add hosts to Ray, wait until others are done, or ask for less, as in --resource wafer.CPU=0.5"
+                )
+            if waited > TELL_SECONDS and not told:
+                tell([f"waiting for room on Ray, {PLACEMENT_SECONDS:g} s at most:\n{self._missing()}"])
+                told = True
+
+    def _missing(self) -> str:
+        return what_is_missing(self._layout, _hosts(), ray.available_resources())
+
+
+def _hosts() -> Sequence[Mapping[str, Any]]:
+    return [host for host in ray.nodes() if host["Alive"]]
+
+
+def _connect(settings: RaySettings) -> None:
+    """Raises ClusterError."""
+    _check_reachable(settings.address)
+    on_termination = signal.getsignal(signal.SIGTERM)
+    runtime_env = None if settings.runtime_env is None else dict(settings.runtime_env)
+    try:
+        ray.init(address=settings.address, runtime_env=runtime_env, logging_level=logging.WARNING)
+    except (RayError, ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
+        raise ClusterError(_no_ray(settings.address, str(error).partition("\n")[0])) from error
+    finally:
+        signal.signal(signal.SIGTERM, on_termination)  # it is the cluster's, not Ray's
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself takes two minutes to find that out, and ends the process then. Raises ClusterError."""
+    if address == "auto":
+        return
+    try:
+        host, port = split_address(address.removeprefix("ray://"))
+        socket.create_connection((host.strip("[]"), port), CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise ClusterError(_no_ray(address, str(error))) from error
+
+
+def _no_ray(address: str, why: str) -> str:
+    return (
+        f"there is no Ray cluster to be used at {address} ({why}): start one with `ray start --head`, join hosts with "
+        "`ray start --address HOST:PORT`, and name it with --address"
+    )
