@@ -24,7 +24,7 @@ REFUSED: Final = {
     ),
     "CsCtlV1": (
         "ListJobs Patch ListResourceTypes CreateLogExport GetLogExport DownloadLogExport ClearWorkerCache "
-        "GetServerConfig CancelJobV2 UpdateJobPriority GetDebugArtifactStatus UpdateDebugArtifactStatus "
+        "GetServerConfig CancelJobV2 GetDebugArtifactStatus UpdateDebugArtifactStatus "
         "GetClusterTopology GetJobTopology ReportSystemEvent ListSystemEvents"
     ),
     "Appliance": (

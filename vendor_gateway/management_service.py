@@ -1,4 +1,4 @@
-"""The vendor's ClusterManagement and CsCtlV1: jobs begin, are waited for, and end."""
+"""The vendor's ClusterManagement: jobs begin, are waited for, and end."""
 
 import logging
 import time
@@ -11,7 +11,7 @@ from cstorch.errors import JobCancelledError
 from vendor_gateway.job.session import COMPILE_FOLDER
 from vendor_gateway.job.sessions import Sessions, TooManyError, UnknownJobError, VendorJob
 from vendor_gateway.wire.releases import ReleaseRefusedError, build_of
-from vendor_wire import control_pb2, control_pb2_grpc, management_pb2, management_pb2_grpc
+from vendor_wire import management_pb2, management_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -165,13 +165,6 @@ class ManagementService(management_pb2_grpc.ClusterManagementServicer):
         self._sessions.end_job(request.job_id, is_success=is_success, reason=request.message)
         logger.debug("%s ended in %.1f s", request.job_id, time.monotonic() - begin)
         return management_pb2.Empty()
-
-
-class ControlService(control_pb2_grpc.CsCtlV1Servicer):
-    """There is nothing of what the client asks for before it begins: volumes, and nodes for inference."""
-
-    def Get(self, request: control_pb2.GetRequest, context: _Context) -> control_pb2.GetResponse:
-        return control_pb2.GetResponse(type=request.type[:MAX_NAME])
 
 
 def _metadata(context: _Context, key: str) -> str:

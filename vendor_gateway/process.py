@@ -11,9 +11,10 @@ import grpc
 from interconnect.rpc.address import split_address
 from interconnect.rpc.server import server_options
 from vendor_gateway.appliance_service import ApplianceService
+from vendor_gateway.control_service import ControlService
 from vendor_gateway.job.session import Place
 from vendor_gateway.job.sessions import Sessions
-from vendor_gateway.management_service import ControlService, ManagementService
+from vendor_gateway.management_service import ManagementService
 from vendor_gateway.wire.callers import CallerGuard
 from vendor_gateway.wire.handlers import UnknownCalls, Unregistered
 from vendor_wire import appliance_pb2_grpc, control_pb2_grpc, management_pb2_grpc
@@ -56,7 +57,7 @@ class VendorGateway:
         )
         server: Any = Unregistered(self._server)
         management_pb2_grpc.add_ClusterManagementServicer_to_server(ManagementService(self._sessions), server)
-        control_pb2_grpc.add_CsCtlV1Servicer_to_server(ControlService(), server)
+        control_pb2_grpc.add_CsCtlV1Servicer_to_server(ControlService(self._sessions), server)
         appliance_pb2_grpc.add_ApplianceServicer_to_server(ApplianceService(self._sessions), server)
         self._server.add_generic_rpc_handlers((UnknownCalls(),))
         try:

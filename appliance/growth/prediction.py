@@ -51,7 +51,7 @@ class Prediction:
         busiest = self.busiest
         if busiest.share >= _LIMITING_SHARE:
             return busiest.name
-        return f"what waits for what ({busiest.name} is the busiest, {busiest.share:.0%})"
+        return f"dependencies (the busiest is {busiest.name}, {busiest.share:.0%} of a step)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19vendor_wire/control.proto\x12\x1d\x63luster.cluster_mgmt_pb.csctl\"\x1a\n\nGetRequest\x12\x0c\n\x04type\x18\x01 \x01(\t\">\n\x0bGetResponse\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x14\n\x0c\x63ontent_type\x18\x02 \x01(\x05\x12\x0b\n\x03raw\x18\x08 \x01(\x0c\x32g\n\x07\x43sCtlV1\x12\\\n\x03Get\x12).cluster.cluster_mgmt_pb.csctl.GetRequest\x1a*.cluster.cluster_mgmt_pb.csctl.GetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19vendor_wire/control.proto\x12\x1d\x63luster.cluster_mgmt_pb.csctl\"\x1a\n\nGetRequest\x12\x0c\n\x04type\x18\x01 \x01(\t\">\n\x0bGetResponse\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x14\n\x0c\x63ontent_type\x18\x02 \x01(\x05\x12\x0b\n\x03raw\x18\x08 \x01(\x0c\"@\n\x18UpdateJobPriorityRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x0cjob_priority\x18\x02 \x01(\t\",\n\x19UpdateJobPriorityResponse\x12\x0f\n\x07message\x18\x01 \x01(\t2\xf0\x01\n\x07\x43sCtlV1\x12\\\n\x03Get\x12).cluster.cluster_mgmt_pb.csctl.GetRequest\x1a*.cluster.cluster_mgmt_pb.csctl.GetResponse\x12\x86\x01\n\x11UpdateJobPriority\x12\x37.cluster.cluster_mgmt_pb.csctl.UpdateJobPriorityRequest\x1a\x38.cluster.cluster_mgmt_pb.csctl.UpdateJobPriorityResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETREQUEST']._serialized_end=86
   _globals['_GETRESPONSE']._serialized_start=88
   _globals['_GETRESPONSE']._serialized_end=150
-  _globals['_CSCTLV1']._serialized_start=152
-  _globals['_CSCTLV1']._serialized_end=255
+  _globals['_UPDATEJOBPRIORITYREQUEST']._serialized_start=152
+  _globals['_UPDATEJOBPRIORITYREQUEST']._serialized_end=216
+  _globals['_UPDATEJOBPRIORITYRESPONSE']._serialized_start=218
+  _globals['_UPDATEJOBPRIORITYRESPONSE']._serialized_end=262
+  _globals['_CSCTLV1']._serialized_start=265
+  _globals['_CSCTLV1']._serialized_end=505
 # @@protoc_insertion_point(module_scope)

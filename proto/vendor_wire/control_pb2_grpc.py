@@ -39,12 +39,23 @@ class CsCtlV1Stub:
                 request_serializer=vendor__wire_dot_control__pb2.GetRequest.SerializeToString,
                 response_deserializer=vendor__wire_dot_control__pb2.GetResponse.FromString,
                 _registered_method=True)
+        self.UpdateJobPriority = channel.unary_unary(
+                '/cluster.cluster_mgmt_pb.csctl.CsCtlV1/UpdateJobPriority',
+                request_serializer=vendor__wire_dot_control__pb2.UpdateJobPriorityRequest.SerializeToString,
+                response_deserializer=vendor__wire_dot_control__pb2.UpdateJobPriorityResponse.FromString,
+                _registered_method=True)
 
 
 class CsCtlV1Servicer:
     """Missing associated documentation comment in .proto file."""
 
     def Get(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateJobPriority(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -57,6 +68,11 @@ def add_CsCtlV1Servicer_to_server(servicer, server):
                     servicer.Get,
                     request_deserializer=vendor__wire_dot_control__pb2.GetRequest.FromString,
                     response_serializer=vendor__wire_dot_control__pb2.GetResponse.SerializeToString,
+            ),
+            'UpdateJobPriority': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateJobPriority,
+                    request_deserializer=vendor__wire_dot_control__pb2.UpdateJobPriorityRequest.FromString,
+                    response_serializer=vendor__wire_dot_control__pb2.UpdateJobPriorityResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +102,33 @@ class CsCtlV1:
             '/cluster.cluster_mgmt_pb.csctl.CsCtlV1/Get',
             vendor__wire_dot_control__pb2.GetRequest.SerializeToString,
             vendor__wire_dot_control__pb2.GetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateJobPriority(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cluster.cluster_mgmt_pb.csctl.CsCtlV1/UpdateJobPriority',
+            vendor__wire_dot_control__pb2.UpdateJobPriorityRequest.SerializeToString,
+            vendor__wire_dot_control__pb2.UpdateJobPriorityResponse.FromString,
             options,
             channel_credentials,
             insecure,

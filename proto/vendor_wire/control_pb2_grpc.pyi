@@ -32,11 +32,13 @@ class CsCtlV1Stub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CsCtlV1AsyncStub: ...
     Get: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetRequest, _control_pb2.GetResponse]
+    UpdateJobPriority: _grpc.UnaryUnaryMultiCallable[_control_pb2.UpdateJobPriorityRequest, _control_pb2.UpdateJobPriorityResponse]
 
 @_typing.type_check_only
 class CsCtlV1AsyncStub(CsCtlV1Stub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Get: _aio.UnaryUnaryMultiCallable[_control_pb2.GetRequest, _control_pb2.GetResponse]  # type: ignore[assignment]
+    UpdateJobPriority: _aio.UnaryUnaryMultiCallable[_control_pb2.UpdateJobPriorityRequest, _control_pb2.UpdateJobPriorityResponse]  # type: ignore[assignment]
 
 class CsCtlV1Servicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -45,5 +47,12 @@ class CsCtlV1Servicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.GetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.GetResponse, _abc.Awaitable[_control_pb2.GetResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def UpdateJobPriority(
+        self,
+        request: _control_pb2.UpdateJobPriorityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.UpdateJobPriorityResponse, _abc.Awaitable[_control_pb2.UpdateJobPriorityResponse]]: ...
 
 def add_CsCtlV1Servicer_to_server(servicer: CsCtlV1Servicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

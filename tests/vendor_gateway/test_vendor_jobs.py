@@ -122,3 +122,23 @@ def test_there_are_not_more_clients_than_are_served(management: management_pb2_g
 def test_there_is_nothing_to_look_up(channel: grpc.Channel) -> None:
     stub = control_pb2_grpc.CsCtlV1Stub(channel)
     assert stub.Get(control_pb2.GetRequest(type="volumes"), timeout=10).raw == b""
+
+
+def test_the_priority_of_a_job_can_be_changed(gateway: VendorGateway, channel: grpc.Channel) -> None:
+    control = control_pb2_grpc.CsCtlV1Stub(channel)
+    job = compile_job(management_pb2_grpc.ClusterManagementStub(channel))
+
+    def change(job: str, priority: str) -> str:
+        request = control_pb2.UpdateJobPriorityRequest(job_id=job, job_priority=priority)
+        return control.UpdateJobPriority(request, timeout=10).message
+
+    assert change(job, "p1") == f"{job} has the priority p1"
+    assert change(job, "3") == f"{job} has the priority p3"
+    for wrong_job, priority, code in (
+        (job, "p0", grpc.StatusCode.INVALID_ARGUMENT),
+        (job, "first", grpc.StatusCode.INVALID_ARGUMENT),
+        ("another", "p1", grpc.StatusCode.NOT_FOUND),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            change(wrong_job, priority)
+        assert caught.value.code() is code  # type: ignore[attr-defined]

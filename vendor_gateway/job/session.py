@@ -158,6 +158,13 @@ class Session:
             )
             self._execution = Execution(self._job, self._states, step, settings)
 
+    def set_priority(self, priority: int) -> None:
+        """1 (first) to 3; also of the job that the client has already. Raises CstorchError."""
+        self.queue.priority = priority
+        job = self._job
+        if job is not None:
+            job.set_priority(priority)
+
     def state_names(self) -> list[str]:
         """The states of what runs. Raises UsageError."""
         return self._running().names

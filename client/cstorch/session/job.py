@@ -281,6 +281,14 @@ class Job:
         """What the script shows the coordinator and MemoryX."""
         return self._token
 
+    def set_priority(self, priority: int) -> None:
+        """Moves the job in the queue: 1 (first) to 3. Raises CstorchError, also where it waits no longer."""
+        request = management_pb2.SetPriorityRequest(job=self.name, priority=priority)
+        try:
+            self._management.SetPriority(request, timeout=CANCEL_SECONDS)
+        except grpc.RpcError as error:
+            raise self.reason(error, "changing the priority") from None
+
     def cancel(self) -> None:
         """Asks management to cancel the job, then closes it; the job may be gone already."""
         if not self._closed:

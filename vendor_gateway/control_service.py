@@ -1,0 +1,43 @@
+"""The vendor's CsCtlV1: what is looked up in the cluster, and where a job stands in the queue."""
+
+import re
+from typing import Final, NoReturn
+
+import grpc
+
+from cstorch.errors import CstorchError
+from vendor_gateway.job.sessions import Sessions, UnknownJobError
+from vendor_wire import control_pb2, control_pb2_grpc
+
+MAX_TYPE: Final = 128
+_PRIORITY: Final = re.compile(r"[pP]?([1-3])")
+
+
+class ControlService(control_pb2_grpc.CsCtlV1Servicer):
+    """There is nothing of what the client asks for before it begins: volumes, and nodes for inference."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    def Get(self, request: control_pb2.GetRequest, context: grpc.ServicerContext) -> control_pb2.GetResponse:
+        return control_pb2.GetResponse(type=request.type[:MAX_TYPE])
+
+    def UpdateJobPriority(
+        self, request: control_pb2.UpdateJobPriorityRequest, context: grpc.ServicerContext
+    ) -> control_pb2.UpdateJobPriorityResponse:
+        given = _PRIORITY.fullmatch(request.job_priority)
+        if given is None:
+            message = f"{request.job_priority[:32]!r} is no priority: use p1 (first), p2 or p3"
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
+        try:
+            self._sessions.job(request.job_id).session.set_priority(int(given[1]))
+        except UnknownJobError as error:
+            _abort(context, grpc.StatusCode.NOT_FOUND, str(error))
+        except CstorchError as error:
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return control_pb2.UpdateJobPriorityResponse(message=f"{request.job_id} has the priority p{given[1]}")
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:
+    context.abort(code, message)
+    raise AssertionError("abort raises")
