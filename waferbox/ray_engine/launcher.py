@@ -170,7 +170,8 @@ def _check_reachable(address: str) -> None:
 
 
 def _no_ray(address: str, why: str) -> str:
+    where = "on this host" if address == "auto" else f"at {address}"
     return (
-        f"there is no Ray cluster to be used at {address} ({why}): start one with `ray start --head`, join hosts with "
+        f"there is no Ray cluster to be used {where} ({why}): start one with `ray start --head`, join hosts with "
         "`ray start --address HOST:PORT`, and name it with --address"
     )
