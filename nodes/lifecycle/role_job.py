@@ -163,13 +163,10 @@ class RoleJob(ABC):
 
     def _complete(self, request: node_pb2.Load) -> None:
         """Give a Load that brings no plan that of the Load before."""
-        last = self._last_load
-        if (plan := request.WhichOneof("plan")) is not None:
+        if not request.same_plan:
             self._last_load = request
-        elif (plan := last.WhichOneof("plan")) is not None:
-            getattr(request, plan).CopyFrom(getattr(last, plan))
-        else:
-            raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"{self.context.node} has been given no plan")
+        elif (plan := self._last_load.WhichOneof("plan")) is not None:
+            getattr(request, plan).CopyFrom(getattr(self._last_load, plan))
 
     def _drop(self) -> None:
         """End the execution, whatever it does, and drop what belongs to it."""

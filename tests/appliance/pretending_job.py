@@ -148,6 +148,7 @@ class PretendingJob(RoleJob):
         if request.links:
             return super().load(request, cancellation)
         self._drop()
+        self._complete(request)
         self.behaviour.loads.setdefault(self.context.node, []).append(request)
         return ()
 

@@ -60,10 +60,10 @@ def test_where_the_cache_takes_nothing_it_lies_among_temporary_files(cache: Path
     cache.write_text("no folder")
     first = cluster_secret().token(Kind.NODE)
     assert (cache.parent / f"waferbox-{os.getuid()}" / SECRET_FILE).stat().st_mode & 0o777 == 0o600
-    own_tokens._kept_secret.cache_clear()  # as in another process
+    own_tokens._kept_key.cache_clear()  # as in another process
     assert cluster_secret().token(Kind.NODE) == first
     cache.unlink()  # there is room now: what is in use stays
-    own_tokens._kept_secret.cache_clear()
+    own_tokens._kept_key.cache_clear()
     assert cluster_secret().token(Kind.NODE) == first
 
 

@@ -185,12 +185,14 @@ class SmallJob:
     def load(self, execution: int, *, brings_plan: bool = True) -> dict[str, list[str]]:
         """Returns the missing states by shard. Nodes that are brought no plan take that of the execution before."""
         self._connect()
+        same: dict[str, Any] = {"same_plan": True}
         for shard, node in enumerate(self.nodes.memoryx):
-            self._load(node, execution, memoryx=self.plan.memoryx(shard) if brings_plan else None)
+            self._load(node, execution, **({"memoryx": self.plan.memoryx(shard)} if brings_plan else same))
         for node in self.nodes.swarmx:
-            self._load(node, execution, swarmx=self.plan.swarmx() if brings_plan else None)
+            self._load(node, execution, **({"swarmx": self.plan.swarmx()} if brings_plan else same))
         for number, node in enumerate(self.nodes.wafers):
-            self._load(node, execution, wafer=self.plan.wafer() if brings_plan else None, wafer_number=number)
+            plan = {"wafer": self.plan.wafer()} if brings_plan else same
+            self._load(node, execution, wafer_number=number, **plan)
         for key, pending in self._pending.items():
             self.links[key] = pending.wait(DEADLINE)
         self.hub.add(self.links["swarmx", 0])

@@ -46,7 +46,8 @@ class Attachment:
 
     def load(self, load: node_pb2.Load, plan: plan_pb2.Plan) -> None:
         """Queue a Load of the node's part of a plan; the part goes with it unless it was that of the Load before."""
-        if plan is not self._plan:
+        load.same_plan = plan is self._plan
+        if not load.same_plan:
             self._plan = plan
             _add_part(load, plan, self.member)
         self.send(node_pb2.AttachRequest(load=load))

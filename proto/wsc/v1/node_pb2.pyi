@@ -315,6 +315,7 @@ class Load(_message.Message):
     DONE_STEPS_FIELD_NUMBER: _builtins.int
     INPUT_STATES_FIELD_NUMBER: _builtins.int
     COPIES_AT_FIELD_NUMBER: _builtins.int
+    SAME_PLAN_FIELD_NUMBER: _builtins.int
     execution: _builtins.int
     loader: _builtins.str
     """workers: which prepared input"""
@@ -324,6 +325,8 @@ class Load(_message.Message):
     """who keeps states: those of this point are to be put back; 0: those that are there are right"""
     done_steps: _builtins.int
     """workers: so many steps of the whole execution have been done, whose batches nobody wants"""
+    same_plan: _builtins.bool
+    """it brings no plan: it is that of the Load before, which the node has kept"""
     @_builtins.property
     def wafer(self) -> _plan_pb2.WaferPlan: ...
     @_builtins.property
@@ -369,10 +372,11 @@ class Load(_message.Message):
         done_steps: _builtins.int = ...,
         input_states: _abc.Iterable[_builtins.bytes] | None = ...,
         copies_at: _abc.Iterable[_builtins.str] | None = ...,
+        same_plan: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies_at", b"copies_at", "done_steps", b"done_steps", "execution", b"execution", "input_states", b"input_states", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "recovery_point", b"recovery_point", "state_steps", b"state_steps", "swarmx", b"swarmx", "wafer", b"wafer", "wafer_number", b"wafer_number", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies_at", b"copies_at", "done_steps", b"done_steps", "execution", b"execution", "input_states", b"input_states", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "recovery_point", b"recovery_point", "same_plan", b"same_plan", "state_steps", b"state_steps", "swarmx", b"swarmx", "wafer", b"wafer", "wafer_number", b"wafer_number", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_plan: _TypeAlias = _typing.Literal["wafer", "memoryx", "swarmx", "worker", "pipeline"]  # noqa: Y015
     _WhichOneofArgType_plan: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015

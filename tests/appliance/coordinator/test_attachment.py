@@ -64,6 +64,7 @@ def test_a_node_is_sent_a_plan_once(
     assert attach.WhichOneof("kind") == "attach"
     assert [load.load.execution for load in loads] == [0, 1, 2, 3]
     assert [load.load.WhichOneof("plan") for load in loads] == [part, None, part, part]
+    assert [load.load.same_plan for load in loads] == [False, True, False, False]
     if part == "wafer":
         assert [load.load.wafer.memory_bytes for load in loads] == [1, 0, 2, 1]
     else:
