@@ -24,3 +24,11 @@ def test_the_interpreter_has_nothing_of_its_own_among_them() -> None:
     version = "{}{}".format(*sys.version_info)
     library = sysconfig.get_path("stdlib")
     assert _own_paths([f"{sys.base_prefix}/{sys.platlibdir}/python{version}.zip", library]) == ([], [])
+
+
+def test_a_folder_that_a_package_has_put_before_all_changes_no_order() -> None:
+    package = f"{sysconfig.get_path('purelib')}/ray/thirdparty_files"
+    paths = [package, "/usr/src/app", sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "/opt/appended"]
+    before, after = _own_paths(paths)
+    assert before == [str(Path(package).resolve()), "/usr/src/app"]
+    assert after == ["/opt/appended"]

@@ -42,7 +42,8 @@ def _own_paths(paths: Sequence[str]) -> tuple[list[str], list[str]]:
     roots = [Path(folder).resolve() for folder in installed]
     resolved = [Path(entry).resolve() for entry in paths]  # "": the current folder
     own = [not any(path.is_relative_to(root) for root in roots) for path in resolved]
-    first = own.index(False) if False in own else len(own)
+    # The interpreter's begin with one of these. A package may have put a folder of its own before all (ray does).
+    first = next((place for place, path in enumerate(resolved) if path in roots), len(resolved))
     after = [str(path) for path, is_own in zip(resolved[first:], own[first:], strict=True) if is_own]
     return [str(path) for path in resolved[:first]], after
 
