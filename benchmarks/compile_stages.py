@@ -6,7 +6,8 @@ import torch
 
 from appliance.compiler.pipeline import PASSES, Half, Precision, Target
 from appliance.compiler.stages import Stages
-from benchmarks.gpt2_training import BATCH, GPT2, SEQUENCE, VOCABULARY, loss_of
+from benchmarks.gpt import token_loss
+from benchmarks.gpt2_training import BATCH, GPT2, SEQUENCE, VOCABULARY
 from benchmarks.show import show
 from benchmarks.traced import trace_training
 from cirh.text.parser import parse_module
@@ -16,7 +17,7 @@ def measure() -> dict[str, float]:
     """Seconds by part, in order."""
     tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1))
     traced = trace_training(
-        GPT2(), lambda model, batch: loss_of(model(batch[0]), batch[1]), (tokens[:, :-1], tokens[:, 1:])
+        GPT2(), lambda model, batch: token_loss(model(batch[0]), batch[1]), (tokens[:, :-1], tokens[:, 1:])
     )
     seconds = dict(traced.seconds)
     begin = time.perf_counter()

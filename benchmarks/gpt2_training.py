@@ -24,11 +24,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
-VOCABULARY, WIDTH, LAYERS, HEADS = 50257, 768, 12, 12
+from benchmarks.gpt import GPT, GPTSettings, token_loss
+
+VOCABULARY = 50257
 BATCH, SEQUENCE = 4, 256
+SETTINGS = GPTSettings(vocabulary=VOCABULARY, width=768, layers=12, heads=12, sequence=SEQUENCE)
 
 
 class ReadyBatches(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -45,33 +47,11 @@ def input_fn() -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
     return DataLoader(ReadyBatches(), batch_size=None)
 
 
-class Block(nn.Module):
+class GPT2(GPT):
+    """With its initial weights, and one weight for the embedding of tokens and the head."""
+
     def __init__(self) -> None:
-        super().__init__()
-        self.before_attention = nn.LayerNorm(WIDTH)
-        self.attention = nn.Linear(WIDTH, 3 * WIDTH)
-        self.projection = nn.Linear(WIDTH, WIDTH)
-        self.before_network = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, sequence, _ = x.shape
-        parts = self.attention(self.before_attention(x)).split(WIDTH, dim=2)
-        q, k, v = (part.view(batch, sequence, HEADS, -1).transpose(1, 2) for part in parts)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.projection(mixed.transpose(1, 2).reshape(batch, sequence, WIDTH))
-        return x + self.down(F.gelu(self.up(self.before_network(x)), approximate="tanh"))
-
-
-class GPT2(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.positions = nn.Embedding(SEQUENCE, WIDTH)
-        self.h = nn.ModuleList([Block() for _ in range(LAYERS)])
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        super().__init__(SETTINGS)
         self.apply(self._initialise)
         self.head.weight = self.tokens.weight
 
@@ -79,16 +59,6 @@ class GPT2(nn.Module):
     def _initialise(module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, 0.0, 0.02)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-        for block in self.h:
-            x = block(x)
-        return self.head(self.norm(x))
-
-
-def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits.float().reshape(-1, VOCABULARY), targets.reshape(-1))
 
 
 def rate(times: list[float]) -> float:
@@ -110,7 +80,7 @@ def run_eager(num_steps: int, threads: int) -> dict[str, float]:
     times, loss = [], 0.0
     for _, (tokens, targets) in zip(range(num_steps), input_fn(), strict=False):
         with torch.autocast("cpu", torch.bfloat16):
-            loss_tensor = loss_of(model(tokens), targets)
+            loss_tensor = token_loss(model(tokens), targets)
         optimizer.zero_grad()
         loss_tensor.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -165,7 +135,7 @@ def run_cluster(num_steps: int, threads: int) -> dict[str, Any]:
         @cstorch.trace
         def step(batch: list[torch.Tensor]) -> torch.Tensor:
             tokens, targets = batch
-            loss = loss_of(compiled(tokens), targets)
+            loss = token_loss(compiled(tokens), targets)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

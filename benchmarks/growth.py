@@ -7,10 +7,8 @@ namespaces; needs root):
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +23,7 @@ from appliance.growth.rates import Compute, Rates
 from benchmarks.by_hand import ROOT, cluster_by_hand
 from benchmarks.emulated_wafer import VARIABLE, emulate
 from benchmarks.network import NoNetwork, hosts
-from benchmarks.runs import ENVIRONMENT
+from benchmarks.runs import ENVIRONMENT, run_for_result
 from interconnect.swarmx_tree import FAN_IN
 from nodes.folders import cache_root
 from wsc.v1 import plan_pb2
@@ -102,12 +100,7 @@ def _run_on_hosts(script: Sequence[str], wafers: int, variables: Mapping[str, st
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str]) -> float:
-    done = subprocess.run(
-        command, env=variables, cwd=ROOT, capture_output=True, text=True, check=False, timeout=RUN_SECONDS
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
-    return float(json.loads(done.stdout.splitlines()[-1])["step_seconds"])
+    return float(run_for_result(command, variables, RUN_SECONDS)["step_seconds"])
 
 
 def predicted(place: str, model: str, wafers: int, plan: plan_pb2.Plan) -> Prediction:

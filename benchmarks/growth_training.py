@@ -19,7 +19,7 @@ def network(model: str) -> Any:
     from torch import nn
     from torch.nn import functional as F
 
-    from benchmarks.small_gpt import GPT, GPTSettings
+    from benchmarks.gpt import GPT, GPTSettings, token_loss
 
     match model:
         case "fc":
@@ -31,13 +31,7 @@ def network(model: str) -> Any:
         case _:
             settings = GPTSettings(vocabulary=1024, width=256, layers=4, heads=4, sequence=64)
             tokens = torch.randint(settings.vocabulary, (4, settings.sequence))
-            return GPT(settings), _token_loss, (tokens, tokens)
-
-
-def _token_loss(logits: Any, targets: Any) -> Any:
-    from torch.nn import functional as F
-
-    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
+            return GPT(settings), token_loss, (tokens, tokens)
 
 
 def train(model: str, wafers: int, folder: Path) -> None:

@@ -11,12 +11,11 @@ import resource
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
-from torch.nn import functional as F
 
-from benchmarks.small_gpt import GPT, GPTSettings
+from benchmarks.gpt import GPT, GPTSettings, token_loss
 from benchmarks.traced import trace_training
 
 SEQUENCE: Final = 2048
@@ -24,12 +23,6 @@ SIZES: Final = {
     "13b": GPTSettings(vocabulary=50257, width=5120, layers=40, heads=40, sequence=SEQUENCE),
     "175b": GPTSettings(vocabulary=50257, width=12288, layers=96, heads=96, sequence=SEQUENCE),
 }
-
-
-def loss_of(model: Any, batch: Any) -> Any:
-    tokens, targets = batch
-    logits = model(tokens)
-    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
 def main() -> None:
@@ -48,7 +41,7 @@ def main() -> None:
             model = GPT(SIZES[options.size])
     parameters = sum(parameter.numel() for parameter in model.parameters())
     tokens = torch.zeros((options.rows, SEQUENCE), dtype=torch.int64)
-    made = trace_training(model, loss_of, (tokens, tokens), lr=1e-4)
+    made = trace_training(model, lambda net, batch: token_loss(net(batch[0]), batch[1]), (tokens, tokens), lr=1e-4)
     options.out.write_text(made.text)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     seconds = time.perf_counter() - begin

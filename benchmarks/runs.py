@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # On all sides: an OpenMP thread that spins takes a core from the other processes.
@@ -19,7 +20,12 @@ def run_side(
     command += ["--threads", str(threads), "--num-steps", str(num_steps)]
     chosen = {"WAFERBOX_LANE": lane, "WAFERBOX_EXECUTION_STRATEGY": strategy, **variables}
     environment = {**os.environ, **ENVIRONMENT, **{name: value for name, value in chosen.items() if value}}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    return run_for_result(command, environment, 600.0)
+
+
+def run_for_result(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Any:
+    """The last line that a command prints, which is JSON. Raises RuntimeError, subprocess.TimeoutExpired."""
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=seconds)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])

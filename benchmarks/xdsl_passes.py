@@ -24,7 +24,8 @@ from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.passes import canonicalise
 from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.pipeline import PASSES, Pass
-from benchmarks.gpt2_training import BATCH, GPT2, SEQUENCE, VOCABULARY, loss_of
+from benchmarks.gpt import token_loss
+from benchmarks.gpt2_training import BATCH, GPT2, SEQUENCE, VOCABULARY
 from benchmarks.traced import trace_training
 from cirh.text.parser import parse_module
 from cirh.text.printer import print_module
@@ -36,7 +37,7 @@ Work = Callable[[ModuleOp], object]
 def gpt2_text() -> str:
     tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1))
     batch = (tokens[:, :-1], tokens[:, 1:])
-    return trace_training(GPT2(), lambda model, given: loss_of(model(given[0]), given[1]), batch).text
+    return trace_training(GPT2(), lambda model, given: token_loss(model(given[0]), given[1]), batch).text
 
 
 def cnn_text() -> str:

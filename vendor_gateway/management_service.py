@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import grpc
 
@@ -85,9 +85,9 @@ class ManagementService(management_pb2_grpc.ClusterManagementServicer):
                 _metadata(context, "workflow-id"), compiles=compiles, version=version, build=build_of(version)
             )
         except ReleaseRefusedError as error:
-            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except TooManyError as error:
-            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         job.session.queue.labels = dict(settings.queue.labels)
         job.session.queue.priority = _PRIORITIES.get(settings.queue.priority, _DEFAULT_PRIORITY)
         return job
@@ -171,8 +171,3 @@ def _metadata(context: _Context, key: str) -> str:
     values: dict[str, Any] = {entry[0]: entry[1] for entry in context.invocation_metadata()}
     value = values.get(key, "")
     return value[:MAX_NAME] if isinstance(value, str) else ""
-
-
-def _abort(context: _Context, code: grpc.StatusCode, message: str) -> NoReturn:
-    context.abort(code, message)
-    raise AssertionError("abort raises")

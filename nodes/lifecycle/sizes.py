@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def parse_size(text: str) -> int:
@@ -15,4 +15,4 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"([0-9]+)([kmgt]?)b?", text.strip().lower())
     if match is None or not int(match[1]):
         raise ValueError(f"a size is a number with k, m, g or t behind it, such as 512m or 8g, not {text!r}")
-    return int(match[1]) * _UNITS[match[2]]
+    return int(match[1]) * UNITS[match[2]]

@@ -3,13 +3,14 @@
 `make ray-test` says so by WAFERBOX_RAY_TEST: it takes minutes, so `make test` skips it.
 """
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -136,31 +137,37 @@ def in_namespace(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
 
 
-def test_all_processes_of_a_host_are_killed_and_the_job_goes_on(
-    surroundings: Surroundings, three_hosts: list[Host], ray_address: str, undisturbed: str
-) -> None:
-    with UpOnRay(surroundings, three_hosts[0], ray_address, "killed") as up:
-        running = script(surroundings, up, "killed-script", SCRIPTS / "recovering.py", *TRAINING, "0.25")
-        running.wait_for_output("20 ")
-        victim = wafer_elsewhere(surroundings, up, three_hosts)
-        for pid in in_namespace(["ip", "netns", "pids", victim.namespace]).split():
-            os.kill(int(pid), signal.SIGKILL)
-        assert running.wait(240) == 0, f"{running.errors}\n{up.log()}"
-    assert running.output == undisturbed
+@contextlib.contextmanager
+def killed(victim: Host) -> Iterator[None]:
+    for pid in in_namespace(["ip", "netns", "pids", victim.namespace]).split():
+        os.kill(int(pid), signal.SIGKILL)
+    yield
 
 
-def test_a_host_is_cut_off_and_the_job_goes_on(
-    surroundings: Surroundings, three_hosts: list[Host], ray_address: str, undisturbed: str
+@contextlib.contextmanager
+def cut_off(victim: Host) -> Iterator[None]:
+    victim.cut_off()
+    try:
+        yield
+    finally:
+        victim.reconnect()
+
+
+@pytest.mark.parametrize("fault", [killed, cut_off])
+def test_a_host_is_lost_and_the_job_goes_on(
+    surroundings: Surroundings,
+    three_hosts: list[Host],
+    ray_address: str,
+    undisturbed: str,
+    fault: Callable[[Host], contextlib.AbstractContextManager[None]],
 ) -> None:
-    with UpOnRay(surroundings, three_hosts[0], ray_address, "cut") as up:
-        running = script(surroundings, up, "cut-script", SCRIPTS / "recovering.py", *TRAINING, "0.25")
+    """All processes of the host are killed, or nobody reaches it."""
+    name = fault.__name__
+    with UpOnRay(surroundings, three_hosts[0], ray_address, name) as up:
+        running = script(surroundings, up, f"{name}-script", SCRIPTS / "recovering.py", *TRAINING, "0.25")
         running.wait_for_output("20 ")
-        victim = wafer_elsewhere(surroundings, up, three_hosts)
-        victim.cut_off()
-        try:
+        with fault(wafer_elsewhere(surroundings, up, three_hosts)):
             assert running.wait(240) == 0, f"{running.errors}\n{up.log()}"
-        finally:
-            victim.reconnect()
     assert running.output == undisturbed
 
 

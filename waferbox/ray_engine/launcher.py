@@ -30,9 +30,7 @@ CONNECT_SECONDS: Final = 5.0
 PLACEMENT_SECONDS: Final = 60.0  # for Ray to find room; a cluster that Ray makes larger by itself has to be so large
 TELL_SECONDS: Final = 5.0  # until it is said what it waits for
 LOOK_SECONDS: Final = 0.25
-MAX_RESTARTS: Final = (
-    100  # of an actor by Ray, over the life of a cluster; its process has lived for some time each time
-)
+MAX_RESTARTS: Final = 100  # of an actor by Ray, over the life of a cluster: of one that has lived for some time
 ACTOR_THREADS: Final = 8  # of calls to an actor at once: one waits for its process
 
 

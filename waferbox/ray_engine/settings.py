@@ -8,11 +8,12 @@ from typing import Any, Final
 
 import yaml
 
+from nodes.lifecycle.sizes import UNITS
+
 MODULES: Final = {"memoryx": "memoryx", "swarmx": "swarmx", "wafer": "wafer", "worker": "workers"}  # of the roles
 
 # So that a wafer with what it needs fits on two processors. Memory is not counted unless asked for.
 DEFAULT_CPUS: Final[Mapping[str, float]] = {"memoryx": 0.5, "swarmx": 0.25, "wafer": 1.0, "workers": 0.25}
-_UNITS: Final = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 Resources = Mapping[str, float]  # by Ray's names: CPU, GPU, memory in bytes, and those of a site's own
 
@@ -58,7 +59,7 @@ def read_runtime_env(path: Path) -> Mapping[str, Any]:
 
 
 def _amount(word: str, text: str) -> float:
-    factor = _UNITS.get(text[-1:].lower(), 1)
+    factor = UNITS.get(text[-1:].lower(), 1)
     try:
         amount = float(text[:-1] if factor > 1 else text) * factor
     except ValueError:

@@ -46,9 +46,7 @@ class Position:
         InputFailure if it has none; where that of recovery_step alone is wanted, it is empty then.
         """
         last_step += self._first_step
-        # The vendor's client does not say whether it will ask: it asks restartable loaders alone.
-        has_state = self._is_restartable() or not self._prepare["vendor_builder"]
-        states = [(step, self._state(step) if has_state else b"") for step in self.wanted if step <= last_step]
+        states = [(step, self._checkpoint_state(step)) for step in self.wanted if step <= last_step]
         if 0 < self.recovery_step <= last_step:
             states.append((self.recovery_step, self._recovery_state()))
         return states
@@ -71,6 +69,12 @@ class Position:
 
     def _is_restartable(self) -> bool:
         return all(hasattr(self._loader, method) for method in _METHODS)
+
+    def _checkpoint_state(self, step: int) -> bytes:
+        # The vendor's client does not say whether it will ask: it asks restartable loaders alone.
+        if self._prepare["vendor_builder"] and not self._is_restartable():
+            return b""
+        return self._state(step)
 
     def _recovery_state(self) -> bytes:
         if not self._is_restartable():

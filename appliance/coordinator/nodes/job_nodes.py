@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from appliance.coordinator.nodes.attachment import Attachment
 from appliance.coordinator.nodes.topology import COORDINATOR, Member, Topology
@@ -194,17 +194,20 @@ class JobNodes:
 
     def send(self, members: Iterable[Member], make: Callable[[Member], node_pb2.AttachRequest]) -> None:
         """Give each its command; one that has died gets none."""
-        for member in members:
-            attachment = self._attachments.get(member.name)
-            if attachment is not None:
-                attachment.send(make(member))
+        for member, attachment in self._attached(members):
+            attachment.send(make(member))
 
     def load(self, members: Iterable[Member], plan: plan_pb2.Plan, make: Callable[[Member], node_pb2.Load]) -> None:
         """Have each load its part of a plan; make: the Load without it. One that has died gets none."""
+        for member, attachment in self._attached(members):
+            attachment.load(make(member), plan)
+
+    def _attached(self, members: Iterable[Member]) -> Iterator[tuple[Member, Attachment]]:
+        """Those that are attached to."""
         for member in members:
             attachment = self._attachments.get(member.name)
             if attachment is not None:
-                attachment.load(make(member), plan)
+                yield member, attachment
 
     def release_snapshot(self, step: int) -> None:
         """The client needs the snapshot of this step no more."""

@@ -82,14 +82,14 @@ class _Norms:
         data, *others = op.operands
         scale, offset, mean, variance = _exact(rewriter, *others)
         settings = _batch_settings(op)
-        running = [self._running(statistic) for statistic in others[2:]]
-        if attrs(op)["is_training"] and None not in running:
-            y = self._move(op, rewriter, [data, scale, offset], [place for place in running if place is not None])
-        elif attrs(op)["is_training"]:
-            y = self._emit(rewriter, data, _BATCH_NORM, [data, scale, offset], {**settings, "training": True})[0]
-        else:
+        places = [place for statistic in others[2:] if (place := self._running(statistic)) is not None]
+        if not attrs(op)["is_training"]:
             operands = [data, scale, offset, mean, variance]
             y = rewriter.emit(_EVALUATED, operands, {**settings, SEGMENTS: [1] * 5})[0]
+        elif len(places) == 2:
+            y = self._move(op, rewriter, [data, scale, offset], {**settings, "training": True}, places)
+        else:
+            y = self._emit(rewriter, data, _BATCH_NORM, [data, scale, offset], {**settings, "training": True})[0]
         return [y, mean, variance]  # verification saw that nothing reads these two
 
     def _running(self, statistic: SSAValue) -> int | None:
@@ -98,14 +98,14 @@ class _Norms:
             (statistic,) = statistic.owner.operands
         return self._kept.get(statistic) if isinstance(statistic, BlockArgument) else None
 
-    def _move(self, op: Operation, rewriter: Rewriter, operands: Values, places: list[int]) -> SSAValue:
+    def _move(
+        self, op: Operation, rewriter: Rewriter, operands: Values, settings: dict[str, AttrValue], places: list[int]
+    ) -> SSAValue:
         """A batch norm in training, which moves its running statistics; returns the normalised data."""
         running = [self._last.operands[place] for place in places]
-        settings = _batch_settings(op)
-        momentum = attrs(op).get("exponential_avg_factor", 1.0)
-        asked = {"training": True, "momentum": momentum, "eps": settings["eps"], SEGMENTS: [1] * 5}
+        asked = {**settings, "momentum": attrs(op).get("exponential_avg_factor", 1.0), SEGMENTS: [1] * 5}
         y, *statistics, mean, variance = rewriter.emit(_RUNNING, [*operands, *running], asked)
-        self._statistics[operands[0], _BATCH_NORM, repr({**settings, "training": True})] = statistics
+        self._statistics[operands[0], _BATCH_NORM, repr(settings)] = statistics
         for place, moved in zip(places, (mean, variance), strict=True):
             self._last.operands[place] = moved
         return y

@@ -1,4 +1,4 @@
-"""A GPT of any size: for growth, small ones that are run, and large ones that are only compiled."""
+"""A GPT of any size: small ones that are run, and large ones that are only compiled."""
 
 from dataclasses import dataclass
 
@@ -56,3 +56,8 @@ class GPT(nn.Module):
             x = block(x)
         logits: torch.Tensor = self.head(self.norm(x))
         return logits
+
+
+def token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Of the next tokens, in no less than float32."""
+    return F.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), targets.reshape(-1))
