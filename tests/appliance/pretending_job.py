@@ -59,6 +59,7 @@ class PretendingProgram:
         self.progress = Progress("compute")
         self.done_steps = 0
         self.due: node_pb2.KeepRecoveryPoint | None = None
+        self.last_recovery_point = 0
         self._interrupted = threading.Event()
 
     def keep(self, number: int) -> None:
@@ -92,6 +93,7 @@ class PretendingProgram:
                 if step + 1 >= self.progress.recorder.end:
                     self.progress.end_trace()
         self.progress.end_trace()
+        self.keep(self.last_recovery_point)
         return {"compute": 1.5}
 
     def _wait_until_it_may_begin(self, step: int) -> None:
@@ -155,10 +157,10 @@ class PretendingJob(RoleJob):
     def start(self, request: node_pb2.Start) -> None:
         program, keeps_points = self._program, self.behaviour.keeps_points
         self.behaviour.starts.setdefault(self.context.node, []).append(request)  # from now on the test may change it
-        super().start(request)
         if isinstance(program, PretendingProgram) and keeps_points:
+            program.last_recovery_point = request.last_recovery_point
             program.keep(request.recovery_point)
-            program.keep(request.last_recovery_point)
+        super().start(request)
 
     def stop(self, execution: int) -> None:
         self.behaviour.on_stop.get(self.context.node, lambda: None)()
