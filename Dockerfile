@@ -15,7 +15,8 @@ RUN pip install --no-deps .
 
 FROM python:3.11-slim AS bare
 RUN useradd --uid 1000 --create-home waferbox && \
-    install -d -o waferbox /var/lib/waferbox /var/lib/waferbox-view && install -d -o waferbox -m 700 /var/lib/waferbox-secret
+    install -d -o waferbox /var/lib/waferbox /var/lib/waferbox-view && install -d -o waferbox -m 700 /var/lib/waferbox-secret && \
+    install -d -o waferbox /var/lib/waferbox-vendor
 ENV PATH=/opt/waferbox/bin:$PATH WAFERBOX_CACHE=/var/lib/waferbox OMP_WAIT_POLICY=PASSIVE PYTHONUNBUFFERED=1
 USER waferbox
 WORKDIR /home/waferbox

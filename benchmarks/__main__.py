@@ -22,6 +22,7 @@ from benchmarks import (
     products,
     random_numbers,
     recovery,
+    reductions,
     start_up,
     streams,
     updates,
@@ -102,6 +103,7 @@ PARTS: Mapping[str, Callable[[int], None]] = {
     "deaths": deaths.bench,
     "products": lambda repeats: products.bench(repeats * 3),
     "updates": lambda repeats: updates.bench(repeats * 3),
+    "reductions": reductions.bench,
     "streams": lambda repeats: streams.main(),
     "random": bench_random_numbers,
 }

@@ -69,14 +69,14 @@ def rates(place: str, model: str) -> Rates:
     return found if place == "shared_memory" else replace(found, link_bytes_per_second=LINK)
 
 
-def measure(place: str, model: str, wafers: int) -> Run:
-    """One run of so many wafers. Raises NoNetwork where there can be no hosts."""
+def measure(place: str, model: str, wafers: int, compute: Compute) -> Run:
+    """One run of so many wafers, which compute at these rates. Raises NoNetwork where there can be no hosts."""
     with tempfile.TemporaryDirectory() as folder:
         variables = {
             **os.environ,
             **ENVIRONMENT,
             "WAFERBOX_CACHE": f"{folder}/cache",
-            VARIABLE: emulate(emulated(model)),
+            VARIABLE: emulate(compute),
         }
         script = ["-m", "benchmarks.growth_training", "--model", model, "--wafers", str(wafers), "--folder", folder]
         if place == "shared_memory":
@@ -123,7 +123,7 @@ def bench(repeats: int) -> None:
 def _bench(place: str, model: str, counts: Iterable[int], repeats: int) -> None:
     first = 0.0
     for wafers in counts:
-        runs = [measure(place, model, wafers) for _ in range(repeats)]
+        runs = [measure(place, model, wafers, emulated(model)) for _ in range(repeats)]
         seconds = statistics.median(run.step_seconds for run in runs)
         first = first or seconds
         foreseen = predicted(place, model, wafers, runs[0].plan)
