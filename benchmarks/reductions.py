@@ -10,6 +10,7 @@ with every process.
 import argparse
 import datetime
 import json
+import multiprocessing
 import os
 import socket
 import statistics
@@ -78,12 +79,17 @@ def _all_reduce(rank: int, size: int, nbytes: int, port: int, results: Any) -> N
 
 def gloo(size: int, nbytes: int) -> float:
     """Seconds of an all-reduce between so many processes."""
-    from torch import multiprocessing
-
-    results = multiprocessing.get_context("spawn").SimpleQueue()
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    multiprocessing.spawn(_all_reduce, (size, nbytes, port, results), nprocs=size)
+    processes = [context.Process(target=_all_reduce, args=(rank, size, nbytes, port, results)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(SECONDS)
+        if process.exitcode != 0:
+            raise RuntimeError(f"a process of gloo ended with {process.exitcode}")
     return float(results.get())
 
 
