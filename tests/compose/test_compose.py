@@ -2,6 +2,7 @@
 of all services, and the death of the process of each.
 """
 
+import json
 import os
 import re
 import shutil
@@ -17,10 +18,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "fc_digits" / "train.py"
 PATIENT = Path(__file__).parent / "patient.py"
+VENDOR_TRAIN = ROOT / "tests" / "vendor" / "scripts" / "train.py"
 PORT = "19000"
 BUILD_SECONDS = 1200.0
 UP_SECONDS = 180.0
 SCRIPT_SECONDS = 180.0
+VENDOR_PYTHON = os.environ.get("WAFERBOX_VENDOR_PYTHON", "")
 SERVICES = ("management", "ingress", "memoryx", "swarmx", "wafer", "worker")
 
 
@@ -186,6 +189,27 @@ def test_a_job_goes_on_when_the_process_of_a_container_dies(
     management: str, undisturbed: str, tmp_path: Path, service: str
 ) -> None:
     assert train(management, tmp_path, lambda: kill_process_of(service)) == undisturbed
+
+
+@pytest.mark.skipif(not VENDOR_PYTHON, reason="no environment of the vendor's client: `make vendor-test`")
+@pytest.mark.timeout(2 * BUILD_SECONDS)
+def test_the_vendors_own_client_trains_as_on_its_cpu_backend(management: str, tmp_path: Path) -> None:
+    overlay = ["deploy/vendor-client.yml"]
+    compose("up", "--detach", "--scale", "wafer=2", "--scale", "worker=2", seconds=BUILD_SECONDS, more=overlay)
+    wait_for_nodes(management)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("WAFERBOX_", "PYTHON"))}
+    config = {
+        "CSCONFIG_PATH": str(ROOT / "deploy" / "vendor-client.json"),
+        "PATH": f"{Path(VENDOR_PYTHON).parent}:{os.environ['PATH']}",
+    }
+    found = {}
+    for backend in ("cpu", "csx"):
+        script = [VENDOR_PYTHON, VENDOR_TRAIN, backend, tmp_path / backend, "vectors", "adamw"]
+        done = subprocess.run(script, env={**inherited, **config}, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0, done.stdout + done.stderr + compose("logs", "--tail", "100")
+        found[backend] = json.loads(next(line for line in done.stdout.splitlines()[::-1] if line.startswith("{")))
+    losses = [[loss for _, loss, _ in found[backend]["log"]] for backend in ("cpu", "csx")]
+    assert losses[1] == pytest.approx(losses[0], rel=2e-4)
 
 
 def test_a_job_trains_over_tls(
