@@ -20,6 +20,7 @@ from cirh.table.operand_types import check_operand_types
 # What torch raises for arguments that do not fit together, on meta tensors.
 TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError, ArithmeticError)
 SEGMENTS = "operand_segments"
+_ALL_SEGMENTS: Final = (SEGMENTS, "operand_segment_sizes")  # as the vendor's release 2.7 writes them
 REFUSED: Final = rows_vendor.REFUSED
 # Their results are their operands.
 ANNOTATIONS: Final = frozenset(f"cirh.{name}" for name in rows_vendor.ANNOTATIONS)
@@ -62,7 +63,7 @@ def names() -> Iterable[str]:
 def _check_attributes(row: OpSpec, attributes: Mapping[str, AttrValue]) -> None:
     known = {attribute.name: attribute for attribute in row.attributes}
     for name, value in attributes.items():
-        if name == SEGMENTS:
+        if name in _ALL_SEGMENTS:
             continue
         attribute = known.pop(name, None)
         if attribute is None:
@@ -83,7 +84,7 @@ def _check_attributes(row: OpSpec, attributes: Mapping[str, AttrValue]) -> None:
 
 def _segments(row: OpSpec, operands: int, attributes: Mapping[str, AttrValue]) -> tuple[int, ...]:
     """How many operands stand for each tensor argument."""
-    given = attributes.get(SEGMENTS)
+    given = next((attributes[name] for name in _ALL_SEGMENTS if name in attributes), None)
     if given is None:
         lists = [s for s in row.operands if s.count is Count.LIST]
         extra = operands - len(row.operands) + 1
@@ -93,6 +94,8 @@ def _segments(row: OpSpec, operands: int, attributes: Mapping[str, AttrValue]) -
             segments = tuple(int(position < operands) for position in range(len(row.operands)))
     elif isinstance(given, (list, tuple)):
         segments = tuple(int(item) for item in given)
+        if not any(segments[len(row.operands) :]):
+            segments = segments[: len(row.operands)]  # the vendor's have more arguments, which may be left out
     else:
         raise CirhError(f"{row.name}: {SEGMENTS} is a list of numbers")
     if len(segments) == len(row.operands) and sum(segments) == operands:
@@ -131,7 +134,11 @@ def make_site(
         name=name,
         operands=tuple(info(operand) for operand in operands),
         attributes=tuple(
-            sorted((k, tuple(v) if isinstance(v, (list, tuple)) else v) for k, v in attributes.items() if k != SEGMENTS)
+            sorted(
+                (k, tuple(v) if isinstance(v, (list, tuple)) else v)
+                for k, v in attributes.items()
+                if k not in _ALL_SEGMENTS
+            )
         ),
         results=tuple(info(type) for type in types) if types is not None and row.typed is not Typed.NEVER else (),
         statics=_statics(row, operands),

@@ -54,8 +54,9 @@ class AttributeParser(Scanner):
         self._aliases: dict[str, LocationAttr] = {}
         super().__init__(text)
 
-    def tensor_type(self) -> AnyTensorType:
-        if self.kind != "type":
+    def tensor_type(self, *, may_be_vector: bool = False) -> AnyTensorType:
+        """may_be_vector: that is the same here."""
+        if self.kind != "type" or (self.token.startswith("vector") and not may_be_vector):
             self.fail("expected a tensor type")
         known = self._known_types.get(self.token)
         if known is None:
@@ -103,7 +104,7 @@ class AttributeParser(Scanner):
     def _dense_end(self, make: Any) -> ConstantAttr:
         self.expect(">")
         self.expect(":")
-        type = self.tensor_type()
+        type = self.tensor_type(may_be_vector=True)
         try:
             constant: ConstantAttr = make(type)
         except CirhError as error:

@@ -16,7 +16,7 @@ MAXIMUM_ITEMS = 1 << 18
 _TOKEN = re.compile(
     r"""(?:\s++|//[^\n]*+)*+(?:
     (?P<value>%[A-Za-z0-9_$.-]++(?:[:\#]\d++)?)
-    |(?P<type>tensor<[0-9x]*+[a-z0-9]++>)
+    |(?P<type>(?:tensor|vector)<[0-9x]*+[a-z0-9]++>)
     |(?P<number>-?(?:0[xX][0-9a-fA-F]++|\d++(?:\.\d*+)?(?:[eE][+-]?\d++)?))
     |(?P<string>"(?:[^"\\\n]++|\\[^\n])*+")
     |(?P<word>[A-Za-z_][A-Za-z0-9_$.]*+)

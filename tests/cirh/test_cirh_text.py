@@ -15,6 +15,7 @@ from cirh.dialect.operations import Const, body_ops, return_of
 from cirh.dialect.types import shape
 from cirh.modules.graph import canonical_text, extract, signature
 from cirh.modules.verify import verify
+from cirh.table.lookup import site_of
 from cirh.text.parser import parse_module
 from cirh.text.printer import print_module
 
@@ -201,3 +202,34 @@ def test_a_pack_of_results_comes_back_as_it_was() -> None:
 def test_a_pack_that_is_not_one_is_refused(old: str, new: str) -> None:
     with pytest.raises(CirhError, match="line "):
         parse_module(PACK.replace(old, new, 1))
+
+
+SEGMENTS = """module  {
+  func @graph(%arg0: tensor<2x6xf32>, %arg1: tensor<3x6xf32>) -> (tensor<2x3xf32>) {
+    %0 = cirh.DotGeneral %arg0, %arg1 {lhs_contracting_dimensions = dense<1> : tensor<1xi64>, \
+operand_segment_sizes = dense<[1, 1, 0, 0, 0, 0, 0]> : vector<7xi32>, \
+rhs_contracting_dimensions = dense<1> : tensor<1xi64>, lhs_batching_dimensions = dense<> : tensor<0xi64>, \
+rhs_batching_dimensions = dense<> : tensor<0xi64>} : (tensor<2x6xf32>, tensor<3x6xf32>) -> tensor<2x3xf32>
+    return %0 : tensor<2x3xf32>
+  }
+}
+"""
+
+
+def test_counts_of_operands_may_be_a_vector_and_name_more_than_there_can_be() -> None:
+    module = parse_module(SEGMENTS)
+    verify(module)
+    (product,) = body_ops(module)
+    assert site_of(product).segments == (1, 1)
+    verify(parse_module(print_module(module)))
+
+
+@pytest.mark.parametrize("counts", ["1, 1, 1, 0, 0, 0, 0", "1, 0, 1, 0, 0, 0, 0", "2, 0, 0, 0, 0, 0, 0", "1"])
+def test_operands_elsewhere_than_where_they_can_be_are_refused(counts: str) -> None:
+    with pytest.raises(CirhError, match="takes lhs, rhs; 2 operands are given"):
+        verify(parse_module(SEGMENTS.replace("1, 1, 0, 0, 0, 0, 0", counts)))
+
+
+def test_a_value_is_no_vector() -> None:
+    with pytest.raises(CirhError, match="expected a tensor type at 'vector<2x6xf32>'"):
+        parse_module(SEGMENTS.replace("%arg0: tensor<2x6xf32>", "%arg0: vector<2x6xf32>"))
