@@ -33,7 +33,7 @@ def joining(kernel: WaferKernel, joined: Mapping[int, JoinedPlace]) -> WaferKern
 
 
 def beside_inputs(kernel: WaferKernel, results: Collection[int]) -> WaferKernel:
-    """The kernel of the first micro-batch; these results lie in memory that nothing else shows: parts are added there."""
+    """The kernel of the first micro-batch; nothing else shows the memory of these results: parts are added there."""
 
     def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         made = kernel(inputs, places)

@@ -71,9 +71,7 @@ def _parts(text: str, wanted: Wanted) -> int:
 
 def _precision(wanted: Wanted) -> Precision | None:
     if wanted.half:
-        return Precision(
-            half=_half(wanted.half), level=wanted.optimization_level, half_gradients=wanted.half_gradients
-        )
+        return Precision(half=_half(wanted.half), level=wanted.optimization_level, half_gradients=wanted.half_gradients)
     if wanted.half_gradients:
         raise PlanningError("without --half there is no half precision for gradients to travel in")
     return None

@@ -66,7 +66,7 @@ def _gradients(cut: Cut) -> list[SSAValue]:
 
 def _sources_of_updates(cut: Cut) -> set[SSAValue]:
     """All values of as many elements as a weight, of which its next value is made."""
-    makers = {result: op for op in cut.memoryx_ops for result in op.results}
+    makers: dict[SSAValue, Operation] = {result: op for op in cut.memoryx_ops for result in op.results}
     found: set[SSAValue] = set()
     for weight in cut.weights & cut.new_states.keys():
         waiting = [cut.new_states[weight]]

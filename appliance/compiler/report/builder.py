@@ -67,9 +67,7 @@ def make_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Re
             streamed_bytes=sum(layer.streamed_bytes for layer in layers),
             gradient_bytes=sum(layer.gradient_bytes for layer in layers),
             wafer_kernels=len(plan.wafer.kernels),
-            segments=sum(
-                run.micro_batch == 0 and not is_rounding(run, sums) for run in _runs(plan.wafer.instructions)
-            ),
+            segments=sum(run.micro_batch == 0 and not is_rounding(run, sums) for run in _runs(plan.wafer.instructions)),
             step_seconds=timeline.step_seconds,
             rows_per_second=plan.batch_rows / timeline.step_seconds if timeline.step_seconds else 0.0,
         ),

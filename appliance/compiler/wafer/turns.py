@@ -53,8 +53,10 @@ def order_turns(
 
 
 def take_out_rounding(segments: list[Work], rounding: Collection[Operation]) -> dict[Segment, Work]:
-    """Leaves operations out of the segments. Returns the turns that do them, by the segment that makes what they read."""
-    makers = {result: work for work in segments for op in work.segment.ops for result in op.results}
+    """Leaves operations out of the segments. Returns the turns that do them, by the segments that make what is read."""
+    makers: dict[SSAValue, Work] = {
+        result: work for work in segments for op in work.segment.ops for result in op.results
+    }
     closing: dict[Segment, Work] = {}
     for work in list(segments):
         for op in [op for op in work.segment.ops if op in rounding]:
