@@ -11,7 +11,8 @@ from compiled_steps import BATCH, Step, Traced, one_at_a_time
 from plan_simulator import Simulation
 from reported_steps import MACHINE
 from simulated_links import Frame
-from test_compiler_precision_parity import WORDS, Transformer, text
+from test_compiler_precision_parity import BOUND, WORDS, Transformer, error, plain, simulated, text
+from test_compiler_precision_parity import CASES as AGAINST_AUTOCAST
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
@@ -41,7 +42,7 @@ def _seeded() -> None:
 
 
 def training(loss_of: Callable[[Any, Any], torch.Tensor], clip: float = 0.0) -> Callable[[Any], Step]:
-    """SGD with momentum, so that a wrong gradient stays visible. clip: a limit for the norm of all gradients; 0: none."""
+    """SGD with momentum, so that a wrong gradient stays visible. clip: limits the norm of all gradients, if above 0."""
 
     def build(model: Any) -> Any:
         kept = [torch.zeros_like(parameter) for parameter in model.parameters()]
@@ -290,6 +291,16 @@ def plain_steps(
             total = total + part.float()
         weight = weight - total.to(dtype).float() * 0.1
     return weight
+
+
+@pytest.mark.parametrize("wafers", [2, 4])
+@pytest.mark.parametrize("case", AGAINST_AUTOCAST)
+def test_errors_are_within_those_of_autocast(case: str, wafers: int) -> None:
+    exact, autocast = (plain(case, dtype, 1.0) for dtype in (None, torch.bfloat16))
+    ours = simulated(case, BF16, wafers, 1.0)
+    (losses, weights), (allowed_losses, allowed_weights) = error(ours, exact), error(autocast, exact)
+    assert 0 < losses <= BOUND * allowed_losses
+    assert 0 < weights <= BOUND * allowed_weights
 
 
 @pytest.mark.parametrize("wafers", [1, 2, 4])
