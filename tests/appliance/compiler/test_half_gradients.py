@@ -19,9 +19,11 @@ from torch.utils._pytree import tree_leaves
 
 from appliance.compiler.cache import artifact_key
 from appliance.compiler.core.target import ExecutionStrategy
+from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.pipeline import CompileError, Half, Precision, Target
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.page import report_page
+from appliance.compiler.wafer.memory_plan import plan_memory
 from appliance.growth.prediction import predict
 from appliance.growth.rates import Compute, Rates
 from interconnect.links.elements import torch_dtype
@@ -379,3 +381,20 @@ def test_gradients_that_wait_for_others_are_kept_in_half() -> None:
     for_one_norm = 4 * width**2
     expected = wide.memoryx[0].own_bytes - kept[1] + for_one_norm
     assert half.memoryx[0].own_bytes == pytest.approx(expected, rel=0.01)
+
+
+def test_sums_that_wait_to_be_rounded_are_counted() -> None:
+    """In rounds, the sums of all layers lie on the wafer from the first micro-batch to the last."""
+    width, layers = 256, 4
+    build = training(lambda model, x: model(x).square().mean())
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    step = Traced(build, model, torch.randn(BATCH, width), double=False)
+    with one_at_a_time():
+        plan = step.plan(1, 1, precision=BF16, micro_batches=3)
+    assert sorted(tuple(joined.type.shape) for joined in plan.wafer.joined) == [(width, width)] * layers
+    points = plan_memory(plan.wafer, profile_kernels(plan.wafer.kernels), 1 << 30).points
+    runs = [i.run for i in plan.wafer.instructions if i.HasField("run")]
+    sums = {joined.value for joined in plan.wafer.joined}
+    middle = next(k for k, run in enumerate(runs) if run.micro_batch == 1 and not sums.isdisjoint(run.outputs))
+    assert layers * width**2 * 4 <= points[middle].activation_bytes < (layers + 1) * width**2 * 4
+    assert points[0].activation_bytes < width**2
