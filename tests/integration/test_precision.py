@@ -154,8 +154,9 @@ def test_an_input_fn_that_asks_for_the_precision_gives_halves(
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("generated_updates")
+@pytest.mark.parametrize("half_gradients", [False, True])
 def test_a_loss_scale_that_overflows_is_halved_until_it_fits(
-    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, half_gradients: bool
 ) -> None:
     """Gradients in float16, of a loss that is scaled by far too much at first."""
     monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
@@ -163,10 +164,13 @@ def test_a_loss_scale_that_overflows_is_halved_until_it_fits(
     model = mixed_precision.Network()
     initial = copy.deepcopy(model)
     num_steps, scale = 16, 2.0**30
-    losses, state = mixed_precision.train(tmp_path, model, "float16", 1, 2, num_steps, scale)
+    losses, state = mixed_precision.train(
+        tmp_path, model, "float16", 1, 2, num_steps, scale, half_gradients=half_gradients
+    )
     (text,) = (path.read_text() for path in tmp_path.rglob("cirh.mlir"))
     others = {"state.grad_scaler.0.loss_scale": scale}
-    expected, states = simulated(text, initial, Precision(half=Half.FLOAT16), 2, num_steps, **others)
+    precision = Precision(half=Half.FLOAT16, half_gradients=half_gradients)
+    expected, states = simulated(text, initial, precision, 2, num_steps, **others)
     assert losses == pytest.approx(expected, rel=1e-5)
     assert state == {name: float(states[f"state.grad_scaler.0.{name}"]) for name in state}
     skipped = int(state["num_skipped_steps"])
