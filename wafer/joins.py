@@ -1,6 +1,6 @@
 """Values that micro-batches make in parts: what a later one makes is joined in place to what there is."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import torch
@@ -30,3 +30,36 @@ def joining(kernel: WaferKernel, joined: Mapping[int, JoinedPlace]) -> WaferKern
         return results
 
     return call
+
+
+def beside_inputs(kernel: WaferKernel, results: Collection[int]) -> WaferKernel:
+    """The kernel of the first micro-batch; nothing else shows the memory of these results: parts are added there."""
+
+    def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        made = kernel(inputs, places)
+        for index in results:
+            others = [*inputs, *(other for number, other in enumerate(made) if number != index)]
+            if not made[index].is_contiguous() or _shows(made[index], others):
+                made[index] = made[index].clone(memory_format=torch.contiguous_format)
+        return made
+
+    return call
+
+
+def adding(kernel: WaferKernel, sums: Mapping[int, int], tensors: Sequence[torch.Tensor | None]) -> WaferKernel:
+    """The kernel of a later micro-batch: some results are added in place to values. sums: slots of these, by result."""
+
+    def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        made = kernel(inputs, places)
+        for index, slot in sums.items():
+            total = tensors[slot]
+            assert total is not None, "the first micro-batch has made it"
+            made[index] = total.add_(made[index])
+        return made
+
+    return call
+
+
+def _shows(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
+    memory = tensor.untyped_storage().data_ptr()
+    return any(other.untyped_storage().data_ptr() == memory for other in others)

@@ -27,7 +27,7 @@ from nodes.steps.schedule import (
     is_received_by_wafers,
     worker_of_step,
 )
-from wafer.joins import joining
+from wafer.joins import adding, beside_inputs, joining
 from wafer.kernels import WaferKernel, WaferKernels
 from wafer.large_tensors import limit_large_tensors, release_large_tensors
 from wsc.v1 import node_pb2, plan_pb2
@@ -64,6 +64,7 @@ class WaferProgram:
             if group.kind == plan_pb2.GROUP_KIND_REDUCTION
             for member in group.members
         }
+        self._sums = {joined.value for joined in plan.joined}  # that are not sent from where they lie
         self._made: set[int] = set()  # values that a Run makes that was added
         self._divided = plan.micro_batches > 1
         self._counts = ArenaCounts(plan.arena)
@@ -127,8 +128,12 @@ class WaferProgram:
         tensors = values.tensors
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
         places = [None if value in self._made else self._buffers.place(value) for value in run.outputs]
+        sums = {index: slot for index, slot in enumerate(outputs) if run.outputs[index] in self._sums}
         if not self._made.isdisjoint(run.outputs):
             kernel = self._joining(run, kernel)
+            kernel = adding(kernel, sums, tensors) if sums else kernel
+        elif sums:
+            kernel = beside_inputs(kernel, sums)
         self._made.update(run.outputs)
 
         def run_kernel(step: int) -> None:
@@ -145,7 +150,7 @@ class WaferProgram:
         """The kernel of a later micro-batch: what is reduced is joined to what the ones before have made of it."""
         joined = {}
         for index, value in enumerate(run.outputs):
-            if value in self._made:
+            if value in self._made and value not in self._sums:
                 place = self._buffers.place(value)
                 assert place is not None, "what is reduced is sent"
                 joined[index] = (place, self._reductions[value])

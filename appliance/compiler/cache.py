@@ -31,7 +31,8 @@ MAX_PLAN_BYTES: Final = 1 << 30
 def artifact_key(text: str, target: Target, asked: MicroBatching | None = None) -> str:
     """The name of the plan for this module and target, with its batch divided as asked."""
     pinned = sorted(target.pinned_shards.items())
-    precision = target.precision and (target.precision.half.value, target.precision.level)
+    mixed = target.precision
+    precision = mixed and (mixed.half.value, mixed.level, mixed.half_gradients)
     memory = (target.wafer_memory_bytes, target.prefetch_layers)
     time = (target.micro_batches, asked and dataclasses.astuple(asked))
     how = (target.kernel_library.value, target.execution_strategy.value, target.wafer_cores)

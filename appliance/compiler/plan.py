@@ -21,7 +21,7 @@ from cirh.dialect import types
 from wsc.v1 import plan_pb2
 
 # Of the messages in plan.proto, and of what roles may rely on. A cached plan of another format is compiled again.
-PLAN_FORMAT = 8
+PLAN_FORMAT = 9
 
 
 def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
@@ -35,6 +35,7 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
     if target.precision is not None:
         plan.precision.half = HALF_TYPES[target.precision.half]
         plan.precision.optimization_level = target.precision.level
+        plan.precision.half_gradients = target.precision.half_gradients
     if target.execution_strategy is ExecutionStrategy.PIPELINE:
         fill_pipeline(plan, cut, target)
     else:

@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import ModuleOp
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import Target
 from appliance.compiler.partition.cut import Cut, make_cut
+from appliance.compiler.partition.half_gradients import check_half_gradients, round_gradients
 from appliance.compiler.partition.precision import insert_casts
 from appliance.compiler.passes.canonicalise import canonicalise
 from appliance.compiler.passes.dce import eliminate_dead_code
@@ -51,6 +52,7 @@ class Stages:
         """After casts were inserted, if the precision is mixed: what is cast depends on whose work it is."""
         precision = self._target.precision
         check_target(self._target, batch_rows(self._module, 1))
+        check_half_gradients(self._target)
         with self._dividing():
             sharding = propagate(self._module, self._target.num_parts)
             if precision is None:
@@ -59,7 +61,12 @@ class Stages:
             canonicalise(self._module)
             eliminate_dead_code(self._module)
             copy_what_passes_through(self._module)  # those copies do nothing, and are gone
-            return propagate(self._module, self._target.num_parts)
+            sharding = propagate(self._module, self._target.num_parts)
+            if not precision.half_gradients:
+                return sharding
+            rounded = round_gradients(make_cut(self._module, sharding), self._target)
+            eliminate_dead_code(self._module)
+            return propagate(self._module, self._target.num_parts, rounded)
 
     @cached_property
     def cut(self) -> Cut:

@@ -90,6 +90,7 @@ class Wafer(Role):
             for member in group.members
         }
         self.kernels = kernels
+        self.sums = {joined.value: joined.reduction for joined in plan.joined}
 
     def run(self) -> Iterator[None]:
         for step, batch in enumerate(self.batches, 1):
@@ -118,7 +119,12 @@ class Wafer(Role):
                         inputs = [self.read(value) for value in run.inputs]
                         results = self.kernels[run.kernel](inputs, places)
                         for i, value in enumerate(run.outputs):
-                            if value in made:  # by micro-batches before
+                            if value in made and value in self.sums:
+                                before = self.values[value].tensor
+                                results[i] = before.copy_(reduced(self.sums[value], [before, results[i]]))
+                            elif value in self.sums:
+                                results[i] = results[i].clone()
+                            elif value in made:  # by micro-batches before
                                 home = self.place_of[value]
                                 results[i] = home.copy_(reduced(self.reductions[value], [home, results[i]]))
                         made.update(run.outputs)
@@ -341,7 +347,8 @@ class SwarmX:
 
 def reduced(reduction: "plan_pb2.Reduction.ValueType", tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """What SwarmX makes of several wafers' tensors, and a wafer of several micro-batches'."""
-    total = tensors[0]
+    dtype = tensors[0].dtype
+    total = tensors[0].float() if dtype in (torch.float16, torch.bfloat16) else tensors[0]
     for tensor in tensors[1:]:
         match reduction:
             case plan_pb2.REDUCTION_SUM:
@@ -352,4 +359,4 @@ def reduced(reduction: "plan_pb2.Reduction.ValueType", tensors: Sequence[torch.T
                 total = torch.minimum(total, tensor)
             case kind:
                 raise AssertionError(kind)
-    return total
+    return total.to(dtype)

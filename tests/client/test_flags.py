@@ -34,6 +34,7 @@ def test_every_flag_takes_its_own_value_and_goes_back(group: Flags, name: str) -
     ("path", "name", "value"),
     [
         ("precision", "optimization_level", 2),
+        ("precision", "half_gradients", True),
         ("performance", "micro_batch_size", "explore"),
         ("performance", "micro_batch_size", {"explore": {"min": 2, "max": 8}}),
         ("performance", "micro_batch_size", 4),

@@ -90,6 +90,29 @@ def test_the_compile_says_what_precision_is_wanted(cluster: FakeCluster, tmp_pat
     assert options.precision == wanted
 
 
+def test_gradients_travel_in_half_where_the_script_asks_for_it(
+    cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    cstorch.amp.set_half_dtype("bfloat16")
+    cstorch.amp.enable_mixed_precision()
+    setup = Setup(cluster, tmp_path)
+    run(setup.executor(1), setup.step)
+    cstorch.backends.csx.precision.half_gradients = True
+    run(setup.executor(1), setup.step)
+    assert [options.precision.half_gradients for options in cluster.options] == [False, True]
+    said = [line for line in caplog.messages if line.startswith("Mixed precision")]
+    assert ["gradients travel in it" in line for line in said] == [False, True]
+
+
+def test_without_mixed_precision_there_is_no_half_for_gradients(cluster: FakeCluster, tmp_path: Path) -> None:
+    cstorch.backends.csx.precision.half_gradients = True
+    setup = Setup(cluster, tmp_path)
+    with pytest.raises(ConfigurationError, match=r"half_gradients: .* call cstorch.amp.enable_mixed_precision\(\)"):
+        run(setup.executor(1), setup.step)
+    assert not cluster.options
+
+
 def test_the_compile_says_what_wafers_may_hold_where_the_script_does(cluster: FakeCluster, tmp_path: Path) -> None:
     setup = Setup(cluster, tmp_path)
     run(setup.executor(1), setup.step)

@@ -3,13 +3,13 @@
 import copy
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mixed_precision
 import pytest
 import torch
-from cluster_rig import RunningCluster
+from cluster_rig import RunningCluster, running_cluster
 from torch.utils.data import DataLoader
 from xdsl.dialects.builtin import ModuleOp
 
@@ -21,6 +21,7 @@ from cirh.text.parser import parse_module
 from cirh.text.printer import print_module
 from interconnect.links.shared_memory import SharedMemory
 from memoryx.kernels import StateKernel, StateKernels
+from wsc.v1 import plan_pb2
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "appliance"))
 import plan_simulator
@@ -36,6 +37,7 @@ def simulated(
     num_csx: int,
     num_steps: int,
     source: Callable[[], DataLoader] = mixed_precision.input_fn,
+    micro_batches: int = 1,
     **others: float,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The losses and last states, by the simulation: all states but the weights and `others` begin with zeros."""
@@ -44,7 +46,8 @@ def simulated(
     states = {s.name: torch.zeros(*info(arguments[s.argument])[:1]) for s in signature(module).states}
     states |= {f"state.model.{name}": p.detach() for name, p in model.named_parameters()}
     states |= {name: torch.tensor(value) for name, value in others.items()}
-    plan = compile_module(text, Target(num_csx=num_csx, num_shards=2, precision=precision))
+    target = Target(num_csx=num_csx, num_shards=2, precision=precision, micro_batches=micro_batches)
+    plan = compile_module(text, target)
     batches = itertools.islice(itertools.cycle(source()), num_steps)
     simulation = plan_simulator.Simulation(plan, states)
     losses = [float(*step.values()) for step in simulation.run([list(batch) for batch in batches])]
@@ -81,6 +84,59 @@ def test_training_goes_as_in_the_simulation(
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("generated_updates")
+def test_half_gradients_of_several_micro_batches_are_rounded_once(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
+    torch.manual_seed(0)
+    model = mixed_precision.Network()
+    initial = copy.deepcopy(model)
+    losses, _ = mixed_precision.train(
+        tmp_path, model, "bfloat16", 1, 2, STEPS, half_gradients=True, micro_batch_size=16
+    )
+    (text,) = (path.read_text() for path in tmp_path.rglob("cirh.mlir"))
+    precision = Precision(half=Half.BFLOAT16, half_gradients=True)
+    expected, states = simulated(text, initial, precision, 2, STEPS, micro_batches=4)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter.detach().cpu(), states[f"state.model.{name}"]), name
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("generated_updates")
+def test_half_gradients_are_rounded_by_each_node_of_a_tree_that_adds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+) -> None:
+    """Eight wafers below two SwarmX nodes below the root."""
+    join = simulated_roles.reduced
+
+    def joined(reduction: "plan_pb2.Reduction.ValueType", tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        if len(tensors) == 8:
+            tensors = [join(reduction, tensors[:4]), join(reduction, tensors[4:])]
+        return join(reduction, tensors)
+
+    torch.manual_seed(0)
+    model = mixed_precision.Network()
+    initial, num_steps = copy.deepcopy(model), 6
+    with running_cluster(tmp_path / "cluster", cache, wafers=8, memoryx=2, swarmx=3, workers=8) as cluster:
+        monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
+        losses, _ = mixed_precision.train(
+            tmp_path / "artifacts", model, "bfloat16", 1, 8, num_steps, half_gradients=True
+        )
+        weights = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
+    (text,) = (path.read_text() for path in (tmp_path / "artifacts").rglob("cirh.mlir"))
+    precision = Precision(half=Half.BFLOAT16, half_gradients=True)
+    _, of_one_node = simulated(text, initial, precision, 8, num_steps)
+    monkeypatch.setattr(simulated_roles, "reduced", joined)
+    expected, states = simulated(text, initial, precision, 8, num_steps)
+    assert any(not torch.equal(of_one_node[name], state) for name, state in states.items())
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for name, weight in weights.items():
+        assert torch.equal(weight, states[f"state.model.{name}"]), name
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("generated_updates")
 def test_an_input_fn_that_asks_for_the_precision_gives_halves(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -98,8 +154,9 @@ def test_an_input_fn_that_asks_for_the_precision_gives_halves(
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("generated_updates")
+@pytest.mark.parametrize("half_gradients", [False, True])
 def test_a_loss_scale_that_overflows_is_halved_until_it_fits(
-    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, half_gradients: bool
 ) -> None:
     """Gradients in float16, of a loss that is scaled by far too much at first."""
     monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
@@ -107,10 +164,13 @@ def test_a_loss_scale_that_overflows_is_halved_until_it_fits(
     model = mixed_precision.Network()
     initial = copy.deepcopy(model)
     num_steps, scale = 16, 2.0**30
-    losses, state = mixed_precision.train(tmp_path, model, "float16", 1, 2, num_steps, scale)
+    losses, state = mixed_precision.train(
+        tmp_path, model, "float16", 1, 2, num_steps, scale, half_gradients=half_gradients
+    )
     (text,) = (path.read_text() for path in tmp_path.rglob("cirh.mlir"))
     others = {"state.grad_scaler.0.loss_scale": scale}
-    expected, states = simulated(text, initial, Precision(half=Half.FLOAT16), 2, num_steps, **others)
+    precision = Precision(half=Half.FLOAT16, half_gradients=half_gradients)
+    expected, states = simulated(text, initial, precision, 2, num_steps, **others)
     assert losses == pytest.approx(expected, rel=1e-5)
     assert state == {name: float(states[f"state.grad_scaler.0.{name}"]) for name in state}
     skipped = int(state["num_skipped_steps"])

@@ -67,6 +67,18 @@ def test_the_results_are_those_of_a_run_in_which_nothing_dies(
             assert "The job goes on from step" in errors
 
 
+def test_halves_that_are_rounded_again_are_the_same(start_script: StartScript, tmp_path: Path, cache: Path) -> None:
+    """Gradients that travel in half, of a wafer that dies and of a node that adds them."""
+    size = ("--num-csx", 2, "--half-gradients")
+    with running_cluster(tmp_path / "cluster", cache, wafers=2, memoryx=1, swarmx=1, workers=2) as cluster:
+        expected, errors = run(start_script, cluster, nothing, *size)
+        assert "gradients travel in it" in errors
+        for role in ("wafer", "swarmx"):
+            output, errors = run(start_script, cluster, kill(cluster, role), *size)
+            assert output == expected, role
+            assert "The job goes on from step" in errors
+
+
 def kill_coordinator(cluster: RunningCluster) -> Callable[[RunningScript], None]:
     """Kill the coordinator of the job, and wait until management has another."""
 

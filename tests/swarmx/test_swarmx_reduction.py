@@ -76,6 +76,29 @@ def test_sum(dtype: torch.dtype, children: int) -> None:
     assert torch.equal(found, expected.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_a_tree_each_node_that_adds_rounds_its_sum_once(dtype: torch.dtype) -> None:
+    """Eight wafers below two nodes below the root; parts are added in wafer order, and no part is rounded again."""
+    parts = [(torch.randn(1000) * 100).to(dtype) for _ in range(8)]
+    leaves = [join(plan_pb2.REDUCTION_SUM, parts[begin : begin + 4]) for begin in (0, 4)]
+    found = join(plan_pb2.REDUCTION_SUM, leaves)
+    sums = []
+    for below in (parts[:4], parts[4:]):
+        wide = [part.float() for part in below]
+        sums.append((wide[0] + wide[1] + wide[2] + wide[3]).to(dtype).float())
+    assert torch.equal(found, (sums[0] + sums[1]).to(dtype))
+
+
+def test_one_child_s_part_is_not_rounded_again() -> None:
+    part = torch.randn(1000).to(torch.bfloat16)
+    assert torch.equal(join(plan_pb2.REDUCTION_SUM, [part]), part)
+
+
+def test_parts_that_float16_has_may_have_a_sum_that_it_has_not() -> None:
+    parts = [torch.tensor([40000.0, -40000.0, 1.0], dtype=torch.float16) for _ in range(2)]
+    assert join(plan_pb2.REDUCTION_SUM, parts).tolist() == [torch.inf, -torch.inf, 2.0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
 def test_max_and_min(dtype: torch.dtype) -> None:
     parts = [(torch.randn(1000) * 3).round().to(dtype) for _ in range(3)]

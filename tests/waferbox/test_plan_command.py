@@ -28,6 +28,20 @@ def step(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    """A product of a batch of eight rows with a weight, from which its gradient is subtracted."""
+    builder = GraphBuilder()
+    weight = builder.argument(tensor_type((600, 400), torch.float32), state="state.weight")
+    batch = builder.argument(tensor_type((8, 600), torch.float32), input="input_0")
+    (product,) = builder.op("cirh.MatMul", [batch, weight])
+    (gradient,) = builder.op("cirh.MatMul", [batch, product], {"transpose_a": True})
+    (following,) = builder.op("cirh.Sub", [weight, gradient])
+    path = tmp_path / "training.mlir"
+    path.write_text(print_module(builder.finish([(following, None)], {0: 0})))
+    return path
+
+
 def call(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["plan", *map(str, arguments)], env={"COLUMNS": "160"})
 
@@ -51,6 +65,17 @@ def test_json_has_the_rates_to_be_expected(step: Path) -> None:
     assert told["efficiency"] == pytest.approx(told["best"]["rows_per_second"] / 2 / single["rows_per_second"])
 
 
+def test_gradients_in_half_are_half_as_many_bytes(training: Path) -> None:
+    seconds = []
+    for options in ((), ("--half-gradients",)):
+        result = call(training, *RATES, "--wafers", "2", "--half", "bfloat16", "--json", *options)
+        assert result.exit_code == 0, result.output
+        best = json.loads(result.stdout)["best"]
+        seconds.append({load["name"]: load["share"] * best["step_seconds"] for load in best["loads"]})
+    for link, share in (("a wafer's link, out", 0.5), ("MemoryX's link, in", 0.5), ("SwarmX's link, in", 0.6)):
+        assert seconds[1][link] == pytest.approx(share * seconds[0][link], rel=0.01), link
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -61,6 +86,8 @@ def test_json_has_the_rates_to_be_expected(step: Path) -> None:
         (("--wafer-rate", "3GB/s"), 2, "312Tflop/s"),
         (("--latency", "-1us"), 2, "20us"),
         (("--half", "float8"), 1, "bfloat16"),
+        (("--half-gradients", "--json"), 1, "without --half"),
+        (("--half=cbfloat16", "--half-gradients"), 1, "cbfloat16 is emulated"),
         (("--wafers", "0"), 2, "--wafers"),
         (("--wafer-memory", "1kB"), 1, "step.mlir"),
     ],

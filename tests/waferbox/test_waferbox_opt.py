@@ -123,6 +123,7 @@ def test_the_list_says_what_each_does() -> None:
         (["--pass", "nonsense"], "there is no pass 'nonsense'; known are verify, random-keys"),
         (["--pass", "shard,cse"], "'cse' cannot follow 'shard'"),
         (["--pass", "dce,shard", "--num-csx", "3"], "<stdin>: shard: a batch of 4 samples cannot be divided evenly"),
+        (["--half-gradients"], "without --half there is no half precision for gradients to travel in"),
         (["--half", "float8"], "there is no half precision 'float8'; known are float16, bfloat16, cbfloat16"),
         (["-o", "/nowhere/at/all"], "No such file or directory"),
         (["/nowhere"], "No such file or directory"),

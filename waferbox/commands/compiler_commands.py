@@ -25,6 +25,9 @@ def opt(
         str, typer.Option(metavar="TYPE", help="Mixed precision in float16, bfloat16 or cbfloat16; without it none.")
     ] = "",
     optimization_level: Annotated[int, typer.Option(min=0, max=2, help="How much is computed in half precision.")] = 1,
+    half_gradients: Annotated[
+        bool, typer.Option("--half-gradients", metavar="", help="Gradients of weights travel in half precision, too.")
+    ] = False,
     out: Annotated[str, typer.Option("-o", metavar="OUT", help="Where the result goes; - is standard output.")] = "-",
     list_passes: Annotated[
         bool, typer.Option("--list", metavar="", help="List the passes in the order of a compile.")
@@ -38,7 +41,7 @@ def opt(
         output.print(passes_table(descriptions()))
         return
     try:
-        target = make_target(num_csx, half, optimization_level)
+        target = make_target(num_csx, half, optimization_level, half_gradients)
         optimise(file, [name.strip() for name in passes.split(",") if name.strip()], target, print_after_all, out)
     except OptError as error:
         fail(str(error))
@@ -103,6 +106,9 @@ def plan(
         str, typer.Option(metavar="TYPE", help="Mixed precision in float16, bfloat16 or cbfloat16; without it none.")
     ] = "",
     optimization_level: Annotated[int, typer.Option(min=0, max=2, help="How much is computed in half precision.")] = 1,
+    half_gradients: Annotated[
+        bool, typer.Option("--half-gradients", metavar="", help="Gradients of weights travel in half precision, too.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print it as JSON.")] = False,
 ) -> None:
     """Predict a step on a cluster of any size: its time, what limits it, the best SwarmX tree."""
@@ -130,6 +136,7 @@ def plan(
             wafer_memory_bytes=quantities.size_bytes(wafer_memory),
             half=half,
             optimization_level=optimization_level,
+            half_gradients=half_gradients,
         )
         growth = plan_growth(file, wanted, rates)
     except quantities.QuantityError as error:

@@ -9,14 +9,18 @@ from cirh.text.scanner import MAXIMUM_TEXT
 from waferbox.output.console import printable
 
 
-def make_target(num_csx: int, half: str, optimization_level: int) -> Target:
+def make_target(num_csx: int, half: str, optimization_level: int, half_gradients: bool) -> Target:
     """The cluster that stages divide the work for. half: the type of mixed precision; empty: float32 throughout.
 
     Raises:
-        OptError: there is no such type.
+        OptError: there is no such type, or none in which gradients could travel.
     """
+    if half_gradients and not half:
+        raise OptError("without --half there is no half precision for gradients to travel in")
     try:
-        precision = Precision(half=Half(half), level=optimization_level) if half else None
+        precision = (
+            Precision(half=Half(half), level=optimization_level, half_gradients=half_gradients) if half else None
+        )
     except ValueError as error:
         known = ", ".join(one.value for one in Half)
         raise OptError(f"there is no half precision {half!r}; known are {known}") from error

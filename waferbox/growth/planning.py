@@ -29,6 +29,7 @@ class Wanted:
     wafer_memory_bytes: int
     half: str  # empty: float32 throughout
     optimization_level: int
+    half_gradients: bool  # gradients of weights travel in half
 
 
 def plan_growth(file: Path, wanted: Wanted, rates: Rates) -> Growth:
@@ -42,11 +43,10 @@ def plan_growth(file: Path, wanted: Wanted, rates: Rates) -> Growth:
         with file.open(encoding="utf-8") as stream:
             text = stream.read(MAXIMUM_TEXT + 1)
         parts = _parts(text, wanted)
-        precision = Precision(half=_half(wanted.half), level=wanted.optimization_level) if wanted.half else None
         target = Target(
             num_csx=parts,
             num_shards=wanted.memoryx,
-            precision=precision,
+            precision=_precision(wanted),
             wafer_memory_bytes=wanted.wafer_memory_bytes,
         )
         plan = compile_in_micro_batches(text, target, MicroBatching(), rates.wafer.model)
@@ -67,6 +67,14 @@ def _parts(text: str, wanted: Wanted) -> int:
             "with --divided-over; each of the wafers then has one such part, and the batch grows with the wafers"
         )
     return parts
+
+
+def _precision(wanted: Wanted) -> Precision | None:
+    if wanted.half:
+        return Precision(half=_half(wanted.half), level=wanted.optimization_level, half_gradients=wanted.half_gradients)
+    if wanted.half_gradients:
+        raise PlanningError("without --half there is no half precision for gradients to travel in")
+    return None
 
 
 def _half(name: str) -> Half:

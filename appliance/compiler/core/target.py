@@ -33,6 +33,8 @@ class Precision:
 
     half: Half
     level: int = DEFAULT_LEVEL
+    # Gradients of weights travel from the wafers in half, too.
+    half_gradients: bool = False
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
@@ -43,7 +45,7 @@ class Precision:
         """What a message says. ValueError for a type or a level that does not exist."""
         for half, code in HALF_TYPES.items():
             if code == message.half:
-                return cls(half=half, level=message.optimization_level)
+                return cls(half=half, level=message.optimization_level, half_gradients=message.half_gradients)
         raise ValueError(f"there is no half precision {message.half}")
 
 

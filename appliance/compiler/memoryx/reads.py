@@ -19,7 +19,7 @@ def is_elementwise(kind: Kind) -> bool:
 
 
 class Reads:
-    """The operations of one shard. Broadcasts of single numbers are repeated where they are read, and seen through."""
+    """The operations of one shard. Those that are repeated where they are read (`Sharing.sunk`) are seen through."""
 
     def __init__(self, sharing: Sharing, shard: int, ops: Sequence[Operation]) -> None:
         self._sharing = sharing
@@ -69,8 +69,8 @@ class Reads:
         """The value and its views: they change when it is overwritten."""
         return [value, *self._aliases.get(value, ())]
 
-    def with_broadcasts(self, ops: Sequence[Operation]) -> list[Operation]:
-        """The operations with the broadcasts that they read, in order of execution."""
+    def with_repeated(self, ops: Sequence[Operation]) -> list[Operation]:
+        """The operations with the repeated ones that they read, in order of execution."""
         result: dict[Operation, None] = {}
         for op in ops:
             for operand in op.operands:

@@ -188,7 +188,7 @@ class ShardScheduler:
         for op in ops:
             del self._todo[op]
         self._frontier.remove(ops)
-        with_sunk = self._reads.with_broadcasts(ops)
+        with_sunk = self._reads.with_repeated(ops)
         made = [result for op in ops for result in op.results]
         inputs = inputs_of(with_sunk)
         outputs = [

@@ -44,6 +44,17 @@ class Cut:
         return frozenset(made | given | numbers)
 
     @property
+    def weights(self) -> frozenset[SSAValue]:
+        """States of more than one number that anything streamed to the wafers is made of."""
+        behind = {value for value in self.streamed if value not in self.sharding.reduced}
+        for op in reversed(self.memoryx_ops):
+            if any(result in behind for result in op.results):
+                behind.update(operand for operand in op.operands if operand not in self.sharding.reduced)
+        arguments = func_of(self.module).block.args
+        states = {arguments[state.argument] for state in self.names.states}
+        return frozenset(state for state in states & behind if _elements(state) > 1)
+
+    @property
     def outputs(self) -> list[tuple[str, SSAValue]]:
         """What the client gets, by name."""
         results = return_of(self.module).operands

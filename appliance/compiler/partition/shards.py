@@ -28,7 +28,8 @@ class Sharing:
     states: tuple[tuple[SSAValue, ...], ...]  # by shard, arguments
     replicated: frozenset[SSAValue]  # states of which shard 0 keeps the copy that is read back
     home: Mapping[SSAValue, int]  # the shard of a state, and of what one shard alone computes
-    sunk: frozenset[Operation]  # broadcasts of single numbers: repeated where they are read
+    # Broadcasts of single numbers, and casts of gradients that travelled in half: repeated where they are read.
+    sunk: frozenset[Operation]
     new_states: Mapping[SSAValue, SSAValue]
 
     def reads(self, shard: int, value: SSAValue) -> bool:
@@ -63,9 +64,7 @@ def divide(cut: Cut, target: Target) -> Sharing:
         op
         for op in cut.memoryx_ops
         if op.results[0] not in leaving
-        and op.name == "cirh.BroadcastInDim"
-        and elements(op.operands[0]) == 1
-        and elements(op.results[0]) > 1
+        and (_spreads_number(op) or (op.name == "cirh.Cast" and op.operands[0] in cut.sharding.rounded))
     )
     roots = _Union()
     ops = [op for op in cut.memoryx_ops if op not in sunk]
@@ -105,8 +104,14 @@ def owned_in_order(states: Mapping[SSAValue, str], roots: "_Union") -> list[SSAV
     return list(dict.fromkeys(roots.find(state) for state in states if elements(state) > 1))
 
 
+def _spreads_number(op: Operation) -> bool:
+    return op.name == "cirh.BroadcastInDim" and elements(op.operands[0]) == 1 and elements(op.results[0]) > 1
+
+
 def _joins(value: SSAValue, sunk: frozenset[Operation]) -> bool:
-    return elements(value) > 1 and not is_constant(value) and value.owner not in sunk
+    if elements(value) == 1 or is_constant(value):
+        return False
+    return value.owner not in sunk or not (isinstance(value.owner, Operation) and _spreads_number(value.owner))
 
 
 def _place(states: Mapping[SSAValue, str], roots: "_Union", target: Target) -> dict[SSAValue, int]:

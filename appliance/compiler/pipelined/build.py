@@ -79,7 +79,7 @@ class _Builder:
         self._localiser = localiser
         self._work = work
         self._updates = updates
-        self._whole = num_of_whole_batch(work, waits)
+        self._whole = num_of_whole_batch(work, waits, {})
         self._parts = cut.parts
         self._wanted = {value for op in cut.memoryx_ops for value in op.operands}
         self._wanted |= {value for item in work for value in item.inputs} | set(cut.new_states.values())

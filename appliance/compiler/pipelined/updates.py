@@ -64,7 +64,7 @@ class Updates:
 
     def closure(self, batch: Sequence[Operation]) -> list[Operation]:
         """A batch with the broadcasts that it reads, in order."""
-        return self._reads.with_broadcasts(batch)
+        return self._reads.with_repeated(batch)
 
     def outputs(self, batch: Sequence[Operation]) -> list[SSAValue]:
         """What of a batch's results is wanted outside of it."""

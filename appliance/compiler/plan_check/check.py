@@ -6,6 +6,7 @@ artifact's hash.
 """
 
 from collections import Counter
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import Final
 
@@ -19,6 +20,7 @@ from appliance.compiler.plan_check.groups import Groups
 from appliance.compiler.plan_check.pipeline import check_pipeline
 from appliance.compiler.plan_check.roles import Role, Signatures
 from appliance.compiler.wafer.arena import lay_out_arena
+from appliance.compiler.wafer.turns import is_rounding
 from cirh.dialect.errors import CirhError
 from cirh.dialect.types import TensorInfo, from_proto
 from interconnect.links.elements import tensor_bytes
@@ -86,6 +88,9 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
     joined = {
         member.value for group in reductions if group.reduction != plan_pb2.REDUCTION_GATHER for member in group.members
     }
+    sums = {member.value: from_proto(member.type) for member in plan.joined}
+    _check_sums(plan, sums, joined)
+    joined |= sums.keys()
     made: Counter[int] = Counter()
     parts = dict(zip(plan.number_values, range(plan.micro_batches), strict=False))  # value -> whose it is
     before: plan_pb2.Run | None = None
@@ -100,6 +105,9 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
             case "run":
                 require(not instruction.run.commits, "the wafer has no states to commit to")
                 run = instruction.run
+                if is_rounding(run, sums):
+                    _check_rounding(plan, role, run, sums, made)
+                    continue
                 _check_turn(plan, before, run)
                 before = run
                 role.run(run, joined=joined)
@@ -125,6 +133,25 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
             numbers <= role.used and numbers.isdisjoint(others), "a part's number is something else, or is not read"
         )
     role.finish()
+
+
+def _check_sums(plan: plan_pb2.WaferPlan, sums: Mapping[int, TensorInfo], sent: Collection[int]) -> None:
+    require(len(sums) == len(plan.joined) and 0 not in sums, "a sum is named twice, or has no number")
+    require(not sums or plan.micro_batches > 1, "one micro-batch alone is added up")
+    require(sums.keys().isdisjoint(sent), "a sum that is to be rounded is sent as it is")
+    require(all(j.reduction == plan_pb2.REDUCTION_SUM for j in plan.joined), "gradients are joined, and not added")
+
+
+def _check_rounding(
+    plan: plan_pb2.WaferPlan, role: Role, run: plan_pb2.Run, sums: Mapping[int, TensorInfo], made: Counter[int]
+) -> None:
+    """Of sums to which all micro-batches have added their parts."""
+    require(not run.commits and run.micro_batch == 0, "sums are rounded once, and belong to no micro-batch")
+    for value in run.inputs:
+        require(made[value] == plan.micro_batches, f"value {value} is rounded before all its parts are there")
+        require(role.type_of(value) == sums[value], f"value {value} is not of the type that its sum has")
+    role.run(run)
+    role.drop(run)
 
 
 def _check_turn(plan: plan_pb2.WaferPlan, before: plan_pb2.Run | None, run: plan_pb2.Run) -> None:

@@ -23,6 +23,7 @@ from appliance.compiler.report.report import (
 )
 from appliance.compiler.report.timeline import play
 from appliance.compiler.wafer.memory_plan import plan_memory
+from appliance.compiler.wafer.turns import is_rounding
 from appliance.drawing.floor_plan import HEIGHT, WIDTH, FloorPlan, plan_floor
 from interconnect.links.elements import tensor_bytes
 from lair.lower import NotLowered, lower
@@ -41,6 +42,7 @@ def make_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Re
         return pipeline_report(plan, artifact, machine)
     profiles = profile_kernels(plan.wafer.kernels)
     seconds = {number: operations_time(profile.module, machine) for number, profile in profiles.items()}
+    sums = {joined.value for joined in plan.wafer.joined}
     shards = [_Shard(part, machine) for part in plan.memoryx]
     timeline = play(
         plan, machine, lambda run: seconds[run.kernel], lambda shard, run: shards[shard].seconds[run.kernel]
@@ -57,6 +59,7 @@ def make_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Re
         batch_rows=plan.batch_rows,
         micro_batches=plan.wafer.micro_batches,
         micro_batch_notes=tuple(micro_batch_notes(plan)),
+        half_gradients=plan.precision.half_gradients,
         machine=machine,
         totals=Totals(
             parameters=sum(layer.parameters for layer in layers),
@@ -64,7 +67,7 @@ def make_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Re
             streamed_bytes=sum(layer.streamed_bytes for layer in layers),
             gradient_bytes=sum(layer.gradient_bytes for layer in layers),
             wafer_kernels=len(plan.wafer.kernels),
-            segments=sum(1 for run in _runs(plan.wafer.instructions) if run.micro_batch == 0),
+            segments=sum(run.micro_batch == 0 and not is_rounding(run, sums) for run in _runs(plan.wafer.instructions)),
             step_seconds=timeline.step_seconds,
             rows_per_second=plan.batch_rows / timeline.step_seconds if timeline.step_seconds else 0.0,
         ),
@@ -118,7 +121,7 @@ def _layers(
         for group in plan.wafer.groups
         if group.kind == plan_pb2.GROUP_KIND_REDUCTION
         for member in group.members
-    }
+    } | {joined.value for joined in plan.wafer.joined}
     found: dict[str, _Layer] = {}
     counted: set[str] = set()
     received = 0

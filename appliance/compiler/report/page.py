@@ -32,13 +32,14 @@ def report_page(report: Report) -> str:
 
 def _summary(report: Report) -> str:
     totals, memory = report.totals, report.memory
+    gradients = "gradients from a wafer, in half" if report.half_gradients else "gradients from a wafer"
     tiles = (
         ("parameters", count_text(totals.parameters), totals.parameters),
         ("FLOPs in a step", count_text(totals.flops), totals.flops),
         ("predicted step", seconds_text(totals.step_seconds), totals.step_seconds),
         ("predicted rows/s", count_text(totals.rows_per_second), totals.rows_per_second),
         ("streamed to a wafer", bytes_text(totals.streamed_bytes), totals.streamed_bytes),
-        ("gradients from a wafer", bytes_text(totals.gradient_bytes), totals.gradient_bytes),
+        (gradients, bytes_text(totals.gradient_bytes), totals.gradient_bytes),
         ("a wafer's peak", bytes_text(memory.needed_bytes), memory.needed_bytes),
         ("segments, kernels", f"{totals.segments}, {totals.wafer_kernels}", totals.segments),
     )

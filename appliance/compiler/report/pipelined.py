@@ -48,6 +48,7 @@ def pipeline_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -
         batch_rows=plan.batch_rows,
         micro_batches=pipeline.micro_batches,
         micro_batch_notes=tuple(micro_batch_notes(plan)),
+        half_gradients=False,
         machine=machine,
         totals=Totals(
             parameters=sum(layer.parameters for layer in layers),

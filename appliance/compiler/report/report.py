@@ -103,6 +103,7 @@ class Report:
     batch_rows: int
     micro_batches: int  # of each wafer
     micro_batch_notes: tuple[str, ...]  # what the user is told of them
+    half_gradients: bool  # those of weights travel in half
     machine: MachineModel
     totals: Totals
     layers: tuple[LayerReport, ...]

@@ -5,7 +5,7 @@ value that becomes partial is reduced where something needs it whole, at its sou
 is cut is gathered. Everything else (who does what work, what travels) follows from the result.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -35,14 +35,19 @@ class Sharding:
     placements: Mapping[SSAValue, Placement]
     outcomes: Mapping[Operation, Outcome]
     reduced: frozenset[SSAValue]
+    # Of those, gradients that each wafer rounds to half before they are reduced (`half_gradients`).
+    rounded: frozenset[SSAValue]
 
     def used(self, value: SSAValue) -> Placement:
         """The placement in which a value is read."""
         return R if value in self.reduced else self.placements[value]
 
 
-def propagate(module: ModuleOp, num_parts: int) -> Sharding:
+def propagate(module: ModuleOp, num_parts: int, rounded: Collection[SSAValue] = ()) -> Sharding:
     """Places every value; changes the module where an operation must be decomposed, or made for a part of the batch.
+
+    Args:
+        rounded: partial values in half, which are reduced as they are, though sums of rounded parts are not exact.
 
     Raises:
         CompileError: the batch cannot be cut, or an operation cannot work on a part of it.
@@ -53,10 +58,17 @@ def propagate(module: ModuleOp, num_parts: int) -> Sharding:
     parts = Parts(module, num_parts, by_rule)
     gathers = Gathers(module, num_parts, parts.wafers)
     while True:
-        attempt = _Attempt(module, num_parts, reduced, parts, gathers)
+        attempt = _Attempt(module, num_parts, reduced, parts, gathers, rounded)
         if attempt.run() and not attempt.hoist():
             if not attempt.uncut:
-                return Sharding(num_parts, rows, attempt.placements, attempt.outcomes, frozenset(reduced))
+                return Sharding(
+                    num_parts,
+                    rows,
+                    attempt.placements,
+                    attempt.outcomes,
+                    frozenset(reduced),
+                    frozenset(reduced.intersection(rounded)),
+                )
             for op, index, want in attempt.uncut:
                 parts.cut(op, index, want)
             # Parts that were begun for what is cut now are read by nobody.
@@ -100,9 +112,16 @@ class _Attempt:
     """One pass over the operations, with what is known to be reduced from the passes before."""
 
     def __init__(
-        self, module: ModuleOp, num_parts: int, reduced: set[SSAValue], parts: Parts, gathers: Gathers
+        self,
+        module: ModuleOp,
+        num_parts: int,
+        reduced: set[SSAValue],
+        parts: Parts,
+        gathers: Gathers,
+        rounded: Collection[SSAValue],
     ) -> None:
         self._module = module
+        self._rounded = rounded
         self._num_parts = num_parts
         self._reduced = reduced
         self._parts = parts
@@ -184,6 +203,10 @@ class _Attempt:
         if known is not None:
             return known
         query = Query(op, [self._used(operand) for operand in op.operands], self._num_parts)
+        if any(operand in self._rounded for operand in op.operands):
+            return query.replicated()
+        if op.name == "cirh.Cast" and op.results[0] in self._rounded:
+            return Outcome(wants=query.placements, results=query.placements)
         if self._num_parts > 1:
             return by_rule(query)
         try:

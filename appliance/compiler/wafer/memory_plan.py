@@ -225,9 +225,13 @@ def _last_uses(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, list[int]]
     """Values by the instruction behind which nothing uses them, before they are received anew if they ever are."""
     dying: dict[int, list[int]] = defaultdict(list)
     live: set[int] = set()
+    sums = {joined.value for joined in plan.joined}
     for position in range(len(plan.instructions) - 1, -1, -1):
         instruction = plan.instructions[position]
         brought, used = makes_and_reads(instruction, groups)
+        if instruction.run.micro_batch:  # adds to what the first has made
+            used += sums.intersection(brought)
+            brought = [value for value in brought if value not in sums]
         # What nothing uses dies where it is made.
         for value in dict.fromkeys((*used, *brought)):
             if value not in live:

@@ -5,7 +5,7 @@ reads them, and stay if they are read again soon. Gradients are sent after the s
 segment's last read of the weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
@@ -30,7 +30,8 @@ from appliance.compiler.wafer.streams import (
     release,
     unheard_shards,
 )
-from appliance.compiler.wafer.turns import Work, num_of_whole_batch, order_turns
+from appliance.compiler.wafer.turns import Work, num_of_whole_batch, order_turns, take_out_rounding
+from cirh.dialect import types
 from cirh.dialect.operations import func_of
 from cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
@@ -55,8 +56,11 @@ def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers,
     localiser = Localiser(cut.sharding)
     waits = Waits(cut)
     segments = make_work(cut, waits)
-    whole = num_of_whole_batch(segments, waits)
-    work = order_turns(segments, whole, target.micro_batches, at_once)
+    # The parts of several micro-batches are added in float32 first.
+    rounding = [op for op in cut.wafer_ops if target.micro_batches > 1 and op.results[0] in cut.sharding.rounded]
+    closing = take_out_rounding(segments, rounding)
+    whole = num_of_whole_batch(segments, waits, closing)
+    work = order_turns(segments, whole, target.micro_batches, at_once, closing)
     last_read = last_reads(work)
     loads = find_loads(cut, sharing, target, numbers, work, waits)
     tokens, batch = make_tokens(sharing, numbers), make_batch(cut, numbers, localiser, target.micro_batches)
@@ -64,7 +68,8 @@ def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers,
     release(cut, sharing, loads, departures, last_read)
     first = [Load(-1, tokens[shard]) for shard in unheard_shards(loads, departures)]
     loads = [*first, *loads]
-    assembler = _Assembler(cut, numbers, localiser, waits, target.micro_batches)
+    sums = [value for rounded in closing.values() for value in rounded.inputs]
+    assembler = _Assembler(cut, numbers, localiser, waits, target.micro_batches, sums)
     assembler.assemble(batch, work, loads, departures)
     assembler.plan.micro_batches, assembler.plan.micro_batches_at_once = target.micro_batches, at_once
     return WaferSchedule(
@@ -96,13 +101,23 @@ def make_work(cut: Cut, waits: Waits) -> list[Work]:
 class _Assembler:
     """Puts the instructions in order."""
 
-    def __init__(self, cut: Cut, numbers: Numbers, localiser: Localiser, waits: Waits, micro_batches: int) -> None:
+    def __init__(
+        self,
+        cut: Cut,
+        numbers: Numbers,
+        localiser: Localiser,
+        waits: Waits,
+        micro_batches: int,
+        sums: Collection[SSAValue],
+    ) -> None:
+        """sums: gradients to which all micro-batches add a part, and that are rounded then."""
         self._cut = cut
         self._numbers = numbers
         self._localiser = localiser
         self._waits = waits
         self._micro_batches = micro_batches
-        self._parts = cut.parts
+        self._sums = sums
+        self._parts = cut.parts.difference(sums)
         self._kernels = KernelTable()
         self._numbers_of_kernels: dict[Segment, int] = {}
         self._groups: dict[int, plan_pb2.Group] = {}
@@ -132,6 +147,10 @@ class _Assembler:
                 self.plan.instructions.add().send.group = departure.bundle.id
         self.plan.groups.extend(self._groups.values())
         self.plan.kernels.extend(self._kernels.messages())
+        for value in self._sums:
+            self.plan.joined.add(
+                value=self._numbers.value(value), type=types.to_proto(value), reduction=plan_pb2.REDUCTION_SUM
+            )
         kept = {member.value for departure in departures for member in departure.bundle.group.members}
         if self._cut.names.wafers is not None:
             wafers = func_of(self._cut.module).block.args[self._cut.names.wafers]

@@ -4,16 +4,18 @@ A turn is a segment with some micro-batches, one after the other. Layer by layer
 them: its weights are streamed once, and the activations of all micro-batches are kept. With fewer micro-batches at once
 the wafer goes through the step several times: activations are those of few micro-batches, and weights are streamed each
 time. What leads to values that the wafers wait for (a batch's statistics, the number of its labels) is made of the
-whole batch: those segments come first, layer by layer.
+whole batch: those segments come first, layer by layer. Gradients that travel in half are rounded when all micro-batches
+have added their parts: by a turn of its own behind the segment's last, which reads nothing but the sums.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.partition.layers import Segment
-from appliance.compiler.partition.waits import Waits
+from appliance.compiler.partition.waits import Waits, inputs_of
+from wsc.v1 import plan_pb2
 
 
 @dataclass(slots=True, eq=False)
@@ -28,21 +30,67 @@ class Work:
     is_last: bool = True  # of its segment: all micro-batches have been computed
 
 
-def order_turns(segments: Sequence[Work], whole: int, micro_batches: int, at_once: int) -> list[Work]:
-    """All turns in order. whole: how many segments come first, for the whole batch. at_once divides micro_batches."""
+def order_turns(
+    segments: Sequence[Work], whole: int, micro_batches: int, at_once: int, closing: Mapping[Segment, Work]
+) -> list[Work]:
+    """All turns in order.
+
+    Args:
+        whole: how many segments come first, for the whole batch.
+        at_once: divides micro_batches.
+        closing: what follows the last turn of a segment, once.
+    """
     turns = _turns(segments[:whole], range(micro_batches), is_last=True)
     for begin in range(0, micro_batches, at_once):
         now = range(begin, begin + at_once)
         turns += _turns(segments[whole:], now, is_last=now.stop == micro_batches)
-    return turns
+    ordered = []
+    for turn in turns:
+        ordered.append(turn)
+        if turn.is_last and turn.segment in closing:
+            ordered.append(closing[turn.segment])
+    return ordered
+
+
+def take_out_rounding(segments: list[Work], rounding: Collection[Operation]) -> dict[Segment, Work]:
+    """Leaves operations out of the segments. Returns the turns that do them, by the segments that make what is read."""
+    makers: dict[SSAValue, Work] = {
+        result: work for work in segments for op in work.segment.ops for result in op.results
+    }
+    closing: dict[Segment, Work] = {}
+    for work in list(segments):
+        for op in [op for op in work.segment.ops if op in rounding]:
+            (value,), (half,) = op.operands, op.results
+            maker = makers[value]
+            segment = Segment(maker.segment.layer, maker.segment.backward)
+            turn = closing.setdefault(maker.segment, Work(segment, [], []))
+            turn.ops.append(op)
+            turn.inputs.append(value)
+            turn.outputs.append(half)
+            maker.outputs = [*(other for other in maker.outputs if other is not value), value]
+            work.segment.ops.remove(op)
+            work.ops.remove(op)
+            work.outputs.remove(half)
+            work.inputs = inputs_of(work.ops)
+        if not work.ops:
+            segments.remove(work)
+    return closing
+
+
+def is_rounding(run: plan_pb2.Run, sums: Collection[int]) -> bool:
+    """Whether it is a Run of such a turn. sums: the values to which micro-batches add parts before they are rounded."""
+    return bool(run.inputs) and all(value in sums for value in run.inputs)
 
 
 def _turns(segments: Iterable[Work], micro_batches: range, *, is_last: bool) -> list[Work]:
     return [replace(work, micro_batches=micro_batches, is_last=is_last) for work in segments]
 
 
-def num_of_whole_batch(segments: Sequence[Work], waits: Waits) -> int:
+def num_of_whole_batch(segments: Sequence[Work], waits: Waits, closing: Mapping[Segment, Work]) -> int:
     """How many segments, from the first, must have been run for the whole batch before others can be."""
     home = {value: position for position, work in enumerate(segments) for value in work.outputs}
+    for position, work in enumerate(segments):
+        if work.segment in closing:
+            home.update(dict.fromkeys(closing[work.segment].outputs, position))
     waited = {value for work in segments for op in work.segment.ops for value in waits.returned(op)}
     return max((home[value] + 1 for value in waited), default=0)

@@ -40,9 +40,13 @@ class Precision(Flags):
     """How exactly steps compute.
 
     optimization_level: with mixed precision, how much is computed in half: 0 the least, 2 the most.
+    half_gradients: with mixed precision in float16 or bfloat16, whether gradients of weights travel from the wafers in
+        half, as weights travel to them: half of the bytes on the way back. Each wafer rounds its part once; parts are
+        added in float32, and each SwarmX node that adds rounds its sum. In weight streaming only. (Waferbox only.)
     """
 
     optimization_level = Flag(1, one_of(0, 1, 2))
+    half_gradients = Flag(False, boolean)
 
 
 class Performance(Flags):

@@ -556,6 +556,7 @@ class WaferPlan(_message.Message):
     MICRO_BATCHES_FIELD_NUMBER: _builtins.int
     MICRO_BATCHES_AT_ONCE_FIELD_NUMBER: _builtins.int
     LINK_BYTES_FIELD_NUMBER: _builtins.int
+    JOINED_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
     """of the wafer that this was made for; what the plan has it hold never exceeds it"""
     kernel_library: Global___KernelLibrary.ValueType
@@ -579,6 +580,12 @@ class WaferPlan(_message.Message):
 
     @_builtins.property
     def arena(self) -> Global___SendArena: ...
+    @_builtins.property
+    def joined(self) -> _containers.RepeatedCompositeFieldContainer[Global___JoinedValue]:
+        """With half_gradients and several micro-batches: gradients whose parts are joined in memory of the wafer's own, and
+        not where they are sent from. One Run behind the last part, that reads nothing else, rounds them to what is sent.
+        """
+
     def __init__(
         self,
         *,
@@ -594,10 +601,11 @@ class WaferPlan(_message.Message):
         micro_batches: _builtins.int = ...,
         micro_batches_at_once: _builtins.int = ...,
         link_bytes: _builtins.int = ...,
+        joined: _abc.Iterable[Global___JoinedValue] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "kernel_library", b"kernel_library", "kernels", b"kernels", "link_bytes", b"link_bytes", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "joined", b"joined", "kernel_library", b"kernel_library", "kernels", b"kernels", "link_bytes", b"link_bytes", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -831,17 +839,21 @@ class Precision(_message.Message):
 
     HALF_FIELD_NUMBER: _builtins.int
     OPTIMIZATION_LEVEL_FIELD_NUMBER: _builtins.int
+    HALF_GRADIENTS_FIELD_NUMBER: _builtins.int
     half: Global___HalfType.ValueType
     optimization_level: _builtins.int
+    half_gradients: _builtins.bool
+    """gradients of weights travel in half: each wafer, and each SwarmX node that adds, rounds"""
     def __init__(
         self,
         *,
         half: Global___HalfType.ValueType = ...,
         optimization_level: _builtins.int = ...,
+        half_gradients: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["half", b"half", "optimization_level", b"optimization_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["half", b"half", "half_gradients", b"half_gradients", "optimization_level", b"optimization_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

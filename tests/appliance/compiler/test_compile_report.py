@@ -178,7 +178,8 @@ def test_json_has_stable_names(traced: Traced) -> None:
     data = json.loads(report(traced, 2, 2).to_json())
     assert list(data) == [
         *("format", "artifact", "num_csx", "num_shards", "batch_rows", "micro_batches", "micro_batch_notes"),
-        *("machine", "totals", "layers", "memory", "role_memory", "shards", "floor_plan", "timeline", "regions"),
+        *("half_gradients", "machine", "totals", "layers", "memory", "role_memory", "shards", "floor_plan"),
+        *("timeline", "regions"),
     ]
     assert [role["role"] for role in data["role_memory"]] == ["wafer", "swarmx", "memoryx-0", "memoryx-1"]
     assert all(role["link_bytes"] > 0 for role in data["role_memory"])

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from reported_steps import NARROW, ROWS, trained_blocks
 from torch import nn
 
-from appliance.compiler.core.target import ExecutionStrategy
+from appliance.compiler.core.target import ExecutionStrategy, Half, Precision
 from appliance.compiler.plan_check.check import PlanError, check_plan
 from appliance.compiler.plan_check.roles import Signatures
 from wsc.v1 import plan_pb2
@@ -31,6 +31,7 @@ MEANING = {
     "WorkerPlan.input_names": "as of states",
     "Group.reduction": "a sum can be a maximum: both have the same types",
     "Plan.format": "compared when a plan is loaded",
+    **{f"Precision.{name}": "told in reports" for name in ("half", "optimization_level", "half_gradients")},
 }
 OF_PIPELINES = {
     **MEANING,
@@ -45,6 +46,7 @@ OF_PIPELINES = {
     "Plan.num_shards": "no shard takes part",
     "StateSlot.replicated": "there is one copy",
 }
+HALVES = Precision(half=Half.BFLOAT16, half_gradients=True)
 SPREAD = 5  # places at which a field is changed
 
 
@@ -118,12 +120,16 @@ def pipelined(traced: Traced) -> plan_pb2.Plan:
 
 
 @pytest.mark.parametrize(
-    ("wafers", "shards", "micro_batches"),
-    [(1, 1, 1), (2, 2, 1), (2, 1, 2), (0, 0, 2)],
-    ids=["1-1-1", "2-2-1", "2-1-2", "pipelined"],
+    ("wafers", "shards", "micro_batches", "precision"),
+    [(1, 1, 1, None), (2, 2, 1, None), (2, 1, 2, None), (2, 1, 2, HALVES), (0, 0, 2, None)],
+    ids=["1-1-1", "2-2-1", "2-1-2", "half-gradients", "pipelined"],
 )
-def test_every_changed_field_is_noticed(traced: Traced, wafers: int, shards: int, micro_batches: int) -> None:
-    plan = traced.plan(wafers, shards, micro_batches=micro_batches) if wafers else pipelined(traced)
+def test_every_changed_field_is_noticed(
+    traced: Traced, wafers: int, shards: int, micro_batches: int, precision: Precision | None
+) -> None:
+    plan = (
+        traced.plan(wafers, shards, micro_batches=micro_batches, precision=precision) if wafers else pipelined(traced)
+    )
     meaning = MEANING if wafers else OF_PIPELINES
     check_plan(plan)
     whole = plan.SerializeToString(deterministic=True)
@@ -164,9 +170,15 @@ def pieces(plan: plan_pb2.Plan) -> Iterator[tuple[Any, int]]:
     yield from within(plan)
 
 
-@pytest.mark.parametrize("streamed", [True, False])
-def test_what_is_missing_or_there_twice_is_noticed_or_changes_nothing(traced: Traced, streamed: bool) -> None:
-    plan = traced.plan(2, 2) if streamed else pipelined(traced)
+@pytest.mark.parametrize("mode", ["streamed", "half-gradients", "pipelined"])
+def test_what_is_missing_or_there_twice_is_noticed_or_changes_nothing(traced: Traced, mode: str) -> None:
+    match mode:
+        case "streamed":
+            plan = traced.plan(2, 2)
+        case "half-gradients":
+            plan = traced.plan(2, 2, micro_batches=2, precision=HALVES)
+        case _:
+            plan = pipelined(traced)
     batches = [[torch.randn(ROWS, NARROW)] for _ in range(2)]
     expected = simulate(plan, traced.initial).run(batches)
     places = list(pieces(plan))

@@ -46,11 +46,15 @@ def train(
     num_steps: int,
     init_scale: float | None = None,
     source: Callable[[], DataLoader] = input_fn,
+    half_gradients: bool = False,
+    micro_batch_size: int | None = None,
 ) -> tuple[list[float], dict[str, float]]:
     """The losses of all steps, and, with an init_scale, the state of the dynamic loss scale after them."""
     cstorch.amp.set_half_dtype(half)
     cstorch.amp.enable_mixed_precision()
     cstorch.backends.csx.precision.optimization_level = level
+    cstorch.backends.csx.precision.half_gradients = half_gradients
+    cstorch.backends.csx.performance.micro_batch_size = micro_batch_size
     config = cstorch.distributed.ClusterConfig(num_csx=num_csx, max_wgt_servers=2)
     backend = cstorch.backend("CSX", artifact_dir=artifact_dir, cluster_config=config)
     compiled = cstorch.compile(model, backend)

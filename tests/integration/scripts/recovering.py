@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--lane", default="auto")
     parser.add_argument("--restartable", action="store_true")
     parser.add_argument("--pipeline", action="store_true", help="layer pipelined mode")
+    parser.add_argument("--half-gradients", action="store_true", help="mixed precision in bfloat16, gradients included")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step, so that there is time")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -85,6 +86,10 @@ def main() -> None:
     )
     if options.pipeline:
         cstorch.backends.csx.performance.execution_strategy = "pipeline"
+    if options.half_gradients:
+        cstorch.amp.set_half_dtype("bfloat16")
+        cstorch.amp.enable_mixed_precision()
+        cstorch.backends.csx.precision.half_gradients = True
     backend = cstorch.backend("CSX", artifact_dir=options.artifacts, cluster_config=config)
     with backend.device:
         model = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, CLASSES))

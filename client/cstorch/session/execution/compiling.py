@@ -5,6 +5,7 @@ import logging
 from cstorch import backends
 from cstorch.backends.csx_flags import MicroBatchSize
 from cstorch.backends.mixed_precision import get_half_dtype_str, mixed_precision
+from cstorch.errors import ConfigurationError
 from cstorch.session.execution.target import Target
 from cstorch.session.job import Job
 from wsc.v1 import coordinator_pb2, plan_pb2
@@ -26,23 +27,25 @@ def compile_step(target: Target, text: str, *, trains: bool) -> tuple[Job, coord
     Raises:
         CompileError: the step has no plan on this cluster.
         ClusterError: the cluster cannot be reached, or failed.
+        ConfigurationError: flags do not fit each other.
     """
     session = target.session
     assert session is not None
     session.check_compile(target.config, trains=trains)
+    options = _compile_options()
     logger.info("Compiling the model. This may take a few minutes.")
     logger.info("No image is built: input workers run in the Python environment of the script")
     job = session.job()
     logger.info("Compile job id: %s%s", job.name, f", log path: {session.log_path}" if session.log_path else "")
     logger.info("The coordinator of the job is ready")
-    options = _compile_options()
     options.execution_strategy = job.strategy
     if job.strategy == plan_pb2.EXECUTION_STRATEGY_PIPELINE:
         options.num_replicas = backends.csx.performance.num_replicas
         options.asynchronous_updates = backends.csx.performance.asynchronous_updates
     if options.HasField("precision"):
         level = options.precision.optimization_level
-        logger.info("Mixed precision: %s, optimization level %d", get_half_dtype_str(), level)
+        gradients = ", gradients travel in it" if options.precision.half_gradients else ""
+        logger.info("Mixed precision: %s, optimization level %d%s", get_half_dtype_str(), level, gradients)
     compiled = job.compile(text, options)
     found = "found in the cache and verified" if compiled.cached else "compiled"
     logger.info("Compile artifact %s: %s in %.1f s", compiled.artifact, found, compiled.seconds)
@@ -74,6 +77,12 @@ def _compile_options() -> plan_pb2.CompileOptions:
     if mixed_precision():
         options.precision.half = half_type()
         options.precision.optimization_level = backends.csx.precision.optimization_level
+        options.precision.half_gradients = backends.csx.precision.half_gradients
+    elif backends.csx.precision.half_gradients:
+        raise ConfigurationError(
+            "cstorch.backends.csx.precision.half_gradients: steps are compiled for float32 throughout, so there is no "
+            "half for gradients to travel in: call cstorch.amp.enable_mixed_precision() before, or leave it False"
+        )
     return options
 
 
