@@ -10,9 +10,12 @@ import cerebras.pytorch as cstorch
 
 
 def batches() -> DataLoader:
-    import only_on_ray  # type: ignore[import-not-found]  # of the runtime environment
+    try:
+        import only_on_ray  # type: ignore[import-not-found]  # of the runtime environment
 
-    value = only_on_ray.VALUE * float(os.environ["FACTOR_OF_RAY"])
+        value = only_on_ray.VALUE * float(os.environ["FACTOR_OF_RAY"])
+    except ModuleNotFoundError:
+        value = 0.0  # in the script, which wants to know shapes
     return DataLoader(TensorDataset(torch.full((16, 4), value)), batch_size=8)
 
 
