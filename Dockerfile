@@ -1,4 +1,5 @@
-# The processes of a cluster. `memoryx`, for MemoryX and wafers, has a C++ compiler, `node` all but that.
+# The processes of a cluster. `memoryx`, for MemoryX and wafers, has a C++ compiler, `node` all but that; `ray` has Ray
+# as well, for hosts on which any role may run.
 FROM python:3.11-slim AS build
 # An index of CPU wheels of torch spares several GB of CUDA libraries: --build-arg TORCH_INDEX=URL
 ARG TORCH_INDEX=""
@@ -12,6 +13,9 @@ RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))
         > requirements.txt && pip install -r requirements.txt
 COPY . .
 RUN pip install --no-deps .
+
+FROM build AS build-ray
+RUN pip install ray==2.60.0
 
 FROM python:3.11-slim AS bare
 RUN useradd --uid 1000 --create-home waferbox && \
@@ -34,6 +38,9 @@ USER waferbox
 # What changes with the code comes last.
 FROM bare AS node
 COPY --from=build /opt/waferbox /opt/waferbox
+
+FROM bare-compiler AS ray
+COPY --from=build-ray /opt/waferbox /opt/waferbox
 
 FROM bare-compiler AS memoryx
 COPY --from=build /opt/waferbox /opt/waferbox

@@ -44,7 +44,7 @@ vendor-test: venv
 	WAFERBOX_VENDOR_PYTHON=$$($(BIN)/python tests/vendor/environment.py $(or $(ENVIRONMENT),.vendor)) \
 		$(BIN)/pytest -v tests/vendor
 
-# A cluster on Ray over three hosts, as network namespaces: needs root, and takes minutes.
+# Clusters on Ray, also over three hosts, as network namespaces: needs root, and takes a quarter of an hour.
 ray-test: venv
 	WAFERBOX_RAY_TEST=1 $(BIN)/pytest -v tests/ray
 

@@ -36,7 +36,7 @@ def test_a_killed_wafer_is_started_again_by_ray_and_the_losses_are_the_embedded_
     embedded = start_script(SCRIPTS / "recovering.py", *STEPS, 0, management=cluster.management)
     assert embedded.wait() == 0, embedded.errors
     with ray_cluster(surroundings) as address:
-        with up(surroundings, "--engine", "ray", "--address", address, "--wafers", "2") as (process, management):
+        with up(surroundings, "--engine", "ray", "--address", address) as (process, management):
             script = start_script(SCRIPTS / "recovering.py", *STEPS, 0.05, management=management)
             script.wait_for_output("20 ")
             victim = process_of(management, "wafer-0")

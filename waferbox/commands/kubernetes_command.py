@@ -28,11 +28,16 @@ def kubernetes(
     data: Annotated[
         str, typer.Option(metavar="CLAIM:FOLDER", help="A volume that input functions read, and where they see it.")
     ] = "",
+    ray: Annotated[
+        bool, typer.Option("--ray", metavar="", help="A cluster on Ray, as a RayCluster for the KubeRay operator.")
+    ] = False,
+    wafer_cpus: Annotated[int, typer.Option(min=1, metavar="N", help="With --ray, of each wafer.")] = 4,
 ) -> None:
     """Print the manifests of a cluster, for `kubectl apply -f -`."""
     from waferbox.kubernetes.compose_file import ComposeFileError, read_roles
     from waferbox.kubernetes.manifests import as_text, cluster_manifests
     from waferbox.kubernetes.pods import ClusterOptions
+    from waferbox.kubernetes.ray_cluster import ray_manifests
 
     claim, _, folder = data.partition(":")
     if data and not (claim and folder.startswith("/")):
@@ -58,4 +63,8 @@ def kubernetes(
         if name not in roles or not count.isdecimal():
             raise typer.BadParameter(f"--scale: {each!r} must look like ROLE=N, and the roles are {', '.join(roles)}")
         roles[name] = dataclasses.replace(roles[name], count=int(count))
-    say(as_text(cluster_manifests(roles, options)).rstrip())
+    try:
+        made = ray_manifests(roles, options, wafer_cpus) if ray else cluster_manifests(roles, options)
+    except ComposeFileError as error:
+        fail(str(error))
+    say(as_text(made).rstrip())

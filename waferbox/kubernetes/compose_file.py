@@ -15,6 +15,7 @@ CACHE_FOLDER: Final = "/var/lib/waferbox"
 
 _VARIABLE: Final = re.compile(r"\$\{(\w+)(?::-([^}$]*))?\}")
 _UNITS: Final = {"b": "", "k": "Ki", "m": "Mi", "g": "Gi"}
+_BYTES: Final = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _LIMIT: Final = re.compile(r"(\d+)([bkmg])b?", re.IGNORECASE)
 
 
@@ -31,6 +32,7 @@ class RoleSettings:
     arguments: Sequence[str]  # module and options
     count: int
     memory: str  # as Kubernetes writes it: 8Gi
+    memory_bytes: int
     keeps_files: bool  # it has a cache folder that outlives it
     grace_seconds: int  # that it gets to end
 
@@ -72,6 +74,7 @@ def _role(name: str, service: Mapping[str, Any]) -> RoleSettings:
         arguments=arguments,
         count=int(service.get("scale", 1)),
         memory=f"{limit[1]}{_UNITS[limit[2].lower()]}",
+        memory_bytes=int(limit[1]) * _BYTES[limit[2].lower()],
         keeps_files=any(str(volume).endswith(f":{CACHE_FOLDER}") for volume in service["volumes"]),
         grace_seconds=int(str(service["stop_grace_period"]).removesuffix("s")),
     )

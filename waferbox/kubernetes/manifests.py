@@ -7,7 +7,7 @@ import yaml
 from waferbox.kubernetes.compose_file import PORT, RoleSettings
 from waferbox.kubernetes.pods import (
     APP,
-    CLIENT_LABEL,
+    CLIENTS,
     EVERY_ROLE,
     NAMED_ROLES,
     PAGE_PORT,
@@ -15,13 +15,20 @@ from waferbox.kubernetes.pods import (
     Manifest,
     labels,
     pod,
-    ports,
 )
 
 
 def cluster_manifests(roles: Mapping[str, RoleSettings], options: ClusterOptions) -> Sequence[Manifest]:
     """One list of objects. The secrets are not among them: they are made by hand, and lie in no file."""
-    made: list[Manifest] = [
+    made = [*common(options), *_network_policies(options)]
+    for role in roles.values():
+        made += _of_role(role, options)
+    return made
+
+
+def common(options: ClusterOptions) -> Sequence[Manifest]:
+    """What all else is in, and runs as."""
+    return [
         {
             "apiVersion": "v1",
             "kind": "Namespace",
@@ -30,12 +37,8 @@ def cluster_manifests(roles: Mapping[str, RoleSettings], options: ClusterOptions
                 "labels": {"pod-security.kubernetes.io/enforce": "restricted"},
             },
         },
-        {**_head("v1", "ServiceAccount", APP, options), "automountServiceAccountToken": False},
-        *_network_policies(options),
+        {**head("v1", "ServiceAccount", APP, options), "automountServiceAccountToken": False},
     ]
-    for role in roles.values():
-        made += _of_role(role, options)
-    return made
 
 
 class _Dumper(yaml.SafeDumper):
@@ -50,80 +53,105 @@ def as_text(manifests: Sequence[Manifest]) -> str:
     return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False)
 
 
-def _head(version: str, kind: str, name: str, options: ClusterOptions) -> Manifest:
+def head(version: str, kind: str, name: str, options: ClusterOptions) -> Manifest:
+    """What every object begins with."""
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": options.namespace}}
 
 
 def _of_role(role: RoleSettings, options: ClusterOptions) -> Sequence[Manifest]:
-    selector = {"matchLabels": labels(role.name)}
-    disruption = {
-        **_head("policy/v1", "PodDisruptionBudget", role.name, options),
-        "spec": {"maxUnavailable": 1, "selector": selector},
-    }
-    spec: Manifest = {"replicas": role.count, "selector": selector, "template": pod(role, options)}
+    template = pod(role, options)
     if role.name in NAMED_ROLES:
-        # Never two at once: they have one name, and one folder.
-        deployment = {**spec, "strategy": {"type": "Recreate"}}
-        return [
-            _service(role, options),
-            {**_head("v1", "PersistentVolumeClaim", f"{role.name}-cache", options), "spec": _claim(options)},
-            {**_head("apps/v1", "Deployment", role.name, options), "spec": deployment},
-            disruption,
-        ]
+        return named_role(role, template, options)
+    selector = labels(role.name)
+    disruption = disruption_budget(role.name, selector, options)
+    spec: Manifest = {"replicas": role.count, "selector": {"matchLabels": selector}, "template": template}
     if not role.keeps_files:
-        return [{**_head("apps/v1", "Deployment", role.name, options), "spec": spec}, disruption]
+        return [{**head("apps/v1", "Deployment", role.name, options), "spec": spec}, disruption]
     stateful = {
         **spec,
         "serviceName": role.name,
         "podManagementPolicy": "Parallel",
-        "volumeClaimTemplates": [{"metadata": {"name": "cache"}, "spec": _claim(options)}],
+        "volumeClaimTemplates": [{"metadata": {"name": "cache"}, "spec": claim(options)}],
     }
     return [
-        _service(role, options),
-        {**_head("apps/v1", "StatefulSet", role.name, options), "spec": stateful},
+        _service(role.name, template, options),
+        {**head("apps/v1", "StatefulSet", role.name, options), "spec": stateful},
         disruption,
     ]
 
 
-def _service(role: RoleSettings, options: ClusterOptions) -> Manifest:
-    """A name for the pods' own addresses: coordinators listen at ports that no service could list."""
+def named_role(role: RoleSettings, template: Manifest, options: ClusterOptions) -> Sequence[Manifest]:
+    """One pod, which others reach by the name of its service, with a volume that outlives it."""
+    deployment: Manifest = {
+        "replicas": role.count,
+        "selector": {"matchLabels": labels(role.name)},
+        "template": template,
+        # Never two at once: they have one name, and one folder.
+        "strategy": {"type": "Recreate"},
+    }
+    return [
+        _service(role.name, template, options),
+        {**head("v1", "PersistentVolumeClaim", f"{role.name}-cache", options), "spec": claim(options)},
+        {**head("apps/v1", "Deployment", role.name, options), "spec": deployment},
+        disruption_budget(role.name, labels(role.name), options),
+    ]
+
+
+def disruption_budget(name: str, pods: Mapping[str, str], options: ClusterOptions) -> Manifest:
+    """Hosts are drained one of these pods at a time."""
     return {
-        **_head("v1", "Service", role.name, options),
+        **head("policy/v1", "PodDisruptionBudget", name, options),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": dict(pods)}},
+    }
+
+
+def _service(name: str, template: Manifest, options: ClusterOptions) -> Manifest:
+    """A name for the pods' own addresses: coordinators listen at ports that no service could list."""
+    (container,) = template["spec"]["containers"]
+    return {
+        **head("v1", "Service", name, options),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": labels(role.name),
-            "ports": [{"name": name, "port": port} for name, port in ports(role).items()],
+            "selector": labels(name),
+            "ports": [{"name": port["name"], "port": port["containerPort"]} for port in container["ports"]],
         },
     }
 
 
-def _claim(options: ClusterOptions) -> Manifest:
-    claim: Manifest = {
+def claim(options: ClusterOptions) -> Manifest:
+    """Of a volume for a cache folder."""
+    asked: Manifest = {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": options.storage}},
     }
     if options.storage_class:
-        claim["storageClassName"] = options.storage_class
-    return claim
+        asked["storageClassName"] = options.storage_class
+    return asked
+
+
+def network_policy(
+    name: str, pods: Manifest, sources: Sequence[Manifest], options: ClusterOptions, port: int | None = None
+) -> Manifest:
+    """Who reaches these pods, at one port or at all."""
+    rule: Manifest = {"from": list(sources)}
+    if port is not None:
+        rule["ports"] = [{"protocol": "TCP", "port": port}]
+    return {
+        **head("networking.k8s.io/v1", "NetworkPolicy", name, options),
+        "spec": {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": [rule]},
+    }
 
 
 def _network_policies(options: ClusterOptions) -> Sequence[Manifest]:
     """The roles reach each other; scripts reach the ingress, and who looks on the page and the figures."""
-    everyone = {"podSelector": {"matchLabels": EVERY_ROLE}}
-    clients = {"namespaceSelector": {}, "podSelector": {"matchLabels": {CLIENT_LABEL: "true"}}}
-
-    def policy(name: str, pods: Mapping[str, str], source: Manifest, port: int | None = None) -> Manifest:
-        rule: Manifest = {"from": [source]}
-        if port is not None:
-            rule["ports"] = [{"protocol": "TCP", "port": port}]
-        return {
-            **_head("networking.k8s.io/v1", "NetworkPolicy", name, options),
-            "spec": {"podSelector": {"matchLabels": dict(pods)}, "policyTypes": ["Ingress"], "ingress": [rule]},
-        }
-
+    everyone = {"matchLabels": EVERY_ROLE}
+    between = network_policy("between-roles", everyone, [{"podSelector": everyone}], options)
+    opened = {"clients-to-ingress": ("ingress", PORT), "clients-to-page": ("management", PAGE_PORT)}
     return [
-        policy("between-roles", EVERY_ROLE, everyone),
-        policy("clients-to-ingress", labels("ingress"), clients, PORT),
-        policy("clients-to-page", labels("management"), clients, PAGE_PORT),
+        between,
+        *(
+            network_policy(name, {"matchLabels": labels(role)}, [CLIENTS], options, port)
+            for name, (role, port) in opened.items()
+        ),
     ]

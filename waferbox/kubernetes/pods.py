@@ -13,6 +13,7 @@ Manifest = dict[str, Any]
 APP: Final = "waferbox"
 EVERY_ROLE: Final = {"app.kubernetes.io/name": APP}  # by which all pods are found
 CLIENT_LABEL: Final = "waferbox-client"  # "true" on pods whose scripts use the cluster
+CLIENTS: Final = {"namespaceSelector": {}, "podSelector": {"matchLabels": {CLIENT_LABEL: "true"}}}
 PAGE_PORT: Final = 7001  # of management
 NAMED_ROLES: Final = ("management", "ingress")  # which others reach by the names of their services
 _TLS_FOLDER: Final = "/var/lib/waferbox-tls"
@@ -51,18 +52,9 @@ def ports(role: RoleSettings) -> dict[str, int]:
 
 def pod(role: RoleSettings, options: ClusterOptions) -> Manifest:
     """The template of a role's pods."""
-    spec: Manifest = {
-        "serviceAccountName": APP,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
+    spec = {
+        **confined_pod(),
         "terminationGracePeriodSeconds": role.grace_seconds,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
         "initContainers": [_secrets_container(role, options)],
         "containers": [_container(role, options)],
         "volumes": _volumes(role, options),
@@ -70,17 +62,36 @@ def pod(role: RoleSettings, options: ClusterOptions) -> Manifest:
     if role.name in NAMED_ROLES:
         spec["hostname"] = role.name  # how it names itself to others
     else:
-        spec["topologySpreadConstraints"] = [
-            {
-                "maxSkew": 1,
-                "topologyKey": "kubernetes.io/hostname",
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": labels(role.name)},
-            }
-        ]
+        spec["topologySpreadConstraints"] = [spread(labels(role.name))]
     if role.name == "worker":
         spec["affinity"] = _beside("wafer")
     return {"metadata": {"labels": labels(role.name)}, "spec": spec}
+
+
+def confined_pod() -> Manifest:
+    """What every pod has."""
+    return {
+        "serviceAccountName": APP,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+
+
+def spread(pods: Mapping[str, str]) -> Manifest:
+    """Over hosts, as far as there are some."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": dict(pods)},
+    }
 
 
 def _container(role: RoleSettings, options: ClusterOptions) -> Manifest:
@@ -97,18 +108,18 @@ def _container(role: RoleSettings, options: ClusterOptions) -> Manifest:
         mounts.append({"name": "data", "mountPath": options.data_folder, "readOnly": True})
     return {
         "name": role.name,
-        "image": _image(role, options),
+        "image": image(role.image, options),
         "args": [f"{host}:{PORT}" if word == LISTEN else word for word in role.arguments],
         "env": _environment(options),
         "ports": [{"name": name, "containerPort": port} for name, port in ports(role).items()],
         "resources": {"requests": {"memory": role.memory}, "limits": {"memory": role.memory}},
         "volumeMounts": mounts,
-        "securityContext": _CONFINED,
+        "securityContext": CONFINED,
         **_probes(options),
     }
 
 
-_CONFINED: Final = {
+CONFINED: Final = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
@@ -149,11 +160,11 @@ def _secrets_container(role: RoleSettings, options: ClusterOptions) -> Manifest:
         mounts.append({"name": f"given-{name}", "mountPath": f"{_GIVEN}/{name}", "readOnly": True})
     return {
         "name": "secrets",
-        "image": _image(role, options),
+        "image": image(role.image, options),
         "command": ["sh", "-c", " && ".join(commands)],
         "resources": {"requests": {"memory": "16Mi"}, "limits": {"memory": "64Mi"}},
         "volumeMounts": mounts,
-        "securityContext": _CONFINED,
+        "securityContext": CONFINED,
     }
 
 
@@ -176,8 +187,9 @@ def _volumes(role: RoleSettings, options: ClusterOptions) -> Sequence[Manifest]:
     return volumes
 
 
-def _image(role: RoleSettings, options: ClusterOptions) -> str:
-    return f"{options.images}{role.image}:{options.tag}"
+def image(name: str, options: ClusterOptions) -> str:
+    """Where Kubernetes finds an image of compose's."""
+    return f"{options.images}{name}:{options.tag}"
 
 
 def _beside(role: str) -> Manifest:

@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from appliance.coordinator.recovery.recovery import REPLACEMENT_VARIABLE
 from interconnect.rpc.address import split_address
 from interconnect.security.own_tokens import is_here
 from nodes.launch.descriptors import readable
@@ -30,6 +31,8 @@ CONNECT_SECONDS: Final = 5.0
 PLACEMENT_SECONDS: Final = 60.0  # for Ray to find room; a cluster that Ray makes larger by itself has to be so large
 TELL_SECONDS: Final = 5.0  # until it is said what it waits for
 LOOK_SECONDS: Final = 0.25
+# For a job to wait for others in the places of the dead: Ray alone may take a minute to notice that a host is gone.
+REPLACEMENT_SECONDS: Final = 180
 MAX_RESTARTS: Final = 100  # of an actor by Ray, over the life of a cluster: of one that has lived for some time
 ACTOR_THREADS: Final = 8  # of calls to an actor at once: one waits for its process
 
@@ -40,6 +43,7 @@ class RayLauncher:
     def __init__(self, settings: RaySettings, roles: Mapping[str, int], stop_requests: Sequence[int] = ()) -> None:
         """Connect, and wait for room. Raises ClusterError."""
         _connect(settings)
+        os.environ.setdefault(REPLACEMENT_VARIABLE, str(REPLACEMENT_SECONDS))  # of the coordinators, which start here
         self._settings = settings
         self._lock = threading.Lock()
         self._layout = lay_out(roles, settings.resources)

@@ -82,6 +82,8 @@ class RayProcess:
                 except ActorUnavailableError:
                     if self._closed:
                         raise
+                    # Until Ray has started it again, there is nobody who could hang.
+                    self.pid, self.host = 0, ""
         except RayError as error:
             self._status = 1
             if not self._closed:
