@@ -116,10 +116,10 @@ def test_containers_of_one_host_share_memory(folder: Path) -> None:
 
 
 @needs_namespaces
-def test_the_folder_may_have_another_name_in_each_container(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").symlink_to(folder)
+def test_the_folder_may_have_another_name_in_each_container(folder: Path, short_path: Path) -> None:
+    (short_path / "elsewhere").symlink_to(folder)
     with listening() as listener:
-        process = peer(listener.endpoint(), "secret", tmp_path / "elsewhere", "LANE_SHARED_MEMORY")
+        process = peer(listener.endpoint(), "secret", short_path / "elsewhere", "LANE_SHARED_MEMORY")
         assert exchange(listener, process) == ("shared memory", True)
         heard(process)
 
