@@ -27,8 +27,8 @@ from appliance.coordinator.recovery.restarts import RestartLimit
 from appliance.coordinator.reporting import JobReporter
 from appliance.coordinator.session import ClientSession
 from appliance.coordinator.settings import CoordinatorSettings
-from interconnect.links.handshake import host_id
 from interconnect.links.listener import LinkListener
+from interconnect.links.socket_names import host_id
 from interconnect.threads import GuardedThread
 from nodes.telemetry.watchdog import IDLE_PARTS, hang_seconds
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2

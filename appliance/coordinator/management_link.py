@@ -18,7 +18,7 @@ import grpc
 
 from appliance.coordinator.nodes.job_nodes import NodesRefused
 from appliance.coordinator.settings import CoordinatorSettings
-from interconnect.links.handshake import host_id
+from interconnect.links.socket_names import host_id
 from interconnect.rpc.server import make_channel
 from interconnect.security.own_tokens import cluster_secret
 from interconnect.security.tokens import Kind

@@ -16,7 +16,7 @@ from appliance.ingress.coordinators import Coordinators
 from appliance.ingress.gateway import Gateway
 from appliance.ingress.left_jobs import tell_of_left_jobs
 from appliance.ingress.targets import Targets
-from interconnect.links.handshake import host_id
+from interconnect.links.socket_names import host_id
 from interconnect.rpc.address import bind, split_address
 from interconnect.rpc.async_server import AsyncServer, make_async_channel
 from interconnect.rpc.server import LARGE_MESSAGE_BYTES

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 import grpc
 
-from interconnect.links.handshake import host_id
+from interconnect.links.socket_names import host_id
 from interconnect.rpc.server import make_channel
 from interconnect.security.own_tokens import cluster_secret
 from interconnect.security.tokens import Kind

@@ -1,4 +1,4 @@
-"""The thread that accepts callers on an abstract Unix socket, and reads of each which link it comes for.
+"""The thread that accepts callers on a Unix socket, and reads of each which link it comes for.
 
 It waits for no single caller: one that says nothing, and a process that is out of descriptors, delay nobody else.
 """
@@ -6,7 +6,6 @@ It waits for no single caller: one that says nothing, and a process that is out 
 import errno
 import logging
 import os
-import secrets
 import selectors
 import socket
 import time
@@ -15,6 +14,7 @@ from typing import Final
 
 from interconnect.links.frame import FrameError
 from interconnect.links.handshake import MAX_HELLO_BYTES, is_same_user, proof_of
+from interconnect.links.socket_names import NamedSocket
 from interconnect.threads import GuardedThread
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 HELLO_SECONDS: Final = 5.0  # that a caller may take to introduce itself
 RETRY_SECONDS: Final = 0.1  # until the next try to accept, where the process or the system is short of something
 MAX_CALLERS: Final = 256  # that have not introduced themselves yet; further ones wait in the kernel's queue
-BACKLOG: Final = 1024
 
 SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -33,12 +32,10 @@ class AcceptLoop:
     def __init__(self, on_caller: Callable[[str, socket.socket], None], on_defect: Callable[[Exception], None]) -> None:
         """Both are called in the thread of the loop. on_caller owns the connection that it is given with a proof;
         on_defect is the last call, when an exception that nobody expected ends the thread."""
-        self.name = f"waferbox-{secrets.token_hex(16)}"  # of the abstract socket
         self._on_caller = on_caller
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.setblocking(False)
-        self._listener.bind(f"\0{self.name}")
-        self._listener.listen(BACKLOG)
+        self._named = NamedSocket()
+        self.name, self.host = self._named.name, self._named.place.host  # by which a dialler finds the socket
+        self._listener = self._named.socket
         self._close_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._deadlines: dict[socket.socket, float] = {}  # of callers that say nothing yet, the first first
         self._paused_until: float | None = None
@@ -55,7 +52,7 @@ class AcceptLoop:
         self._thread.join()
         self._selector.close()
         os.close(self._close_event)
-        self._listener.close()
+        self._named.close()
         for connection in self._deadlines:
             connection.close()
         self._deadlines.clear()

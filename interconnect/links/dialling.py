@@ -1,4 +1,4 @@
-"""The end of a link that dials: by the listener's abstract socket where both are on one host, else by a gRPC stream."""
+"""The end of a link that dials: by the listener's Unix socket where both are on one host, else by a gRPC stream."""
 
 import contextlib
 import socket
@@ -17,12 +17,12 @@ from interconnect.links.handshake import (
     PROOF_KEY,
     dialler_proof,
     hello,
-    host_id,
     is_same_user,
     is_welcome,
 )
 from interconnect.links.link import Link, LinkLost
 from interconnect.links.socket_lane import SocketLink
+from interconnect.links.socket_names import own_place
 from interconnect.rpc.server import make_channel
 from interconnect.security.own_tokens import cluster_secret
 from interconnect.security.tokens import Kind
@@ -54,11 +54,11 @@ def dial(
     """
     cancellation = cancellation or CancellationToken()
     deadline = time.monotonic() + deadline_seconds
-    if lane != node_pb2.LANE_GRPC and endpoint.socket and endpoint.host == host_id():
+    if lane != node_pb2.LANE_GRPC and endpoint.socket and endpoint.host == (place := own_place()).host:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(max(0.001, deadline_seconds))
         try:
-            connection.connect(f"\0{endpoint.socket}")
+            connection.connect(place.address(endpoint.socket))
         except OSError as error:
             connection.close()
             if lane == node_pb2.LANE_SHARED_MEMORY:

@@ -4,12 +4,10 @@ Each proves that it knows the link's token, by a keyed hash of which end it is; 
 that has taken the name of a listener's socket learns nothing by which it could pass for either end.
 """
 
-import hashlib
 import hmac
 import os
 import socket
 import struct
-from pathlib import Path
 from typing import Final
 
 from interconnect.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind, parse
@@ -20,13 +18,6 @@ MAX_HELLO_BYTES: Final = HEADER_BYTES + MAX_PROOF_BYTES
 PROOF_KEY: Final = "wsc-proof"  # in the metadata of a gRPC stream
 NAME_KEY: Final = "wsc-name"
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
-
-
-def host_id() -> str:
-    """Equal for two processes exactly if they can use each other's abstract sockets: host, user, network namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    namespace = os.stat("/proc/self/ns/net").st_ino
-    return hashlib.sha256(f"{boot}/{os.getuid()}/{namespace}".encode()).hexdigest()[:16]
 
 
 def is_same_user(connection: socket.socket) -> bool:

@@ -1,7 +1,7 @@
 """The end of a link that listens: it expects a peer with a token, whichever lane that peer comes by.
 
-The two ends are told of each other, and of the token, over gRPC. On one host the dialler tries the listener's abstract
-Unix socket, which leaves no file behind and which only processes of the same user may use; else it opens a gRPC stream.
+The two ends are told of each other, and of the token, over gRPC. On one host the dialler tries the listener's Unix
+socket, which only processes of the same user may use; else it opens a gRPC stream.
 """
 
 import socket
@@ -14,7 +14,7 @@ import grpc
 
 from interconnect.links.accept_loop import AcceptLoop
 from interconnect.links.grpc_lane import METHOD, GrpcLink
-from interconnect.links.handshake import NAME_KEY, PROOF_KEY, dialler_proof, host_id, welcome
+from interconnect.links.handshake import NAME_KEY, PROOF_KEY, dialler_proof, welcome
 from interconnect.links.link import Link, LinkLost
 from interconnect.links.socket_lane import SocketLink
 from wsc.v1 import node_pb2
@@ -102,7 +102,7 @@ class LinkListener:
 
     def endpoint(self) -> node_pb2.LinkEndpoint:
         """What a peer needs to dial."""
-        return node_pb2.LinkEndpoint(address=self._address, host=host_id(), socket=self._callers.name)
+        return node_pb2.LinkEndpoint(address=self._address, host=self._callers.host, socket=self._callers.name)
 
     def add_to_server(self, server: grpc.Server) -> None:
         """Adds the stream of the gRPC lane; before the server starts."""

@@ -13,8 +13,8 @@ from typing import Protocol
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from interconnect.links.handshake import host_id
 from interconnect.links.listener import LinkListener
+from interconnect.links.socket_names import host_id
 from interconnect.rpc.address import bind, split_address
 from interconnect.rpc.server import make_server
 from interconnect.rpc.version import __version__

@@ -131,6 +131,11 @@ def test_the_digits_train_to_the_same_losses_as_on_an_embedded_cluster(managemen
     assert in_containers == losses(None, tmp_path / "embedded")
 
 
+def test_the_containers_see_each_other_s_sockets(management: str) -> None:
+    assert len(compose("exec", "-T", "wafer", "ls", "/run/waferbox").split()) >= 8
+    assert "take gRPC" not in compose("logs")
+
+
 @pytest.fixture(scope="module")
 def undisturbed(management: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the script prints where nothing happens."""

@@ -12,9 +12,10 @@ from link_pairs import LANES, listening
 from interconnect.links.dialling import dial
 from interconnect.links.frame import Frame, FrameKind
 from interconnect.links.grpc_lane import METHOD
-from interconnect.links.handshake import host_id, welcome
+from interconnect.links.handshake import welcome
 from interconnect.links.link import LinkLost
 from interconnect.links.listener import LinkListener
+from interconnect.links.socket_names import host_id
 from interconnect.rpc.address import bind
 from interconnect.rpc.server import make_server
 from wsc.v1 import node_pb2

@@ -15,7 +15,7 @@ from cstorch.errors import CompileError, ConfigurationError, CstorchError, NodeL
 from cstorch.session import failures
 from cstorch.session.connecting import CONNECT_SECONDS, connect
 from cstorch.session.coordinator_link import CoordinatorLink, is_gone
-from interconnect.links.handshake import host_id
+from interconnect.links.socket_names import host_id
 from interconnect.rpc.server import is_from_ingress
 from interconnect.rpc.version import __version__
 from interconnect.security.own_tokens import user_name, user_token

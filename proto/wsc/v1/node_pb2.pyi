@@ -123,7 +123,7 @@ class LinkEndpoint(_message.Message):
     host: _builtins.str
     """identifies the host; equal on both ends where shared memory can be used"""
     socket: _builtins.str
-    """abstract Unix socket; empty where there is none"""
+    """name of a Unix socket there; empty where there is none"""
     def __init__(
         self,
         *,
