@@ -86,9 +86,9 @@ class Traced:
         outputs, states = self.expected(batches)
         inputs = [[leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)] for batch in batches]
         for wafers, shards in clusters:
-            plan = self.plan(wafers, shards, **settings)
+            simulation = simulate(self.plan(wafers, shards, **settings), self.initial)
             for seed in seeds:
-                simulation = simulate(plan, self.initial)
+                simulation.states = {**self.initial}
                 results = simulation.run(inputs, seed)
                 where = f"on {wafers} wafers and {shards} shards, seed {seed}"
                 for number, (result, values) in enumerate(zip(results, outputs, strict=True)):

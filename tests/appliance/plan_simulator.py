@@ -11,15 +11,13 @@ tensors, and gradient groups lie in an arena as the plan has it, where one overw
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 
 import torch
 from simulated_links import Deadlock, Wires
-from simulated_roles import Shard, SwarmX, Wafer
+from simulated_roles import Shard, ShardMemory, SwarmX, Wafer
 
 from appliance.coordinator.execution.results import OutputReader
 from cirh.execution.kernel import Kernel
-from cirh.text.parser import parse_module
 from interconnect.links.elements import torch_dtype
 from wsc.v1 import plan_pb2
 
@@ -31,12 +29,12 @@ class Simulation:
         self.plan = plan
         self.states = {name: tensor.detach().clone() for name, tensor in states.items()}
         self.kernels = {kernel.id: Kernel.build(kernel.cirh) for kernel in plan.wafer.kernels}  # of all wafers
-        self.modules = [{kernel.id: parse_module(kernel.cirh) for kernel in part.kernels} for part in plan.memoryx]
+        self.memories = [ShardMemory(part) for part in plan.memoryx]
 
     def run(self, batches: Sequence[Sequence[torch.Tensor]], seed: int = 0) -> list[dict[str, torch.Tensor]]:
         """Some steps, one global batch each. Returns the outputs of each, by name."""
         plan, wires = self.plan, Wires()
-        with torch.no_grad(), ExitStack() as memory:
+        with torch.no_grad():
             wafers = [
                 Wafer(
                     i,
@@ -48,11 +46,9 @@ class Simulation:
                 for i in range(plan.num_csx)
             ]
             shards = [
-                Shard(part, modules, wires, plan.num_csx, self.states)
-                for part, modules in zip(plan.memoryx, self.modules, strict=True)
+                Shard(part, memory, wires, plan.num_csx, self.states)
+                for part, memory in zip(plan.memoryx, self.memories, strict=True)
             ]
-            for shard in shards:
-                memory.callback(shard.memory.close)
             swarmx = SwarmX(plan.swarmx, plan.num_csx, plan.num_shards, wires)
             threads = {wafer.name: wafer.run() for wafer in wafers}
             threads |= {shard.name: shard.run(len(batches)) for shard in shards}

@@ -37,8 +37,13 @@ class Frame:
     def check(self, reader: str, read: Sequence[torch.Tensor]) -> None:
         """Tensors of the frame are read: they must be as they were sent. The others may have gone on."""
         for tensor, sent in zip(self.tensors, self.sent, strict=True):
-            if any(tensor is one for one in read) and not torch.allclose(tensor, sent, rtol=0, atol=0, equal_nan=True):
+            if any(tensor is one for one in read) and not _same(tensor, sent):
                 raise Hazard(f"{reader} reads group {self.group} of step {self.step}, which was written again")
+
+
+def _same(tensor: torch.Tensor, sent: torch.Tensor) -> bool:
+    # The first takes a tenth of the time, and no nan for another.
+    return torch.equal(tensor, sent) or torch.allclose(tensor, sent, rtol=0, atol=0, equal_nan=True)
 
 
 @dataclass(slots=True)

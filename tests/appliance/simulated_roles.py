@@ -7,10 +7,10 @@ from itertools import zip_longest
 
 import torch
 from simulated_links import Frame, Held, Wires, arena_places, check_type, empty
-from xdsl.dialects.builtin import ModuleOp
 
 from cirh.execution.kernel import Kernel
 from cirh.execution.views import clone_views
+from cirh.text.parser import parse_module
 from interconnect.links.elements import tensor_bytes, torch_dtype
 from interconnect.links.shared_memory import SharedMemory
 from memoryx.kernels import StateKernel
@@ -155,29 +155,40 @@ class Wafer(Role):
                 yield
 
 
+class ShardMemory:
+    """The buffers of a shard's states, and its kernels: made once for all runs, as they take longer than a step."""
+
+    def __init__(self, plan: plan_pb2.MemoryXPlan) -> None:
+        nbytes = sum(-(-tensor_bytes(slot.type) // 64) * 64 for slot in plan.states)
+        memory = SharedMemory.create(max(nbytes, 64))
+        self.states: dict[int, torch.Tensor] = {}
+        offset = 0
+        for slot in plan.states:
+            dtype, shape = torch_dtype(slot.type.element_type), tuple(slot.type.shape)
+            self.states[slot.value] = memory.tensor(dtype, shape, offset)
+            offset += -(-tensor_bytes(slot.type) // 64) * 64
+        self.kernels = {k.id: StateKernel(parse_module(k.cirh), None, memory) for k in plan.kernels}
+        memory.close()  # the memory goes with its last view
+
+
 class Shard(Role):
     """One MemoryX shard."""
 
     def __init__(
         self,
         plan: plan_pb2.MemoryXPlan,
-        modules: Mapping[int, ModuleOp],
+        memory: ShardMemory,
         wires: Wires,
         num_wafers: int,
         states: Mapping[str, torch.Tensor],
     ):
         super().__init__(f"shard{plan.shard}", plan, wires)
         self.num_wafers = num_wafers
-        nbytes = sum(-(-tensor_bytes(slot.type) // 64) * 64 for slot in plan.states)
-        self.memory = SharedMemory.create(max(nbytes, 64))
-        self.states: dict[int, torch.Tensor] = {}
         self.names = {slot.name: slot.value for slot in plan.states}
-        offset = 0
-        for slot in plan.states:
-            tensor = self.memory.tensor(torch_dtype(slot.type.element_type), tuple(slot.type.shape), offset)
-            self.states[slot.value] = tensor.copy_(states[slot.name])
-            offset += -(-tensor_bytes(slot.type) // 64) * 64
-        self.kernels = {number: StateKernel(module, None, self.memory) for number, module in modules.items()}
+        self.states = memory.states
+        for name, value in self.names.items():
+            self.states[value].copy_(states[name])
+        self.kernels = memory.kernels
         for group, places in self.places.items():
             if self.groups[group].kind == plan_pb2.GROUP_KIND_WEIGHTS:
                 places |= {value: self.states[value] for value in places if value in self.states}

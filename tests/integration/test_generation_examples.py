@@ -1,14 +1,12 @@
-"""The examples of all generations: the same losses on a cluster whose processes are started by hand and on the CPU."""
+"""The examples of all generations: the same losses on a cluster and on the CPU."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from cluster_rig import SCRIPTS, StartScript, cluster_by_hand
+from cluster_rig import SCRIPTS, RunningCluster, StartScript
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from benchmarks.network import HERE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -17,12 +15,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]  # a test runs up t
 Arguments = Sequence[object]
 
 
-@pytest.fixture(scope="module")
-def management(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("by_hand") / "own"
-    places = [(role, HERE) for role in ("memoryx", "swarmx", "wafer", "wafer", "workers", "workers")]
-    with cluster_by_hand(folder, cache, places) as management:
-        yield management
+@pytest.fixture
+def management(cluster: RunningCluster) -> str:
+    return cluster.management
 
 
 def run(

@@ -151,11 +151,11 @@ def plain(case: str, autocast: torch.dtype | None, scale: float) -> list[Run]:
 
 def simulated(case: str, precision: Precision, wafers: int, scale: float) -> list[Run]:
     """What a simulated cluster makes of each seed."""
-    plan = traced(case, scale).plan(wafers, 2, precision=precision)
+    simulation = Simulation(traced(case, scale).plan(wafers, 2, precision=precision), traced(case, scale).initial)
     runs = []
     for seed in range(SEEDS):
         network, batches = start(case, seed)
-        simulation = Simulation(plan, {f"state.model.{name}": p for name, p in network.named_parameters()})
+        simulation.states = {f"state.model.{name}": p.detach() for name, p in network.named_parameters()}
         outputs = simulation.run([tree_leaves(batch) for batch in batches], 1)
         runs.append(_run([value for output in outputs for value in output.values()], simulation.states))
     return runs
