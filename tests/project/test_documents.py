@@ -25,6 +25,7 @@ FOLDERS = (
     "benchmarks",
     "cirh",
     "client",
+    "deploy",
     "examples",
     "interconnect",
     "nodes",
