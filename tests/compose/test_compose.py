@@ -78,7 +78,8 @@ def management() -> Iterator[str]:
         wait_for_nodes(address)
         yield address
     finally:
-        compose("down", "--volumes", "--remove-orphans", "--timeout", "5", seconds=UP_SECONDS)
+        everything = ["deploy/vendor-client.yml"]
+        compose("down", "--volumes", "--remove-orphans", "--timeout", "5", seconds=UP_SECONDS, more=everything)
     for kind in ("container", "volume", "network"):
         more = ["--all"] if kind == "container" else []
         found = subprocess.run(
