@@ -19,8 +19,8 @@ RUN pip install ray==2.60.0
 
 FROM python:3.11-slim AS bare
 RUN useradd --uid 1000 --create-home waferbox && \
-    install -d -o waferbox /var/lib/waferbox /var/lib/waferbox-view && install -d -o waferbox -m 700 /var/lib/waferbox-secret && \
-    install -d -o waferbox /var/lib/waferbox-vendor
+    install -d -o waferbox /var/lib/waferbox /var/lib/waferbox-view /var/lib/waferbox-vendor && \
+    install -d -o waferbox -m 700 /var/lib/waferbox-secret
 ENV PATH=/opt/waferbox/bin:$PATH WAFERBOX_CACHE=/var/lib/waferbox OMP_WAIT_POLICY=PASSIVE PYTHONUNBUFFERED=1
 USER waferbox
 WORKDIR /home/waferbox

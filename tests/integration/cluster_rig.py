@@ -17,10 +17,11 @@ from typing import TypeAlias
 
 import grpc
 import psutil
+import pytest
 from script_server import ForkedScript, ScriptServer
 
 from benchmarks import by_hand
-from benchmarks.network import HERE, Host
+from benchmarks.network import HERE, Host, NoNetwork, hosts
 from interconnect.rpc.server import make_channel
 from interconnect.security.own_tokens import SECRET_VARIABLE
 from nodes.launch.descriptors import readable
@@ -255,3 +256,13 @@ def wait_for(
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {explain()}"
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def hosts_or_skip(count: int, rate: str, last_sends: str = "") -> Iterator[list[Host]]:
+    """As benchmarks.network.hosts; where there can be none, the test is skipped."""
+    try:
+        with hosts(count, rate, last_sends) as made:
+            yield made
+    except NoNetwork as error:
+        pytest.skip(str(error))

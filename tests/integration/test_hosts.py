@@ -7,20 +7,17 @@ from pathlib import Path
 
 import parity
 import pytest
-from cluster_rig import SCRIPTS, RunningCluster, StartScript, cluster_by_hand
+from cluster_rig import SCRIPTS, RunningCluster, StartScript, cluster_by_hand, hosts_or_skip
 
-from benchmarks.network import Host, NoNetwork, hosts
+from benchmarks.network import Host
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
 def four_hosts() -> Iterator[list[Host]]:
-    try:
-        with hosts(4, "1gbit") as made:
-            yield made
-    except NoNetwork as error:
-        pytest.skip(str(error))
+    with hosts_or_skip(4, "1gbit") as made:
+        yield made
 
 
 @pytest.mark.timeout(300)  # nine processes import torch, each for itself

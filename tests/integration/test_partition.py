@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from cluster_rig import SCRIPTS, RunningScript, StartScript, cluster_by_hand
+from cluster_rig import SCRIPTS, RunningScript, StartScript, cluster_by_hand, hosts_or_skip
 
-from benchmarks.network import Host, NoNetwork, hosts
+from benchmarks.network import Host
 from interconnect.security.own_tokens import own_clusters_token
 from interconnect.security.tokens import Kind
 
@@ -22,11 +22,8 @@ SECONDS = 10.0  # which is what is promised; longer than a lease lasts, and than
 
 @pytest.fixture
 def three_hosts() -> Iterator[list[Host]]:
-    try:
-        with hosts(3, "1gbit") as made:
-            yield made
-    except NoNetwork as error:
-        pytest.skip(str(error))
+    with hosts_or_skip(3, "1gbit") as made:
+        yield made
 
 
 def cut_off(victims: Sequence[Host]) -> None:

@@ -4,9 +4,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from cluster_rig import hosts_or_skip
 
 from benchmarks.memory import measure
-from benchmarks.network import Host, NoNetwork, hosts
+from benchmarks.network import Host
 from interconnect.links.grpc_bounds import MAX_QUEUED_BYTES
 from nodes.steps.schedule import WEIGHTS_WINDOW
 
@@ -22,11 +23,8 @@ TOLERANCE_BYTES = 16 << 20
 
 @pytest.fixture
 def two_hosts() -> Iterator[list[Host]]:
-    try:
-        with hosts(2, RATE, f"{8 * BYTES_PER_SECOND // 1_000_000}mbit") as made:
-            yield made
-    except NoNetwork as error:
-        pytest.skip(str(error))
+    with hosts_or_skip(2, RATE, f"{8 * BYTES_PER_SECOND // 1_000_000}mbit") as made:
+        yield made
 
 
 def test_gradients_wait_at_their_wafer_within_its_memory(two_hosts: list[Host]) -> None:

@@ -8,9 +8,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))  # for cluster_rig
 
-from cluster_rig import RunningCluster, Surroundings, running_cluster
+from cluster_rig import RunningCluster, Surroundings, hosts_or_skip, running_cluster
 
-from benchmarks.network import Host, NoNetwork, hosts
+from benchmarks.network import Host
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +23,8 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundi
 
 @pytest.fixture(scope="module")
 def three_hosts() -> Iterator[list[Host]]:
-    try:
-        with hosts(3, "1gbit") as made:
-            yield made
-    except NoNetwork as error:
-        pytest.skip(str(error))
+    with hosts_or_skip(3, "1gbit") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

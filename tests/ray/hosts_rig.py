@@ -1,24 +1,43 @@
 """`waferbox up` on a Ray of one host or of three, and scripts there."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from cluster_rig import RunningScript, Surroundings, wait_for
+import pytest
+from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings, wait_for
 from ray_rig import VARIABLES
 
 from benchmarks.network import Host
 from interconnect.security.own_tokens import own_clusters_token
 from interconnect.security.tokens import Kind
 
+MARKS = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif("WAFERBOX_RAY_TEST" not in os.environ, reason="takes minutes: make ray-test"),
+]
+TRAINING = SCRIPTS / "recovering.py"
+TRAINING_ARGUMENTS = ("--num-csx", "2", "--artifacts", "artifacts", "--steps", "60", "--stop", "20")  # for a file `go`
+SECONDS = 240.0  # for a script
 PATIENCE_SECONDS = 240.0  # for roles to be there: each host imports torch for each of them, on two processors
 # Resources of a site's own, by which the first of three hosts keeps what a job cannot do without, and the others have
 # its wafers.
 SITE = ({"keeps": 8}, {"computes": 8}, {"computes": 8})
 PLACED = ("wafer.computes=1", "memoryx.keeps=1", "swarmx.keeps=1")
 ON_SITE = [word for placed in PLACED for word in ("--resource", placed)]
+
+
+def on_one_host(embedded: RunningCluster, folder: Path, path: Path, *arguments: str) -> RunningScript:
+    """A script that is done, on the embedded cluster."""
+    own = Surroundings(folder / path.stem, folder / "cache")
+    (own.folder / "go").touch()
+    done = RunningScript(own, path, arguments, embedded.management)
+    assert done.wait(SECONDS) == 0, done.errors
+    return done
 
 
 class UpOnRay:

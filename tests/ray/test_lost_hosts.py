@@ -8,22 +8,16 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
-from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings
+from cluster_rig import RunningCluster, Surroundings
 
 from benchmarks.network import Host
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'waferbox[ray]'")
 
-from hosts_rig import ON_SITE, SITE, UpOnRay
+from hosts_rig import MARKS, ON_SITE, SITE, TRAINING, TRAINING_ARGUMENTS, UpOnRay, on_one_host
 from ray_rig import ray_cluster
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif("WAFERBOX_RAY_TEST" not in os.environ, reason="takes minutes: make ray-test"),
-]
-
-TRAINING = ("--num-csx", "2", "--artifacts", "artifacts", "--steps", "60", "--stop", "20")
+pytestmark = MARKS
 
 
 def processes_of(host: Host) -> list[int]:
@@ -51,12 +45,7 @@ def cut_off(victim: Host) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, embedded: RunningCluster) -> str:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    own = Surroundings(folder / "script", folder / "cache")
-    (own.folder / "go").touch()
-    done = RunningScript(own, SCRIPTS / "recovering.py", TRAINING, embedded.management)
-    assert done.wait(120) == 0, done.errors
-    return done.output
+    return on_one_host(embedded, tmp_path_factory.mktemp("undisturbed"), TRAINING, *TRAINING_ARGUMENTS).output
 
 
 @pytest.mark.parametrize("fault", [killed, cut_off])
@@ -72,7 +61,7 @@ def test_a_host_is_lost_and_the_job_goes_on(
         ray_cluster(surroundings, three_hosts, SITE) as address,
         UpOnRay(surroundings, first, address, fault.__name__, "--insecure", *ON_SITE) as up,
     ):
-        script = up.script(SCRIPTS / "recovering.py", *TRAINING)
+        script = up.script(TRAINING, *TRAINING_ARGUMENTS)
         script.wait_for_output("20 ")
         assert up.hosts_of_wafers() == {spare.address, victim.address}
         lost = processes_of(victim)

@@ -7,23 +7,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings, wait_for
+from cluster_rig import RunningCluster, Surroundings, wait_for
 
 from benchmarks.network import HERE
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'waferbox[ray]'")
 
-from hosts_rig import UpOnRay
+from hosts_rig import MARKS, SECONDS, TRAINING, TRAINING_ARGUMENTS, UpOnRay, on_one_host
 from ray_rig import free_port, ray_cluster
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif("WAFERBOX_RAY_TEST" not in os.environ, reason="takes minutes: make ray-test"),
-]
-
-TRAINING = ("--num-csx", "2", "--artifacts", "artifacts", "--steps", "60", "--stop", "20")
-SECONDS = 240.0
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +31,13 @@ def test_through_a_client_of_ray_a_killed_wafer_comes_back_too(
     surroundings: Surroundings, addresses: tuple[str, str], embedded: RunningCluster, tmp_path: Path
 ) -> None:
     with UpOnRay(surroundings, HERE, addresses[1], "client") as up:
-        script = up.script(SCRIPTS / "recovering.py", *TRAINING)
+        script = up.script(TRAINING, *TRAINING_ARGUMENTS)
         script.wait_for_output("20 ")
         os.kill(up.wafer(), signal.SIGKILL)
         (script.surroundings.folder / "go").touch()
         assert script.wait(SECONDS) == 0, f"{script.errors}\n{up.log()}"
         assert "Ray has started it again" in up.log()
-    own = Surroundings(tmp_path / "script", tmp_path / "cache")
-    (own.folder / "go").touch()
-    undisturbed = RunningScript(own, SCRIPTS / "recovering.py", TRAINING, embedded.management)
-    assert undisturbed.wait(SECONDS) == 0, undisturbed.errors
-    assert script.output == undisturbed.output
+    assert script.output == on_one_host(embedded, tmp_path, TRAINING, *TRAINING_ARGUMENTS).output
     wait_for(lambda: not roles(surroundings), explain=lambda: str(roles(surroundings)))
 
 

@@ -3,45 +3,31 @@
 `make ray-test` says so by WAFERBOX_RAY_TEST: it takes minutes, so `make test` skips it.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings
+from cluster_rig import RunningCluster, RunningScript, Surroundings
 
 from benchmarks.network import Host
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'waferbox[ray]'")
 
-from hosts_rig import ON_SITE, SITE, UpOnRay
+from hosts_rig import MARKS, ON_SITE, SECONDS, SITE, TRAINING, TRAINING_ARGUMENTS, UpOnRay, on_one_host
 from ray_rig import ray_cluster
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif("WAFERBOX_RAY_TEST" not in os.environ, reason="takes minutes: make ray-test"),
-]
+pytestmark = MARKS
 
-TRAINING = ("--num-csx", "2", "--artifacts", "artifacts", "--steps", "60", "--stop", "0")
 GPT = Path(__file__).parent / "gpt.py"
 DIGITS = Path(__file__).parents[2] / "examples" / "fc_digits" / "train.py"
 DIGITS_ARGUMENTS = ("--num-csx", "2", "--model-dir", "model")
-SECONDS = 240.0
 
 
 @pytest.fixture(scope="module")
 def ray_address(surroundings: Surroundings, three_hosts: list[Host]) -> Iterator[str]:
     with ray_cluster(surroundings, three_hosts, SITE) as address:
         yield address
-
-
-def on_one_host(embedded: RunningCluster, folder: Path, path: Path, *arguments: str) -> RunningScript:
-    """A script that is done, on the embedded cluster."""
-    done = RunningScript(Surroundings(folder / path.stem, folder / "cache"), path, arguments, embedded.management)
-    assert done.wait(SECONDS) == 0, done.errors
-    return done
 
 
 def progress(script: RunningScript) -> list[str]:
@@ -73,8 +59,9 @@ def test_two_clusters_are_on_one_ray_at_once(
         UpOnRay(surroundings, three_hosts[0], ray_address, "ada", "--insecure") as ada,
         UpOnRay(surroundings, three_hosts[1], ray_address, "bob", "--insecure") as bob,
     ):
-        scripts = [up.script(SCRIPTS / "recovering.py", *TRAINING) for up in (ada, bob)]
+        scripts = [up.script(TRAINING, *TRAINING_ARGUMENTS) for up in (ada, bob)]
         for each in scripts:
+            (each.surroundings.folder / "go").touch()
             assert each.wait(SECONDS) == 0, each.errors
-    undisturbed = on_one_host(embedded, tmp_path, SCRIPTS / "recovering.py", *TRAINING)
+    undisturbed = on_one_host(embedded, tmp_path, TRAINING, *TRAINING_ARGUMENTS)
     assert [each.output for each in scripts] == [undisturbed.output] * 2

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from appliance.compiler.core.target import Half, Precision, Target
+from appliance.compiler.core.target import Precision, Target
 from appliance.compiler.opt import OptError, run_passes
 from cirh.text.scanner import MAXIMUM_TEXT
 from waferbox.output.console import printable
@@ -15,15 +15,10 @@ def make_target(num_csx: int, half: str, optimization_level: int, half_gradients
     Raises:
         OptError: there is no such type, or none in which gradients could travel.
     """
-    if half_gradients and not half:
-        raise OptError("without --half there is no half precision for gradients to travel in")
     try:
-        precision = (
-            Precision(half=Half(half), level=optimization_level, half_gradients=half_gradients) if half else None
-        )
+        precision = Precision.of_options(half, optimization_level, half_gradients)
     except ValueError as error:
-        known = ", ".join(one.value for one in Half)
-        raise OptError(f"there is no half precision {half!r}; known are {known}") from error
+        raise OptError(str(error)) from error
     return Target(num_csx=num_csx, num_shards=1, precision=precision)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.micro_batching import MicroBatching
-from appliance.compiler.core.target import Half, Precision, Target
+from appliance.compiler.core.target import Precision, Target
 from appliance.compiler.micro_batches import compile_in_micro_batches
 from appliance.compiler.sharding.propagate import batch_rows
 from appliance.growth.prediction import Growth, grow
@@ -70,16 +70,7 @@ def _parts(text: str, wanted: Wanted) -> int:
 
 
 def _precision(wanted: Wanted) -> Precision | None:
-    if wanted.half:
-        return Precision(half=_half(wanted.half), level=wanted.optimization_level, half_gradients=wanted.half_gradients)
-    if wanted.half_gradients:
-        raise PlanningError("without --half there is no half precision for gradients to travel in")
-    return None
-
-
-def _half(name: str) -> Half:
     try:
-        return Half(name)
+        return Precision.of_options(wanted.half, wanted.optimization_level, wanted.half_gradients)
     except ValueError as error:
-        known = ", ".join(one.value for one in Half)
-        raise PlanningError(f"there is no half precision {name!r}; known are {known}") from error
+        raise PlanningError(str(error)) from error

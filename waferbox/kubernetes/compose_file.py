@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import yaml
 
+from nodes.lifecycle.sizes import UNITS
+
 PORT: Final = 7000  # where each role listens
 METRICS_PORT: Final = 9100
 LISTEN: Final = f"0.0.0.0:{PORT}"  # as the file says it
@@ -15,7 +17,6 @@ CACHE_FOLDER: Final = "/var/lib/waferbox"
 
 _VARIABLE: Final = re.compile(r"\$\{(\w+)(?::-([^}$]*))?\}")
 _UNITS: Final = {"b": "", "k": "Ki", "m": "Mi", "g": "Gi"}
-_BYTES: Final = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _LIMIT: Final = re.compile(r"(\d+)([bkmg])b?", re.IGNORECASE)
 
 
@@ -74,7 +75,7 @@ def _role(name: str, service: Mapping[str, Any]) -> RoleSettings:
         arguments=arguments,
         count=int(service.get("scale", 1)),
         memory=f"{limit[1]}{_UNITS[limit[2].lower()]}",
-        memory_bytes=int(limit[1]) * _BYTES[limit[2].lower()],
+        memory_bytes=int(limit[1]) * UNITS[limit[2].lower().removeprefix("b")],
         keeps_files=any(str(volume).endswith(f":{CACHE_FOLDER}") for volume in service["volumes"]),
         grace_seconds=int(str(service["stop_grace_period"]).removesuffix("s")),
     )

@@ -48,6 +48,16 @@ class Precision:
                 return cls(half=half, level=message.optimization_level, half_gradients=message.half_gradients)
         raise ValueError(f"there is no half precision {message.half}")
 
+    @classmethod
+    def of_options(cls, half: str, level: int, half_gradients: bool) -> "Precision | None":
+        """What a command line says; half empty: float32 throughout. ValueError where its options do not fit."""
+        if not half and half_gradients:
+            raise ValueError("without --half there is no half precision for gradients to travel in")
+        if half and half not in [known.value for known in Half]:
+            known = ", ".join(known.value for known in Half)
+            raise ValueError(f"there is no half precision {half!r}; known are {known}")
+        return cls(half=Half(half), level=level, half_gradients=half_gradients) if half else None
+
 
 class KernelLibrary(Enum):
     """What runs the kernels of layers; the values are the API's names. See `WaferPlan.kernel_library`."""
