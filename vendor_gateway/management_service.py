@@ -81,9 +81,8 @@ class ManagementService(management_pb2_grpc.ClusterManagementServicer):
     def _begin(self, settings: management_pb2.JobSettings, context: _Context, *, compiles: bool) -> VendorJob:
         version = _metadata(context, "client-build-version")
         try:
-            job = self._sessions.add_job(
-                _metadata(context, "workflow-id"), compiles=compiles, version=version, build=build_of(version)
-            )
+            workflow, build = _metadata(context, "workflow-id"), build_of(version)
+            job = self._sessions.add_job(workflow, context.peer(), compiles=compiles, version=version, build=build)
         except ReleaseRefusedError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except TooManyError as error:
@@ -128,7 +127,8 @@ class ManagementService(management_pb2_grpc.ClusterManagementServicer):
         self, requests: Iterator[management_pb2.HeartbeatRequest], context: _Context
     ) -> Iterator[management_pb2.HeartbeatResponse]:
         job: VendorJob | None = None
-        session = self._sessions.session(_metadata(context, "workflow-id"))
+        # The client sends its workflow with single calls only, and beats on the connection of these.
+        session = self._sessions.session_of(context.peer())
         unnamed = None if session is None else session.presence
         if unnamed is not None:
             unnamed.opened()

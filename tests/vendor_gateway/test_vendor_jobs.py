@@ -1,10 +1,14 @@
 """Jobs as the vendor's client asks for them: no cluster is needed until it compiles."""
 
+import queue
+import threading
 from collections.abc import Iterator
 
 import grpc
 import pytest
 
+from vendor_gateway.job import presence
+from vendor_gateway.job.session import Session
 from vendor_gateway.job.sessions import MAX_SESSIONS
 from vendor_gateway.process import GatewaySettings, VendorGateway
 from vendor_wire import (
@@ -86,6 +90,30 @@ def test_the_end_of_a_job_is_told(management: management_pb2_grpc.ClusterManagem
     assert status(management, given_up).status == management_pb2.JOB_STATUS_CANCELLED
     assert "canceled-by-csctl" in status(management, given_up).message
     assert status(management, "wsjob-unknown").status == management_pb2.JOB_STATUS_FAILED
+
+
+def test_a_client_that_dies_before_its_first_beat_has_gone(
+    gateway: VendorGateway, management: management_pb2_grpc.ClusterManagementStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "GONE_SECONDS", 0.2)
+    closed: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(Session, "close", lambda session, reason: closed.put(session.workflow))
+    compile_job(management, "other")
+    over = threading.Event()
+
+    def beats() -> Iterator[management_pb2.HeartbeatRequest]:
+        over.wait(60)
+        yield from ()
+
+    with grpc.insecure_channel(gateway.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        dying = management_pb2_grpc.ClusterManagementStub(channel)
+        compile_job(dying, "dying")
+        stream = dying.HeartbeatV2(beats())  # without its workflow, as the vendor's client does
+        with pytest.raises(queue.Empty):
+            closed.get(timeout=1)
+        assert stream.is_active()
+    over.set()
+    assert closed.get(timeout=10) == "dying"
 
 
 def test_names_that_nobody_was_given_lead_nowhere(

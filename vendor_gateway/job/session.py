@@ -56,6 +56,7 @@ class Session:
 
     def __init__(self, place: Place, workflow: str) -> None:
         self.workflow = workflow
+        self.peer = ""  # where the client called from when it last asked for a job
         self.presence = Presence()
         self.messages = Messages()
         self.queue = QueueSettings(labels={}, priority=2)

@@ -55,9 +55,9 @@ class Sessions:
         """A name for one."""
         return f"workflow-{secrets.token_hex(8)}"
 
-    def session(self, workflow: str) -> Session | None:
-        """What the client of this workflow has, if it has had a job."""
-        return self._sessions.get(workflow)
+    def session_of(self, peer: str) -> Session | None:
+        """What the client at this address, in gRPC's words, has last asked for, if it has had a job."""
+        return next((session for session in reversed(list(self._sessions.values())) if session.peer == peer), None)
 
     def heard(self, workflow: str) -> None:
         """The client of this workflow has called."""
@@ -65,8 +65,8 @@ class Sessions:
         if session is not None:
             session.presence.heard()
 
-    def add_job(self, workflow: str, *, compiles: bool, version: str, build: str) -> VendorJob:
-        """A new job of a workflow. Raises TooManyError."""
+    def add_job(self, workflow: str, peer: str, *, compiles: bool, version: str, build: str) -> VendorJob:
+        """A new job of a workflow, whose client calls from this address. Raises TooManyError."""
         with self._lock:
             self._forget_ended()
             session = self._sessions.get(workflow)
@@ -74,6 +74,7 @@ class Sessions:
                 raise TooManyError(f"{len(self._sessions)} clients of the vendor's are served already: try again later")
             if session is None:
                 session = self._sessions[workflow] = Session(self._place, workflow)
+            session.peer = peer
             session.presence.heard()
             name = f"wsjob-{secrets.token_hex(8)}"
             job = VendorJob(name=name, session=session, compiles=compiles, version=version, build=build)
