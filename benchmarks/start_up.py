@@ -1,22 +1,30 @@
-"""Time from `python train.py` to the first loss, with and without the compiled artifact in the cache."""
+"""Time from `python train.py` to the first loss: compiled artifact cached or not, and on a cluster that is up."""
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "fc_digits" / "train.py"
 DEADLINE_SECONDS = 120.0
 
 
-def seconds_to_first_loss(model_dir: Path, cache: Path) -> float:
-    """Runs the digits example for one step in a process of its own, until its first line with a loss."""
+def seconds_to_first_loss(model_dir: Path, cache: Path, management: str = "") -> float:
+    """Runs the digits example for one step in a process of its own, until its first line with a loss.
+
+    management: of a cluster that is up; else the script has an embedded one.
+    """
     command = [sys.executable, str(SCRIPT), "--num-csx", "1", "--num-steps", "1", "--checkpoint-steps", "0"]
     command += ["--data", str(cache / "digits.pt")]
     environment = {**os.environ, "WAFERBOX_CACHE": str(cache)}
     environment.pop("WAFERBOX_MANAGEMENT", None)
+    if management:
+        environment["WAFERBOX_MANAGEMENT"] = management
     started = time.perf_counter()
     first: float | None = None
     with subprocess.Popen(
@@ -38,11 +46,32 @@ def seconds_to_first_loss(model_dir: Path, cache: Path) -> float:
     return first
 
 
+@contextlib.contextmanager
+def cluster_that_is_up(cache: Path) -> Iterator[str]:
+    """The management address of one with one wafer, which ends with the context."""
+    command = [sys.executable, "-m", "waferbox.cluster.embedded", "--wafers", "1"]
+    environment = {**os.environ, "WAFERBOX_CACHE": str(cache)}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cluster:
+        assert cluster.stdin is not None
+        assert cluster.stdout is not None
+        try:
+            yield json.loads(cluster.stdout.readline())["management"]
+        finally:
+            cluster.stdin.close()
+            cluster.wait(DEADLINE_SECONDS)
+
+
 def measure(repeats: int) -> dict[str, list[float]]:
-    """Seconds to the first loss, `repeats` times each: with a fresh cache ("cold"), and again with it ("cached")."""
-    seconds: dict[str, list[float]] = {"cold": [], "cached": []}
+    """Seconds to the first loss, `repeats` times each, in turn.
+
+    "cold": an embedded cluster with a fresh cache; "cached": again with it; "cluster is up": with that cache.
+    """
+    seconds: dict[str, list[float]] = {"cold": [], "cached": [], "cluster is up": []}
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
+            cache = Path(folder) / "cache"
             for kind in ("cold", "cached"):
-                seconds[kind].append(seconds_to_first_loss(Path(folder) / kind, Path(folder) / "cache"))
+                seconds[kind].append(seconds_to_first_loss(Path(folder) / kind, cache))
+            with cluster_that_is_up(cache) as management:
+                seconds["cluster is up"].append(seconds_to_first_loss(Path(folder) / "up", cache, management))
     return seconds
