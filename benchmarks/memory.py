@@ -173,16 +173,18 @@ class Figures:
 
 def own_bytes(process: int) -> int:
     """The resident memory that is the process's own: private memory, and shared memory that it made."""
-    folder = f"/proc/{process}"
-    with open(f"{folder}/status", encoding="ascii") as lines:
-        total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
-    shared: dict[int, int] = {}  # by inode: some memory has several descriptors
-    for name in os.listdir(f"{folder}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            if os.readlink(f"{folder}/fd/{name}").startswith(f"/memfd:waferbox-{process} "):
-                memory = os.stat(f"{folder}/fd/{name}")
-                shared[memory.st_ino] = memory.st_blocks * 512
-    return total + sum(shared.values())
+    total = 0
+    counts = False
+    mine = f"/memfd:waferbox-{process} "
+    with open(f"/proc/{process}/smaps", encoding="ascii") as lines:
+        for line in lines:
+            first, _, rest = line.partition(" ")
+            if not first.endswith(":"):
+                path = line.split(maxsplit=5)[5:]
+                counts = not path or path[0].startswith(("[heap]", "[stack", "[anon", mine))
+            elif counts and first == "Rss:":
+                total += int(rest.split()[0]) * 1024
+    return total
 
 
 def measure(

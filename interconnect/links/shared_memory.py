@@ -49,7 +49,7 @@ class SharedMemory:
     def create(cls, nbytes: int) -> "SharedMemory":
         """New memory, filled with zeros; pages are taken when they are touched first."""
         assert nbytes > 0
-        # The name, by which /proc/PID/fd tells whose memory it is, has no other meaning.
+        # The name, by which /proc/PID/smaps tells whose memory it is, has no other meaning.
         descriptor = os.memfd_create(f"waferbox-{os.getpid()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, nbytes)
