@@ -6,10 +6,15 @@ import os
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 # A shell starts what it runs in the background with SIGINT ignored, and so would be all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("busy machine", deadline=None)
+hypothesis.settings.load_profile("busy machine")
 
 # What is made while tests are collected stays: looking for garbage there costs a second, and tests look often.
 gc.disable()
