@@ -1,14 +1,14 @@
 """Time from `python train.py` to the first loss: compiled artifact cached or not, and on a cluster that is up."""
 
-import contextlib
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
+
+from waferbox.cluster.cluster import ClusterSettings
+from waferbox.cluster.embedded_process import start_embedded, stop_embedded
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "fc_digits" / "train.py"
 DEADLINE_SECONDS = 120.0
@@ -17,14 +17,13 @@ DEADLINE_SECONDS = 120.0
 def seconds_to_first_loss(model_dir: Path, cache: Path, management: str = "") -> float:
     """Runs the digits example for one step in a process of its own, until its first line with a loss.
 
-    management: of a cluster that is up; else the script has an embedded one.
+    management: of a cluster that is up, with that cache; else the script has an embedded one.
     """
     command = [sys.executable, str(SCRIPT), "--num-csx", "1", "--num-steps", "1", "--checkpoint-steps", "0"]
     command += ["--data", str(cache / "digits.pt")]
-    environment = {**os.environ, "WAFERBOX_CACHE": str(cache)}
+    environment = {**os.environ}
     environment.pop("WAFERBOX_MANAGEMENT", None)
-    if management:
-        environment["WAFERBOX_MANAGEMENT"] = management
+    environment |= {"WAFERBOX_MANAGEMENT": management} if management else {"WAFERBOX_CACHE": str(cache)}
     started = time.perf_counter()
     first: float | None = None
     with subprocess.Popen(
@@ -46,21 +45,6 @@ def seconds_to_first_loss(model_dir: Path, cache: Path, management: str = "") ->
     return first
 
 
-@contextlib.contextmanager
-def cluster_that_is_up(cache: Path) -> Iterator[str]:
-    """The management address of one with one wafer, which ends with the context."""
-    command = [sys.executable, "-m", "waferbox.cluster.embedded", "--wafers", "1"]
-    environment = {**os.environ, "WAFERBOX_CACHE": str(cache)}
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cluster:
-        assert cluster.stdin is not None
-        assert cluster.stdout is not None
-        try:
-            yield json.loads(cluster.stdout.readline())["management"]
-        finally:
-            cluster.stdin.close()
-            cluster.wait(DEADLINE_SECONDS)
-
-
 def measure(repeats: int) -> dict[str, list[float]]:
     """Seconds to the first loss, `repeats` times each, in turn.
 
@@ -72,6 +56,9 @@ def measure(repeats: int) -> dict[str, list[float]]:
             cache = Path(folder) / "cache"
             for kind in ("cold", "cached"):
                 seconds[kind].append(seconds_to_first_loss(Path(folder) / kind, cache))
-            with cluster_that_is_up(cache) as management:
+            process, management, *_ = start_embedded(ClusterSettings(cache_root=str(cache)))
+            try:
                 seconds["cluster is up"].append(seconds_to_first_loss(Path(folder) / "up", cache, management))
+            finally:
+                stop_embedded(process)
     return seconds
