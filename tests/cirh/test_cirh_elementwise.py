@@ -192,7 +192,7 @@ def programs(draw: st.DrawFn) -> tuple[ModuleOp, list[torch.Tensor], list[int]]:
     return builder.finish([(result, None) for result in results]), inputs, list(places)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(programs())
 def test_random_programs_in_place(case: tuple[ModuleOp, list[torch.Tensor], list[int]]) -> None:
     module, inputs, places = case

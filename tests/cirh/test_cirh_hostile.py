@@ -156,7 +156,7 @@ def test_long_dense_constants_are_quick_or_refused() -> None:
 TEXT = print_module(mlp_step())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_damaged_text_is_refused_or_still_a_module(data: st.DataObject) -> None:
     """Whatever is cut out, doubled or replaced: a CirhError or a module that verifies, never another error."""

@@ -54,7 +54,7 @@ def test_products_convolutions_and_norms_of_mixed_types_are_refused_or_run(examp
         check(example, (*first, *rest))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(st.data())
 def test_operations_on_floats_of_any_types_are_refused_or_run(data: st.DataObject) -> None:
     example = data.draw(st.sampled_from(EXAMPLES))

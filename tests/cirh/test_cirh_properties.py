@@ -79,7 +79,7 @@ def _run(module: ModuleOp) -> list[torch.Tensor]:
     return Kernel.build(module)([torch.rand(shape(a), generator=generator) for a in func_of(module).block.args])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(modules())
 def test_text_and_back(module: ModuleOp) -> None:
     verify(module)
@@ -95,7 +95,7 @@ def test_text_and_back(module: ModuleOp) -> None:
         assert a.view(torch.int32).equal(b.view(torch.int32))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(modules(), st.data())
 def test_two_halves_make_the_whole(module: ModuleOp, data: st.DataObject) -> None:
     """A module cut in two kernels, with every value between them handed over, gives the same bits."""

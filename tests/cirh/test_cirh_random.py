@@ -37,7 +37,7 @@ def drawn(numbers: Numbers, key: int = 1, count: int = COUNT) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, database=None, derandomize=True)
+@settings(max_examples=25, database=None, derandomize=True)
 def test_parts_are_those_of_the_whole(kind: str, data: st.DataObject) -> None:
     numbers = KINDS[kind]
     before, outer, count, rest = (data.draw(st.integers(1, 3)) for _ in range(4))

@@ -296,7 +296,7 @@ STEPS: list[Callable[[torch.Tensor, torch.Tensor], Any]] = [
 ]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from(range(len(STEPS))), st.booleans()), max_size=12))
 def test_any_initialisation_as_on_the_cpu(steps: list[tuple[int, bool]]) -> None:
     def make() -> tuple[torch.Tensor, torch.Tensor]:

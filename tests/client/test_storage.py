@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import cstorch.storage.layout as layout
@@ -164,7 +164,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Bytes:
     return Bytes(path.read_bytes())
 
 
-@settings(deadline=None)
 @given(where=st.floats(0, 0.999), bit=st.integers(0, 7))
 def test_a_flipped_bit_in_the_data_is_refused(
     saved: bytes, tmp_path_factory: pytest.TempPathFactory, where: float, bit: int

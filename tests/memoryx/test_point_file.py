@@ -98,7 +98,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / "1").read_bytes()
 
 
-COMMON = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+COMMON = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def is_refused(folder: Path, content: bytes) -> None:

@@ -141,7 +141,6 @@ JOBS = st.builds(
 
 @settings(
     max_examples=15,
-    deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -162,7 +162,7 @@ def test_random_programs_give_the_same_at_every_speed_or_are_refused() -> None:
     found: Counter[str] = Counter()
 
     @seed(0)
-    @settings(max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=30, database=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 1 << 20), st.sampled_from([2, 3, 4]), st.sampled_from([2, 3, 5]))
     def run(number: int, micro_batches: int, cores: int) -> None:
         try:

@@ -81,7 +81,7 @@ def compared(module: ModuleOp, inputs: list[torch.Tensor], *, fuses: bool) -> di
     return attrs(found[0])
 
 
-@settings(max_examples=80, deadline=None, database=None, derandomize=True)
+@settings(max_examples=80, database=None, derandomize=True)
 @given(
     general=st.booleans(),
     scale=st.sampled_from(["mul", "mul-swapped", "div", "none"]),

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.parity
 
 FLOAT = torch.float64
 Pass = Callable[[ModuleOp], bool]
-variations = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+variations = settings(max_examples=60, database=None, derandomize=True)
 LOC = Source(module="fc", op="linear", file="model.py", line=7)
 
 

@@ -47,7 +47,7 @@ def test_random_image_programs_are_right_or_refused() -> None:
     hits: Counter[str] = Counter()
 
     @seed(0)
-    @settings(max_examples=70, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=70, database=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 1 << 20))
     def run(number: int) -> None:
         traced, batch = traced_program(number, list(IMAGE_OPERATIONS))

@@ -132,7 +132,7 @@ def test_small_lists_are_folded_and_large_or_repeated_ones_are_not() -> None:
     assert "dense<[-1.000000e+00, -2.000000e+00]>" in print_module(module)
 
 
-@settings(max_examples=60, deadline=None, database=None, derandomize=True)
+@settings(max_examples=60, database=None, derandomize=True)
 @given(st.data())
 def test_folded_constants_have_every_bit_that_the_operations_make(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.int32]))
@@ -306,7 +306,7 @@ def test_no_pass_changes_a_value() -> None:
     found: Counter[str] = Counter()
 
     @seed(0)
-    @settings(max_examples=12, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=12, database=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 1 << 20), st.sampled_from([None, ["linear", "cross-entropy", "merge", "transpose"]]))
     def run(number: int, operations: list[str] | None) -> None:
         try:

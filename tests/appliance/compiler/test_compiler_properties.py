@@ -70,7 +70,7 @@ def test_random_programs_are_right_or_refused() -> None:
     found: Counter[str] = Counter()
 
     @seed(0)
-    @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, database=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 1 << 20))
     def run(number: int) -> None:
         try:
@@ -112,7 +112,7 @@ def test_random_programs_in_micro_batches_are_right_or_refused() -> None:
     found: Counter[str] = Counter()
 
     @seed(0)
-    @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, database=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 1 << 20), st.sampled_from([(1, 2), (1, 3), (2, 2), (2, 3), (3, 4)]), st.booleans())
     def run(number: int, cut: tuple[int, int], rounds: bool) -> None:
         wafers, micro_batches = cut

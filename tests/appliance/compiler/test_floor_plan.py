@@ -22,7 +22,7 @@ def touch(one: Region, other: Region) -> bool:
     return (across == 0 and along > 0) or (along == 0 and across > 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(WORK, st.integers(40, 130), st.integers(40, 130))
 def test_regions_tile_the_wafer_in_the_order_of_the_network(amounts: list[float], width: int, height: int) -> None:
     regions = plan_floor(named(amounts), width, height)
@@ -40,7 +40,7 @@ def test_regions_tile_the_wafer_in_the_order_of_the_network(amounts: list[float]
     assert regions == plan_floor(named(amounts), width, height)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(min_value=0.05, max_value=1.0), min_size=1, max_size=40))
 def test_areas_are_in_proportion_up_to_a_core_on_each_side(amounts: list[float]) -> None:
     regions = plan_floor(named(amounts), 900, 800)

@@ -140,7 +140,7 @@ ACTION = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(ACTION, max_size=40), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
 def test_no_node_has_two_holders_and_the_order_is_kept(
     actions: list[tuple[object, ...]], wafers: int, memoryx: int, swarmx: int
