@@ -22,6 +22,7 @@ from workers import run_child
 from workers.child.channel import MESSAGE_BYTES
 from workers.child.confinement import DROPPED_VARIABLES
 from workers.child.loader_state import STATE_BYTES
+from workers.ended_group import end_group
 from workers.output import OutputReader
 from wsc.v1 import node_pb2, plan_pb2
 
@@ -161,8 +162,8 @@ class InputProcess:
         """End the process and those that it has started."""
         self._connection.close()
         with contextlib.suppress(ProcessLookupError):  # it has ended just now
-            if self._process.poll() is None and os.getpgid(self._process.pid) == self._process.pid:
-                os.killpg(self._process.pid, signal.SIGKILL)
+            if self._process.poll() is None:
+                end_group(self._process.pid)
         self._process.close()
         self._output.close()
 

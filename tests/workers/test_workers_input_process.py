@@ -171,6 +171,17 @@ def test_failures(
         assert "workers/child" not in caught.value.traceback
 
 
+def test_what_a_loader_was_handing_over_goes_with_its_process(prepare: Prepare, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    with running(prepare(input_functions.half_handed_over, str(said))):
+        deadline = time.monotonic() + 60.0
+        while not said.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert said.is_symlink()
+    assert not said.exists()
+
+
 def test_a_killed_process_is_noticed(prepare: Prepare) -> None:
     with running(prepare(input_functions.slow, 600.0)) as harness:
         os.kill(harness.process._process.pid, signal.SIGKILL)
