@@ -1,4 +1,4 @@
-"""The end of an input_fn's process with all that it has started, and of what these leave behind when they are killed."""
+"""The end of an input_fn's process with all that it has started, and what these leave behind when they are killed."""
 
 import contextlib
 import os
