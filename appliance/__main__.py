@@ -25,6 +25,8 @@ from interconnect.rpc.address import bind, split_address
 from interconnect.rpc.async_server import AsyncServer
 from nodes.folders import cache_root
 from nodes.launch.descriptors import raise_descriptor_limit
+from nodes.launch.fork_server_process import ROLES_PRELOAD
+from nodes.launch.own_fork_server import own_fork_server
 from nodes.telemetry.terminal_log import set_up_logging
 from wsc.v1 import management_pb2_grpc, observation_pb2_grpc
 
@@ -86,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     service = ManagementService(settings, lambda: over.put(True), defect)
     with contextlib.ExitStack() as open_parts:
+        # Coordinators outlive this process, except where their ingress starts them, and so does who forks them.
+        open_parts.enter_context(own_fork_server(ROLES_PRELOAD, lingers=True))
         server = AsyncServer(on_defect=defect, owner_of=service.owner_of)
         # Whoever listens to the announcement sees its end, and ends the nodes; their streams are what this waits for.
         open_parts.callback(server.stop, STOP_SECONDS)

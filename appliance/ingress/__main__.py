@@ -7,6 +7,8 @@ from pathlib import Path
 
 from appliance.ingress.process import Ingress, IngressSettings
 from nodes.folders import cache_root
+from nodes.launch.fork_server_process import ROLES_PRELOAD
+from nodes.launch.own_fork_server import own_fork_server
 from nodes.lifecycle.node import add_arguments, serve
 
 
@@ -39,7 +41,8 @@ def parse_arguments(argv: Sequence[str] | None) -> IngressSettings:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT, which end the coordinators too."""
     settings = parse_arguments(argv)
-    return serve(lambda: Ingress(settings))
+    with own_fork_server(ROLES_PRELOAD):
+        return serve(lambda: Ingress(settings))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import torch
 from xdsl.dialects.builtin import (
@@ -95,8 +95,10 @@ def tensor_type(shape: Sequence[int], dtype: torch.dtype) -> AnyTensorType:
     return _tensor_type(tuple(shape), dtype)
 
 
-@lru_cache(maxsize=1 << 16)
-def _info(type: Attribute) -> TensorInfo:
+_INFO: Final = "cirh_info"  # what a type keeps its info as: its hash takes longer than all else that a lookup does
+
+
+def _make_info(type: Attribute) -> TensorInfo:
     if not isinstance(type, TensorType):
         raise CirhError(f"expected a tensor type, not {type}")
     element = _BY_ATTRIBUTE.get(type.element_type)
@@ -107,7 +109,11 @@ def _info(type: Attribute) -> TensorInfo:
 
 def info(value: SSAValue | Attribute) -> TensorInfo:
     """Shape and dtype of a value or of a tensor type."""
-    return _info(value.type if isinstance(value, SSAValue) else value)
+    type = value if value.__class__ is TensorType else value.type if isinstance(value, SSAValue) else value
+    known: TensorInfo | None = type.__dict__.get(_INFO)
+    if known is None:
+        known = type.__dict__[_INFO] = _make_info(type)
+    return known
 
 
 def shape(value: SSAValue | Attribute) -> tuple[int, ...]:

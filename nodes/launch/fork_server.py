@@ -1,11 +1,14 @@
 """The fork server: a process with torch imported, and without gRPC or threads, that forks the others.
 
-`python -m nodes.launch.fork_server LISTENER_FD READY_FD [MODULE ...]`; `nodes.launch.fork_server_process` starts it.
+`python -m nodes.launch.fork_server [--lingers] LISTENER_FD READY_FD [MODULE ...]`; `nodes.launch.fork_server_process`
+starts it.
 Once it has imported the modules it closes READY_FD. One connection asks for one process, in one message of JSON, and
 hears its number at once and its exit status in the end. A process whose connection ends is ended, unless it was asked
-for as one that outlives it. When standard input ends, or SIGTERM comes, everything is ended.
+for as one that outlives it. When standard input ends, or SIGTERM comes, everything is ended; but with --lingers, the
+end of standard input leaves those that outlive their connections, and the server waits for their end.
 """
 
+import argparse
 import contextlib
 import gc
 import importlib
@@ -39,8 +42,9 @@ class _Forked:
 
 
 class ForkServer:
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, *, lingers: bool) -> None:
         self._listener = listener
+        self._lingers = lingers
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, _Forked] = {}  # by pidfd
         self._callers: set[socket.socket] = set()  # that have not asked yet
@@ -55,11 +59,11 @@ class ForkServer:
         signal.set_wakeup_fd(wake_writer.fileno())
         signal.signal(signal.SIGTERM, lambda *_: None)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._wake, selectors.EVENT_READ, self._close)
-        self._selector.register(0, selectors.EVENT_READ, self._close)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._terminated)
+        self._selector.register(0, selectors.EVENT_READ, self._input_ended)
 
     def serve(self) -> None:
-        """Until standard input ends; then until the last child has."""
+        """Until standard input ends, or SIGTERM; then until the last child has."""
         while not (self._closing and not self._children):
             for key, _ in self._selector.select(self._seconds_to_deadline()):
                 if self._selector.get_map().get(key.fd) is key:  # one before may have closed it
@@ -78,20 +82,28 @@ class ForkServer:
         deadlines += [] if self._accept_at is None else [self._accept_at]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
-    def _close(self) -> None:
-        self._closing = True
-        if self._accept_at is None:
-            self._selector.unregister(self._listener)
-        self._accept_at = None
-        self._selector.unregister(self._wake)
+    def _input_ended(self) -> None:
         self._selector.unregister(0)
-        for caller in self._callers:
-            self._selector.unregister(caller)
-            caller.close()
-        self._callers.clear()
-        self._listener.close()
+        self._close(all_children=not self._lingers)
+
+    def _terminated(self) -> None:
+        self._selector.unregister(self._wake)
+        self._close(all_children=True)
+
+    def _close(self, *, all_children: bool) -> None:
+        if not self._closing:
+            self._closing = True
+            if self._accept_at is None:
+                self._selector.unregister(self._listener)
+            self._accept_at = None
+            for caller in self._callers:
+                self._selector.unregister(caller)
+                caller.close()
+            self._callers.clear()
+            self._listener.close()
         for child in self._children.values():
-            self._end(child)
+            if all_children or not child.outlives:
+                self._end(child)
 
     def _accept(self) -> None:
         try:
@@ -219,11 +231,17 @@ class ForkServer:
 
 
 def main() -> int:
-    listener = socket.socket(fileno=int(sys.argv[1]))
+    parser = argparse.ArgumentParser(prog="nodes.launch.fork_server")
+    parser.add_argument("--lingers", action="store_true")
+    parser.add_argument("listener", type=int)
+    parser.add_argument("ready", type=int)
+    parser.add_argument("modules", nargs="*")
+    options = parser.parse_args()
+    listener = socket.socket(fileno=options.listener)
     os.set_inheritable(listener.fileno(), False)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, by libgomp, when torch is imported
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for module in sys.argv[3:]:
+    for module in options.modules:
         importlib.import_module(module)
     if "grpc" in sys.modules:
         raise ImportError("a preloaded module imports grpc, which does not survive a fork")
@@ -232,8 +250,8 @@ def main() -> int:
     )  # of idle threads, in 3.12 and later
     gc.collect()
     gc.freeze()  # what is here stays shared with the children
-    os.close(int(sys.argv[2]))
-    ForkServer(listener).serve()
+    os.close(options.ready)
+    ForkServer(listener, lingers=options.lingers).serve()
     return 0
 
 

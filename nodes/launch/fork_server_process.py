@@ -10,24 +10,42 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from nodes.launch.descriptors import readable
-from nodes.launch.spawn import SOCKET_VARIABLE
+from nodes.launch.process import SOCKET_VARIABLE
 
 CLOSE_SECONDS = 8.0  # more than the fork server gives its children
+
+# What the roles need and what survives a fork: everything but gRPC. Named, not imported: the command needs none of it.
+ROLES_PRELOAD = (
+    "torch",
+    "numpy",
+    "cirh.execution.kernel",
+    "cirh.execution.elementwise",
+    "lair.kernel",
+    "appliance.compiler.artifacts",
+    "wsc.v1.coordinator_pb2",
+    "wsc.v1.management_pb2",
+    "interconnect.links.hub",
+    "nodes.steps.schedule",
+)
 
 
 class ForkServerProcess:
     """Owns a fork server, which ends, with all that it forked, when this object is closed or its process dies."""
 
-    def __init__(self, preload: Sequence[str], environment: Mapping[str, str], output: int = 2) -> None:
+    def __init__(
+        self, preload: Sequence[str], environment: Mapping[str, str], output: int = 2, *, lingers: bool = False
+    ) -> None:
         """Start it, without waiting for its imports: processes can be asked for at once.
 
         preload: modules for it to import, none of which may import grpc. output: the descriptor for what it and its
-        children print: standard error, because standard output may be a pipe that somebody reads to its end.
+        children print: standard error, because standard output may be a pipe that somebody reads to its end. lingers:
+        where this process ends, what was asked for as outliving it goes on, and the fork server for as long.
         """
         self.name = f"waferbox-{secrets.token_hex(12)}"
         self._preload = preload
         self._environment = {**environment, SOCKET_VARIABLE: self.name}
         self._output = output
+        self._lingers = lingers
         self._start()
 
     def restart(self) -> None:
@@ -37,6 +55,7 @@ class ForkServerProcess:
 
     def _start(self) -> None:
         command = [sys.executable, "-P", "-m", "nodes.launch.fork_server"]
+        command += ["--lingers"] if self._lingers else []
         reader, writer = os.pipe()
         self._ready = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by _forget
         try:
@@ -90,7 +109,7 @@ class ForkServerProcess:
         return f"the fork server (pid {self.pid}) {how}"
 
     def close(self) -> None:
-        """End it and everything that it forked."""
+        """End it and everything that it forked; where it lingers, all but what outlives this process."""
         if self._pidfd < 0:
             return
         assert self._process.stdin is not None
@@ -99,9 +118,10 @@ class ForkServerProcess:
         self._process.stdin.close()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)  # a suspended one would not see the end of its input
-        try:
-            self._process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if not self._lingers:
+            try:
+                self._process.wait(CLOSE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
         self._forget()

@@ -33,6 +33,8 @@ MODULES = frozenset(
 # A Python file whose install(module) is called at the start of each process: for tests that injure processes.
 CHAOS_VARIABLE = "WAFERBOX_CHAOS"
 
+SOCKET_VARIABLE = "WAFERBOX_FORK_SERVER"  # the name of its abstract Unix socket
+
 FIRST_FD = 3  # the descriptors handed to a process are 3, 4, ... there, in the order in which they were given
 
 _PR_SET_PDEATHSIG = 1

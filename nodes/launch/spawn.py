@@ -1,8 +1,9 @@
 """Starting processes of the cluster: by the fork server where one runs, else as a Python of their own.
 
-The fork server has torch imported, so a process that it forks is there in milliseconds. It is found by the environment
-variable WAFERBOX_FORK_SERVER, the name of its abstract Unix socket. Every process started here lives at most as long as
-the process that asked for it and holds its Child; or, if it was asked for as one that outlives it, as the fork server.
+The fork server has torch imported, so a process that it forks is there in milliseconds. It is this process's own
+(`nodes.launch.own_fork_server`), or the launcher's, which the environment variable WAFERBOX_FORK_SERVER names. Every
+process started here lives at most as long as the process that asked for it and holds its Child; or, if it was asked for
+as one that outlives it, as the fork server.
 """
 
 import concurrent.futures
@@ -15,9 +16,9 @@ from collections.abc import Sequence
 
 from interconnect.security.own_tokens import without_tokens
 from nodes.launch.child import Child, ForkServerStatus, PopenStatus
-from nodes.launch.process import MODULES
+from nodes.launch.own_fork_server import own_ends_now, own_name
+from nodes.launch.process import MODULES, SOCKET_VARIABLE
 
-SOCKET_VARIABLE = "WAFERBOX_FORK_SERVER"
 MAX_MESSAGE_BYTES = 128 * 1024
 MAX_FDS = 16
 START_DEADLINE_SECONDS = 60.0  # torch may have to come from a cold disk first
@@ -37,13 +38,25 @@ def spawn(module: str, argv: Sequence[str], fds: Sequence[int] = (), *, outlives
     """
     if module not in MODULES:
         raise ValueError(f"{module!r} is not one of the modules that may be started: {', '.join(sorted(MODULES))}")
-    name = os.environ.get(SOCKET_VARIABLE)
-    if name:
+    name = _fork_server_name()
+    if not name:
+        return spawn_python(module, argv, fds, outlives=outlives)
+    try:
         return _spawn_forked(name, module, argv, fds, outlives=outlives)
-    return spawn_python(module, argv, fds, outlives=outlives)
+    except SpawnError:
+        if not own_ends_now():
+            raise
+    return _spawn_forked(_fork_server_name(), module, argv, fds, outlives=outlives)
 
 
 # --- by the fork server -----------------------------------------------------------------------------------------------
+
+
+def _fork_server_name() -> str:
+    try:
+        return own_name() or os.environ.get(SOCKET_VARIABLE, "")
+    except OSError as error:
+        raise SpawnError(f"a fork server could not be started in place of the one that ended: {error}") from error
 
 
 def _spawn_forked(name: str, module: str, argv: Sequence[str], fds: Sequence[int], *, outlives: bool) -> Child:

@@ -19,7 +19,8 @@ import pytest
 from nodes.launch.child import Child, process_started
 from nodes.launch.descriptors import readable
 from nodes.launch.fork_server_process import ForkServerProcess
-from nodes.launch.spawn import SOCKET_VARIABLE, SpawnError, spawn
+from nodes.launch.process import SOCKET_VARIABLE
+from nodes.launch.spawn import SpawnError, spawn
 
 pytestmark = pytest.mark.cluster
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from nodes.launch.fork_server_process import ForkServerProcess
-from nodes.launch.spawn import SOCKET_VARIABLE
+from nodes.launch.process import SOCKET_VARIABLE
 from workers.child import batches
 from wsc.v1 import node_pb2
 

@@ -13,7 +13,7 @@ from typing import Any
 import input_functions
 import pytest
 
-from nodes.launch.spawn import SOCKET_VARIABLE
+from nodes.launch.process import SOCKET_VARIABLE
 from nodes.lifecycle.node_job import JobFailure
 from waferbox.cluster.launcher import ForkingLauncher
 from workers.child.confinement import DROPPED_VARIABLES

@@ -20,7 +20,7 @@ import torch
 
 from interconnect.links.hub import Stopped
 from nodes.launch.fork_server_process import ForkServerProcess
-from nodes.launch.spawn import SOCKET_VARIABLE
+from nodes.launch.process import SOCKET_VARIABLE
 from nodes.lifecycle.node_job import JobFailure
 from workers.child import loader_state
 from workers.input_process import InputProcess, _read_state

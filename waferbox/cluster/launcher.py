@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from interconnect.security.own_tokens import without_tokens
-from nodes.launch.fork_server_process import ForkServerProcess
-from nodes.launch.spawn import SOCKET_VARIABLE, SpawnError, spawn, spawn_python
+from nodes.launch.fork_server_process import ROLES_PRELOAD, ForkServerProcess
+from nodes.launch.process import SOCKET_VARIABLE
+from nodes.launch.spawn import SpawnError, spawn, spawn_python
 from nodes.telemetry.terminal_log import LEVEL_VARIABLE
 
 
@@ -59,21 +60,6 @@ class Launcher(Protocol):
         """The last: what was started and still runs may be ended with it."""
 
 
-# What the roles need and what survives a fork: everything but gRPC. Named, not imported: the command needs none of it.
-PRELOAD = (
-    "torch",
-    "numpy",
-    "cirh.execution.kernel",
-    "cirh.execution.elementwise",
-    "lair.kernel",
-    "appliance.compiler.artifacts",
-    "wsc.v1.coordinator_pb2",
-    "wsc.v1.management_pb2",
-    "interconnect.links.hub",
-    "nodes.steps.schedule",
-)
-
-
 class ForkingLauncher:
     """Children of this process and of a fork server, which dies with this process, and they with it."""
 
@@ -81,7 +67,9 @@ class ForkingLauncher:
         # The terminal is the script's: it hears of what is wrong, and the job's log has the rest. libgomp spins when it
         # waits, unless told before torch is imported: ruinous where roles outnumber cores.
         os.environ.setdefault(LEVEL_VARIABLE, "warning")
-        self._fork_server = ForkServerProcess(PRELOAD, {**without_tokens(os.environ), "OMP_WAIT_POLICY": "PASSIVE"})
+        self._fork_server = ForkServerProcess(
+            ROLES_PRELOAD, {**without_tokens(os.environ), "OMP_WAIT_POLICY": "PASSIVE"}
+        )
         os.environ[SOCKET_VARIABLE] = self._fork_server.name
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
