@@ -88,8 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     service = ManagementService(settings, lambda: over.put(True), defect)
     with contextlib.ExitStack() as open_parts:
-        # Coordinators outlive this process, except where their ingress starts them, and so does who forks them.
-        open_parts.enter_context(own_fork_server(ROLES_PRELOAD, lingers=True))
+        open_parts.enter_context(own_fork_server(ROLES_PRELOAD))
         server = AsyncServer(on_defect=defect, owner_of=service.owner_of)
         # Whoever listens to the announcement sees its end, and ends the nodes; their streams are what this waits for.
         open_parts.callback(server.stop, STOP_SECONDS)

@@ -1,11 +1,12 @@
 """The fork server: a process with torch imported, and without gRPC or threads, that forks the others.
 
-`python -m nodes.launch.fork_server [--lingers] LISTENER_FD READY_FD [MODULE ...]`; `nodes.launch.fork_server_process`
+`python -m nodes.launch.fork_server [--own] LISTENER_FD READY_FD [MODULE ...]`; `nodes.launch.fork_server_process`
 starts it.
 Once it has imported the modules it closes READY_FD. One connection asks for one process, in one message of JSON, and
 hears its number at once and its exit status in the end. A process whose connection ends is ended, unless it was asked
-for as one that outlives it. When standard input ends, or SIGTERM comes, everything is ended; but with --lingers, the
-end of standard input leaves those that outlive their connections, and the server waits for their end.
+for as one that outlives it. When standard input ends, or SIGTERM comes, everything is ended. With --own it stands in
+for the process that has started it: what does not outlive its connection is killed with that, as the kernel does for a
+child; what does goes on when standard input ends, and the server for as long.
 """
 
 import argparse
@@ -42,9 +43,9 @@ class _Forked:
 
 
 class ForkServer:
-    def __init__(self, listener: socket.socket, *, lingers: bool) -> None:
+    def __init__(self, listener: socket.socket, *, own: bool) -> None:
         self._listener = listener
-        self._lingers = lingers
+        self._own = own
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, _Forked] = {}  # by pidfd
         self._callers: set[socket.socket] = set()  # that have not asked yet
@@ -84,7 +85,7 @@ class ForkServer:
 
     def _input_ended(self) -> None:
         self._selector.unregister(0)
-        self._close(all_children=not self._lingers)
+        self._close(all_children=not self._own)
 
     def _terminated(self) -> None:
         self._selector.unregister(self._wake)
@@ -220,7 +221,9 @@ class ForkServer:
             self._end(child)
 
     def _end(self, child: _Forked) -> None:
-        if child.kill_at is None:
+        if self._own:
+            self._signal(child, signal.SIGKILL)
+        elif child.kill_at is None:
             self._signal(child, signal.SIGTERM)
             child.kill_at = time.monotonic() + TERM_SECONDS
 
@@ -232,7 +235,7 @@ class ForkServer:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="nodes.launch.fork_server")
-    parser.add_argument("--lingers", action="store_true")
+    parser.add_argument("--own", action="store_true")
     parser.add_argument("listener", type=int)
     parser.add_argument("ready", type=int)
     parser.add_argument("modules", nargs="*")
@@ -251,7 +254,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # what is here stays shared with the children
     os.close(options.ready)
-    ForkServer(listener, lingers=options.lingers).serve()
+    ForkServer(listener, own=options.own).serve()
     return 0
 
 

@@ -33,19 +33,19 @@ class ForkServerProcess:
     """Owns a fork server, which ends, with all that it forked, when this object is closed or its process dies."""
 
     def __init__(
-        self, preload: Sequence[str], environment: Mapping[str, str], output: int = 2, *, lingers: bool = False
+        self, preload: Sequence[str], environment: Mapping[str, str], output: int = 2, *, own: bool = False
     ) -> None:
         """Start it, without waiting for its imports: processes can be asked for at once.
 
         preload: modules for it to import, none of which may import grpc. output: the descriptor for what it and its
-        children print: standard error, because standard output may be a pipe that somebody reads to its end. lingers:
-        where this process ends, what was asked for as outliving it goes on, and the fork server for as long.
+        children print: standard error, because standard output may be a pipe that somebody reads to its end. own: it
+        forks for this process alone. What was asked for as outliving this goes on after it, and the fork server too.
         """
         self.name = f"waferbox-{secrets.token_hex(12)}"
         self._preload = preload
         self._environment = {**environment, SOCKET_VARIABLE: self.name}
         self._output = output
-        self._lingers = lingers
+        self._own = own
         self._start()
 
     def restart(self) -> None:
@@ -55,7 +55,7 @@ class ForkServerProcess:
 
     def _start(self) -> None:
         command = [sys.executable, "-P", "-m", "nodes.launch.fork_server"]
-        command += ["--lingers"] if self._lingers else []
+        command += ["--own"] if self._own else []
         reader, writer = os.pipe()
         self._ready = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by _forget
         try:
@@ -109,7 +109,7 @@ class ForkServerProcess:
         return f"the fork server (pid {self.pid}) {how}"
 
     def close(self) -> None:
-        """End it and everything that it forked; where it lingers, all but what outlives this process."""
+        """End it and everything that it forked; where it is this process's own, all but what outlives this."""
         if self._pidfd < 0:
             return
         assert self._process.stdin is not None
@@ -118,7 +118,7 @@ class ForkServerProcess:
         self._process.stdin.close()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)  # a suspended one would not see the end of its input
-        if not self._lingers:
+        if not self._own:
             try:
                 self._process.wait(CLOSE_SECONDS)
             except subprocess.TimeoutExpired:

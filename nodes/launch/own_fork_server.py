@@ -20,17 +20,17 @@ _own: ForkServerProcess | None = None
 
 
 @contextlib.contextmanager
-def own_fork_server(preload: Sequence[str], *, lingers: bool = False) -> Iterator[None]:
+def own_fork_server(preload: Sequence[str]) -> Iterator[None]:
     """Have what this process starts in the block forked by a server of its own, unless a launcher has one already.
 
     It imports `preload` from now on, beside what this process does. Where it dies, what it forked dies with it, and the
-    next process that is asked for starts another. lingers: as in ForkServerProcess.
+    next process that is asked for starts another. It ends with this process, once nothing is left that outlives that.
     """
     global _own
     if os.environ.get(SOCKET_VARIABLE):
         yield
         return
-    _own = ForkServerProcess(preload, without_tokens(os.environ), lingers=lingers)
+    _own = ForkServerProcess(preload, without_tokens(os.environ), own=True)
     try:
         yield
     finally:

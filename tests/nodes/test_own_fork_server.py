@@ -25,6 +25,8 @@ import os, signal, sys
 
 def main(argv):
     os.write(3, f"{os.getppid()} {'json' in sys.modules}".encode())
+    if argv[1:]:
+        signal.signal(signal.SIGTERM, lambda number, frame: os.write(3, b" ended by SIGTERM"))
     if argv:
         signal.pause()
     return 7
@@ -85,10 +87,9 @@ def test_another_takes_the_place_of_one_that_died(server: psutil.Process) -> Non
 def test_processes_are_had_whenever_it_dies(server: psutil.Process) -> None:
     name = own_name()
     for _ in range(10):
-        for one in psutil.Process().children():
-            if "nodes.launch.fork_server" in " ".join(one.cmdline()):
-                one.send_signal(signal.SIGKILL)  # and whoever asks now may find it dead, dying or alive
-        assert parent_of_one() != os.getpid()
+        parent = parent_of_one()
+        assert parent != os.getpid()
+        os.kill(parent, signal.SIGKILL)  # and whoever asks now may find it dead, dying or alive
         assert own_name() == name
 
 
@@ -106,15 +107,14 @@ def test_a_server_that_cannot_import_is_told_of(capfd: pytest.CaptureFixture[str
     assert "no_such_module" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("lingers", [False, True])
-def test_what_is_to_outlive_the_process_does_where_the_server_lingers(lingers: bool) -> None:
-    script = f"""
+def test_what_is_to_outlive_the_process_does_and_the_rest_is_killed() -> None:
+    script = """
         import json, os, signal
         from nodes.launch.own_fork_server import own_fork_server
         from nodes.launch.spawn import spawn
-        with own_fork_server(["json"], lingers={lingers}):
-            pids = [spawn("swarmx", ["stay"], [2], outlives=outlives).pid for outlives in (True, False)]
-            print(json.dumps(pids), flush=True)
+        with own_fork_server(["json"]):
+            children = [spawn("swarmx", ["stay"], [2], outlives=outlives) for outlives in (True, False)]
+            print(json.dumps([child.pid for child in children]), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
@@ -125,15 +125,37 @@ def test_what_is_to_outlive_the_process_does_where_the_server_lingers(lingers: b
         assert server is not None
         assert asking.wait(30) == -signal.SIGKILL
     assert psutil.wait_procs([tied], 10)[1] == []
-    if lingers:
-        assert outliving.is_running()
-        assert server.is_running()
-        os.kill(outliving.pid, signal.SIGTERM)
+    assert outliving.is_running()
+    assert server.is_running()
+    os.kill(outliving.pid, signal.SIGTERM)
     assert psutil.wait_procs([outliving, server], 10)[1] == []
 
 
-def test_a_server_that_lingers_is_not_waited_for() -> None:
-    with own_fork_server(["json"], lingers=True):
+def test_those_whom_a_killed_process_leaves_have_no_time_to_end_in_good_order() -> None:
+    """A coordinator whose ingress was killed must not tell management that its job was ended on purpose."""
+    reader, writer = os.pipe()
+    script = f"""
+        import os, signal, sys
+        from nodes.launch.own_fork_server import own_fork_server
+        from nodes.launch.spawn import spawn
+        with own_fork_server(["json"]):
+            child = spawn("swarmx", ["stay", "say the signal"], [{writer}])
+            sys.stdin.read()
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=[writer]) as asking:
+        os.close(writer)
+        with open(reader, "rb", buffering=0) as said:
+            assert said.read(100).split()[1:] == [b"True"]
+            assert asking.stdin is not None
+            asking.stdin.close()
+            assert asking.wait(30) == -signal.SIGKILL
+            assert said.read() == b""
+
+
+def test_the_fork_server_is_not_waited_for_while_it_is_needed() -> None:
+    with own_fork_server(["json"]):
         child, _ = start("stay", outlives=True)
         server = psutil.Process(child.pid).parent()
         assert server is not None
