@@ -88,7 +88,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     service = ManagementService(settings, lambda: over.put(True), defect)
     with contextlib.ExitStack() as open_parts:
-        open_parts.enter_context(own_fork_server(ROLES_PRELOAD))
         server = AsyncServer(on_defect=defect, owner_of=service.owner_of)
         # Whoever listens to the announcement sees its end, and ends the nodes; their streams are what this waits for.
         open_parts.callback(server.stop, STOP_SECONDS)
@@ -132,6 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if page is not None:
             page.start(ServiceSource(service))
+        # Now, since the cluster waits for management, and coordinators come later.
+        open_parts.enter_context(own_fork_server(ROLES_PRELOAD))
         announce_to = os.devnull if options.announce_fd is None else options.announce_fd
         with open(announce_to, "w", encoding="utf-8") as announce:
             addresses = {"management": address, "page": "" if page is None else page.url, "metrics": service.metrics}

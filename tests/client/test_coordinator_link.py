@@ -1,6 +1,7 @@
 """Where the coordinator of a job has died, the client finds the one that has taken it up, however late it serves."""
 
 import queue
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,9 +9,9 @@ import grpc
 import pytest
 
 from cstorch.errors import ClusterUnreachableError
-from cstorch.session import connecting
+from cstorch.session import connecting, coordinator_link
 from cstorch.session.coordinator_link import CoordinatorLink
-from interconnect.rpc.server import make_channel
+from interconnect.rpc.server import INGRESS_KEY, make_channel
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
 
 JOB, TOKEN = "job-1", "secret"
@@ -32,7 +33,8 @@ class Served:
     def stop(self) -> None:
         """Calls break off."""
         stopped = self._server.stop(None)
-        self.ends.put(None)  # for the thread that serves a session
+        for _ in range(self.sessions):
+            self.ends.put(None)  # for the threads that serve sessions
         stopped.wait()
 
 
@@ -55,10 +57,17 @@ class Service(coordinator_pb2_grpc.CoordinatorServicer):
 class Management(management_pb2_grpc.ManagementServicer):
     def __init__(self, coordinator: str) -> None:
         self._coordinator = coordinator
+        self.begin = time.monotonic()
+        self.ingress_away_seconds = self.away_seconds = 0.0  # from the begin on
 
     def GetJob(
         self, request: management_pb2.GetJobRequest, context: grpc.ServicerContext
     ) -> management_pb2.GetJobResponse:
+        seconds = time.monotonic() - self.begin
+        if seconds < self.away_seconds:
+            if seconds > self.ingress_away_seconds:
+                context.set_trailing_metadata(((INGRESS_KEY, ""),))
+            context.abort(grpc.StatusCode.UNAVAILABLE, "it is not there")
         return management_pb2.GetJobResponse(job=management_pb2.JobInfo(coordinator=self._coordinator))
 
 
@@ -70,10 +79,16 @@ def another() -> Iterator[Served]:
 
 
 @pytest.fixture
-def management(another: Served) -> Iterator[grpc.Channel]:
-    """To one that names the other coordinator."""
+def service(another: Served) -> Management:
+    """It names the other coordinator."""
+    return Management(another.address)
+
+
+@pytest.fixture
+def management(service: Management) -> Iterator[grpc.Channel]:
+    """To the service."""
     server = grpc.server(ThreadPoolExecutor(2))
-    management_pb2_grpc.add_ManagementServicer_to_server(Management(another.address), server)
+    management_pb2_grpc.add_ManagementServicer_to_server(service, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     with make_channel(address, TOKEN) as channel:
@@ -120,6 +135,43 @@ def test_a_coordinator_that_dies_before_the_client_reaches_it_has_a_successor(
     try:
         assert link.current.coordinator == another.address
         assert next(link.current.session).HasField("ready")
+    finally:
+        link.close()
+        link.close_channel()
+
+
+class Broken(grpc.RpcError, grpc.Call):  # type: ignore[misc]  # abstract
+    """How a session ends whose ingress has died."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(
+    ("ingress_away_seconds", "away_seconds", "is_found"),
+    [(0.0, 0.2, True), (2.0, 2.2, True), (0.0, 3.0, False), (0.5, 4.0, False)],
+    ids=["management", "management after the ingress", "management too long", "and after the ingress"],
+)
+def test_management_has_its_time_once_the_ingress_is_there(
+    another: Served,
+    service: Management,
+    management: grpc.Channel,
+    monkeypatch: pytest.MonkeyPatch,
+    ingress_away_seconds: float,
+    away_seconds: float,
+    is_found: bool,
+) -> None:
+    """Where all are started again, management may come last."""
+    monkeypatch.setattr(coordinator_link, "AWAY_SECONDS", 1.0)
+    created = management_pb2.CreateJobResponse(job=JOB, coordinator="behind-the-ingress:1", token=TOKEN)
+    # It takes every session, whatever coordinator is named.
+    link = CoordinatorLink(created, another.address, management_pb2_grpc.ManagementStub(management), goes_on=True)
+    try:
+        service.begin = time.monotonic()
+        service.ingress_away_seconds, service.away_seconds = ingress_away_seconds, away_seconds
+        assert link.replace(Broken.__new__(Broken)) is is_found
+        assert link.current.turn == is_found
     finally:
         link.close()
         link.close_channel()

@@ -139,13 +139,13 @@ class CoordinatorLink:
                 job = self._ask(lost)
             except grpc.RpcError as refusal:
                 now = time.monotonic()
-                away_since = away_since or now
                 assert isinstance(refusal, grpc.Call)
-                # A management service that was started anew hears of the job in a moment.
-                is_late = refusal.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.NOT_FOUND)
                 # An ingress that has died takes its coordinators along, and has the time that these have.
                 is_ingress_away = bool(self._gateway) and not is_from_ingress(refusal)
-                if not (is_late or is_gone(refusal)) or (now - away_since > AWAY_SECONDS and not is_ingress_away):
+                away_since = now if is_ingress_away or away_since is None else away_since
+                # A management service that was started anew hears of the job in a moment.
+                is_late = refusal.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.NOT_FOUND)
+                if not (is_late or is_gone(refusal)) or now - away_since > AWAY_SECONDS:
                     return False
                 self._closing.wait(RETRY_SECONDS)
                 continue
