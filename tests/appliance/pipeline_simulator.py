@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from built_kernels import built_kernel
 from simulated_links import Deadlock, Hazard, check_type
 from simulated_roles import reduced
 
@@ -26,7 +27,7 @@ class PipelineSimulation:
         self.plan = plan
         self.pipeline = plan.pipeline
         self.states = {name: tensor.detach().clone() for name, tensor in states.items()}
-        self.kernels = {kernel.id: Kernel.build(kernel.cirh) for kernel in self.pipeline.kernels}
+        self.kernels = {kernel.id: built_kernel(kernel.cirh) for kernel in self.pipeline.kernels}
         self.most_bytes = 0  # of a step so far: activations, and whatever else kernels made
         names = {slot.name for slot in self.pipeline.states}
         assert names == set(states), names ^ set(states)

@@ -13,11 +13,11 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from built_kernels import built_kernel
 from simulated_links import Deadlock, Wires
 from simulated_roles import Shard, ShardMemory, SwarmX, Wafer
 
 from appliance.coordinator.execution.results import OutputReader
-from cirh.execution.kernel import Kernel
 from interconnect.links.elements import torch_dtype
 from wsc.v1 import plan_pb2
 
@@ -28,7 +28,7 @@ class Simulation:
     def __init__(self, plan: plan_pb2.Plan, states: Mapping[str, torch.Tensor]) -> None:
         self.plan = plan
         self.states = {name: tensor.detach().clone() for name, tensor in states.items()}
-        self.kernels = {kernel.id: Kernel.build(kernel.cirh) for kernel in plan.wafer.kernels}  # of all wafers
+        self.kernels = {kernel.id: built_kernel(kernel.cirh) for kernel in plan.wafer.kernels}  # of all wafers
         self.memories = [ShardMemory(part) for part in plan.memoryx]
 
     def run(self, batches: Sequence[Sequence[torch.Tensor]], seed: int = 0) -> list[dict[str, torch.Tensor]]:

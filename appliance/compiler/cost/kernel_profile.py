@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from xdsl.dialects.builtin import ModuleOp
@@ -32,8 +33,10 @@ class KernelProfile:
     output_sources: tuple[int | None, ...]  # the argument that an output is a cast or a view of, if it is one
 
 
-def profile_kernel(module: ModuleOp) -> KernelProfile:
-    """The profile of a verified module."""
+@lru_cache(maxsize=256)  # several parts of a compile ask
+def profile_kernel(text: str) -> KernelProfile:
+    """The profile of the kernel that has this text; its module is for reading only."""
+    module = parse_module(text)
     ops = [op for op in body_ops(module) if not isinstance(op, Const)]
     arguments: dict[SSAValue, int] = {argument: index for index, argument in enumerate(func_of(module).block.args)}
     results = return_of(module).operands
@@ -100,4 +103,4 @@ def _source(value: SSAValue, arguments: Mapping[SSAValue, int]) -> int | None:
 
 def profile_kernels(kernels: Iterable[plan_pb2.Kernel]) -> dict[int, KernelProfile]:
     """Profiles of a role's kernels, by number."""
-    return {kernel.id: profile_kernel(parse_module(kernel.cirh)) for kernel in kernels}
+    return {kernel.id: profile_kernel(kernel.cirh) for kernel in kernels}

@@ -18,7 +18,7 @@ from appliance.compiler.memoryx.kept import late_gradients
 from appliance.compiler.plan_check.errors import PlanError, require
 from appliance.compiler.plan_check.groups import Groups
 from appliance.compiler.plan_check.pipeline import check_pipeline
-from appliance.compiler.plan_check.roles import Role, Signatures
+from appliance.compiler.plan_check.roles import Role
 from appliance.compiler.wafer.arena import lay_out_arena
 from appliance.compiler.wafer.turns import is_rounding
 from cirh.dialect.errors import CirhError
@@ -42,10 +42,9 @@ def check_plan(plan: plan_pb2.Plan) -> None:
             return
         _check_sizes(plan)
         groups = Groups(plan)
-        signatures = Signatures()
-        wafer = Role("the wafer", plan.wafer.groups, plan.wafer.kernels, signatures)
+        wafer = Role("the wafer", plan.wafer.groups, plan.wafer.kernels)
         _check_wafer(plan.wafer, wafer)
-        shards = [Role(f"shard {p.shard}", p.groups, p.kernels, signatures) for p in plan.memoryx]
+        shards = [Role(f"shard {p.shard}", p.groups, p.kernels) for p in plan.memoryx]
         for part, shard in zip(plan.memoryx, shards, strict=True):
             _check_shard(part, shard)
         _check_states(plan)

@@ -11,7 +11,7 @@ from appliance.compiler.core.target import KernelLibrary
 from appliance.compiler.pipelined.order import At, Order, Stuck, find_order, instructions
 from appliance.compiler.plan_check.errors import PlanError, require
 from appliance.compiler.plan_check.groups import check_members
-from appliance.compiler.plan_check.roles import Signature, Signatures
+from appliance.compiler.plan_check.roles import Signature, signature_of
 from appliance.drawing.floor_plan import HEIGHT, WIDTH
 from cirh.dialect.types import TensorInfo, from_proto
 from nodes.steps.instructions import makes_and_reads
@@ -93,8 +93,7 @@ class _Values:
         self._plan = plan
         self._order = order
         self._groups = {group.id: group for group in plan.groups}
-        signatures = Signatures()
-        self._kernels = {kernel.id: signatures.of(kernel.cirh) for kernel in plan.kernels}
+        self._kernels = {kernel.id: signature_of(kernel.cirh) for kernel in plan.kernels}
         self._states = {slot.value: from_proto(slot.type) for slot in plan.states}
         self._joined = {value.value: from_proto(value.type) for value in plan.joined}
         self._types: dict[int, TensorInfo] = {}

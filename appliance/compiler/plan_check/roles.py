@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
@@ -24,22 +25,16 @@ class Signature:
     views: tuple[int | None, ...]  # the argument that an output is a view of, if it is one
 
 
-class Signatures:
-    """Kernels by their text, each parsed and verified once."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Signature] = {}
-
-    def of(self, text: str) -> Signature:
-        if text not in self._known:
-            module = parse_module(text)
-            verify(module)
-            self._known[text] = Signature(
-                tuple(info(argument) for argument in func_of(module).block.args),
-                tuple(info(value) for value in return_of(module).operands),
-                tuple(_viewed(value) for value in return_of(module).operands),
-            )
-        return self._known[text]
+@lru_cache(maxsize=1024)
+def signature_of(text: str) -> Signature:
+    """Of the kernel that has this text, which is parsed and verified; CirhError if it is none."""
+    module = parse_module(text)
+    verify(module)
+    return Signature(
+        tuple(info(argument) for argument in func_of(module).block.args),
+        tuple(info(value) for value in return_of(module).operands),
+        tuple(_viewed(value) for value in return_of(module).operands),
+    )
 
 
 def _viewed(value: SSAValue) -> int | None:
@@ -59,11 +54,10 @@ class Role:
         name: str,
         groups: Sequence[plan_pb2.Group],
         kernels: Sequence[plan_pb2.Kernel],
-        signatures: Signatures,
     ) -> None:
         self.name = name
         self._groups = {group.id: group for group in groups}
-        self._kernels = {kernel.id: signatures.of(kernel.cirh) for kernel in kernels}
+        self._kernels = {kernel.id: signature_of(kernel.cirh) for kernel in kernels}
         require(len(self._groups) == len(groups) and len(self._kernels) == len(kernels), f"{name} has a number twice")
         self._run: set[int] = set()  # kernels
         self.made: set[int] = set()  # values, by kernels

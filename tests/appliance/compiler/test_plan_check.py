@@ -14,7 +14,6 @@ from torch import nn
 
 from appliance.compiler.core.target import ExecutionStrategy, Half, Precision
 from appliance.compiler.plan_check.check import PlanError, check_plan
-from appliance.compiler.plan_check.roles import Signatures
 from wsc.v1 import plan_pb2
 
 # Nothing in a plan contradicts another value of these. That they are the compiler's is said by the artifact's hash.
@@ -48,13 +47,6 @@ OF_PIPELINES = {
 }
 HALVES = Precision(half=Half.BFLOAT16, half_gradients=True)
 SPREAD = 5  # places at which a field is changed
-
-
-@pytest.fixture(autouse=True)
-def _kernels_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearly all kernels of a plan are those of the plan before."""
-    signatures = Signatures()
-    monkeypatch.setattr(Signatures, "of", lambda self, text, of=signatures.of: of(text))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,11 @@
+"""Kernels of simulated roles: most of a plan's are those of the plan before."""
+
+from functools import lru_cache
+
+from cirh.execution.kernel import Kernel
+
+
+@lru_cache(maxsize=512)
+def built_kernel(text: str) -> Kernel:
+    """The kernel that has this text. It keeps nothing but the places of results, so whoever has it may run it."""
+    return Kernel.build(text)
