@@ -1,11 +1,9 @@
 """The plan: every role's part, put together."""
 
-from collections.abc import Mapping
-
 from xdsl.ir import SSAValue
 
 from appliance.compiler.core.target import HALF_TYPES, ExecutionStrategy, Target
-from appliance.compiler.cost.kernel_profile import KernelProfile, profile_kernels
+from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.cost.link_memory import set_link_bytes
 from appliance.compiler.memoryx.exchanges import find_exchanges, find_output
 from appliance.compiler.memoryx.memory_plan import adding_node_bytes, shard_bytes
@@ -71,17 +69,15 @@ def _stream(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
 
 def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, WaferSchedule]:
     """The wafer's part, with as many micro-batches at once as fit its memory: so weights are streamed least."""
-    profiles: Mapping[int, KernelProfile] = {}
     possible = [at_once for at_once in range(1, target.micro_batches + 1) if target.micro_batches % at_once == 0]
 
     def fitted(at_once: int) -> tuple[Numbers, WaferSchedule, MemoryPlan]:
-        nonlocal profiles
         numbers = Numbers()
         wafer = schedule_wafer(cut, sharing, target, numbers, at_once)
         plan = wafer.plan
         plan.memory_bytes = target.wafer_memory_bytes
         plan.kernel_library = target.kernel_library.code
-        profiles = profiles or profile_kernels(plan.kernels)  # the kernels are always the same
+        profiles = profile_kernels(plan.kernels)
         plan.flops = sum(profiles[i.run.kernel].flops for i in plan.instructions if i.HasField("run"))
         plan.arena.CopyFrom(lay_out_arena(plan))
         memory = plan_memory(plan, profiles, target.wafer_memory_bytes)

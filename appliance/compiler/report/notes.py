@@ -9,12 +9,12 @@ from typing import Final
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
+from appliance.compiler.cost.kernel_profile import profile_kernel
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.layers import partition
 from appliance.compiler.partition.waits import Waits
 from appliance.compiler.sharding.propagate import Sharding
 from cirh.dialect.operations import Const, body_ops, func_of
-from cirh.text.parser import parse_module
 from cirh.text.printer import print_module
 from lair.lower import NotLowered, lower
 from wsc.v1 import plan_pb2
@@ -83,7 +83,7 @@ def loops_text(plan: plan_pb2.Plan) -> str:
     for shard, part in enumerate(plan.memoryx):
         for kernel in part.kernels:
             try:
-                text = str(lower(parse_module(kernel.cirh)))
+                text = str(lower(profile_kernel(kernel.cirh).module))
             except NotLowered as obstacle:
                 text = f"// no loop: {obstacle}\n"
             pieces.setdefault(text, []).append(f"shard {shard} kernel {kernel.id}")
