@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from probe import gone, run
 
 from nodes.launch.child import Child, process_started
 from nodes.launch.descriptors import readable
@@ -23,44 +24,6 @@ from nodes.launch.process import SOCKET_VARIABLE
 from nodes.launch.spawn import SpawnError, spawn
 
 pytestmark = pytest.mark.cluster
-
-PROBE = """
-import json, os, signal, sys, threading
-
-def main(argv):
-    kind, fd = argv[0], 3
-    if kind == "report":
-        answer = {"pid": os.getpid(), "parent": os.getppid(), "session": os.getsid(0), "argv": argv,
-                  "fds": sorted(int(name) for name in os.listdir("/proc/self/fd")), "stdin": sys.stdin.read(),
-                  "ignored": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "json": "json" in sys.modules}
-        os.write(fd, json.dumps(answer).encode())
-    elif kind == "second":
-        os.write(4, b"second")
-        os.write(3, b"first")
-    elif kind == "status":
-        return int(argv[1])
-    elif kind == "raise":
-        raise RuntimeError("what it is")
-    elif kind == "stay":
-        os.write(fd, b"here")
-        signal.pause()
-    elif kind == "stubborn":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        os.write(fd, b"here")
-        while True:
-            signal.pause()
-    return 0
-"""
-
-
-@pytest.fixture
-def probe_folder(tmp_path: Path) -> Path:
-    """A folder in which the module `swarmx` is the probe above."""
-    package = tmp_path / "swarmx"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text(PROBE)
-    return tmp_path
 
 
 @pytest.fixture(params=["forked", "python"])
@@ -77,24 +40,6 @@ def way(request: pytest.FixtureRequest, probe_folder: Path, monkeypatch: pytest.
     assert readable([server.ready_fileno()], 60)  # before that it would be killed
     server.close()
     assert server.poll() == 0
-
-
-def run(arguments: list[str], ends: int = 1) -> tuple[Child, list[socket.socket]]:
-    pairs = [socket.socketpair() for _ in range(ends)]
-    child = spawn("swarmx", arguments, [theirs.fileno() for _, theirs in pairs])
-    for ours, theirs in pairs:
-        theirs.close()
-        ours.settimeout(20)
-    return child, [ours for ours, _ in pairs]
-
-
-def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def test_a_process_has_its_descriptors_and_nothing_else(way: str) -> None:

@@ -11,72 +11,54 @@ from pathlib import Path
 
 import psutil
 import pytest
+from probe import run
 
-from nodes.launch.child import Child
-from nodes.launch.descriptors import readable
 from nodes.launch.own_fork_server import own_fork_server, own_name
 from nodes.launch.process import SOCKET_VARIABLE
 from nodes.launch.spawn import SpawnError, spawn
 
 pytestmark = pytest.mark.cluster
 
-PROBE = """
-import os, signal, sys
-
-def main(argv):
-    os.write(3, f"{os.getppid()} {'json' in sys.modules}".encode())
-    if argv[1:]:
-        signal.signal(signal.SIGTERM, lambda number, frame: os.write(3, b" ended by SIGTERM"))
-    if argv:
-        signal.pause()
-    return 7
-"""
+PRELOAD = ["colorsys"]  # which nobody imports otherwise
 
 
 @pytest.fixture(autouse=True)
-def _started_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a launcher's fork server; the module `swarmx` is the one above."""
+def _started_by_hand(probe_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a launcher's fork server."""
     monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
-    package = tmp_path / "swarmx"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text(PROBE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(probe_folder))
 
 
 @pytest.fixture
 def server() -> Iterator[psutil.Process]:
     before = set(psutil.Process().children())
-    with own_fork_server(["json"]):
+    with own_fork_server(PRELOAD):
         (started,) = set(psutil.Process().children()) - before
         yield started
 
 
-def start(*arguments: str, outlives: bool = False) -> tuple[Child, str]:
-    """A process, and what it says of itself."""
-    reader, writer = os.pipe()
-    with open(reader) as said:
-        child = spawn("swarmx", arguments, [writer], outlives=outlives)
-        os.close(writer)
-        assert readable([said], 60)
-        return child, os.read(reader, 100).decode()
-
-
 def parent_of_one() -> int:
-    child, said = start()
-    assert child.wait(60) == 7
+    child, (end,) = run(["report"])
+    with end:
+        parent: int = json.loads(end.recv(10000))["parent"]
+    assert child.wait(60) == 0
     child.close()
-    return int(said.split()[0])
+    return parent
 
 
 def test_what_is_started_has_the_modules_already(server: psutil.Process) -> None:
-    child, said = start("stay")
-    assert said == f"{server.pid} True"
-    assert child.close() == -signal.SIGTERM
+    child, (end,) = run(["report"])
+    with end:
+        answer = json.loads(end.recv(10000))
+    assert (answer["parent"], answer["preloaded"]) == (server.pid, True)
+    assert child.wait(60) == 0
+    child.close()
 
 
 def test_another_takes_the_place_of_one_that_died(server: psutil.Process) -> None:
-    stays, _ = start("stay")
+    stays, (end,) = run(["stay"])
+    with end:
+        assert end.recv(100) == b"here"
     server.kill()
     assert stays.wait(10) == -signal.SIGKILL
     assert "the fork server" in stays.cause
@@ -96,7 +78,7 @@ def test_processes_are_had_whenever_it_dies(server: psutil.Process) -> None:
 def test_a_launchers_fork_server_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SOCKET_VARIABLE, "of-a-launcher")
     before = psutil.Process().children()
-    with own_fork_server(["json"]):
+    with own_fork_server(PRELOAD):
         assert own_name() == ""
         assert psutil.Process().children() == before
 
@@ -112,7 +94,7 @@ def test_what_is_to_outlive_the_process_does_and_the_rest_is_killed() -> None:
         import json, os, signal
         from nodes.launch.own_fork_server import own_fork_server
         from nodes.launch.spawn import spawn
-        with own_fork_server(["json"]):
+        with own_fork_server([]):
             children = [spawn("swarmx", ["stay"], [2], outlives=outlives) for outlives in (True, False)]
             print(json.dumps([child.pid for child in children]), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -138,8 +120,8 @@ def test_those_whom_a_killed_process_leaves_have_no_time_to_end_in_good_order() 
         import os, signal, sys
         from nodes.launch.own_fork_server import own_fork_server
         from nodes.launch.spawn import spawn
-        with own_fork_server(["json"]):
-            child = spawn("swarmx", ["stay", "say the signal"], [{writer}])
+        with own_fork_server([]):
+            child = spawn("swarmx", ["telling"], [{writer}])
             sys.stdin.read()
             os.kill(os.getpid(), signal.SIGKILL)
     """
@@ -147,7 +129,7 @@ def test_those_whom_a_killed_process_leaves_have_no_time_to_end_in_good_order() 
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=[writer]) as asking:
         os.close(writer)
         with open(reader, "rb", buffering=0) as said:
-            assert said.read(100).split()[1:] == [b"True"]
+            assert said.read(100) == b"here"
             assert asking.stdin is not None
             asking.stdin.close()
             assert asking.wait(30) == -signal.SIGKILL
@@ -155,8 +137,10 @@ def test_those_whom_a_killed_process_leaves_have_no_time_to_end_in_good_order() 
 
 
 def test_the_fork_server_is_not_waited_for_while_it_is_needed() -> None:
-    with own_fork_server(["json"]):
-        child, _ = start("stay", outlives=True)
+    with own_fork_server(PRELOAD):
+        child, (end,) = run(["stay"], outlives=True)
+        with end:
+            assert end.recv(100) == b"here"
         server = psutil.Process(child.pid).parent()
         assert server is not None
     assert child.poll() is None
