@@ -20,7 +20,7 @@ MAX_MESSAGE = 10_000  # characters of what a job reports
 MAX_ARTIFACTS = 64  # that a job names
 MAX_KEYS = 1024  # labels that one call takes away
 
-_NODE_TEXTS = ("node_id", "address", "host", "job", "version", "member", "metrics")
+_NODE_TEXTS = ("node_id", "address", "host", "job", "version", "member", "metrics", "instance")
 
 
 def complete(request: management_pb2.CreateJobRequest) -> None:

@@ -72,7 +72,7 @@ def _spawn_forked(name: str, module: str, argv: Sequence[str], fds: Sequence[int
     except OSError as error:
         connection.close()
         raise SpawnError(
-            f"the fork server does not answer ({error}); is the launcher that started it still there?"
+            f"the fork server does not answer ({error}); if a launcher started it, that must still be there"
         ) from error
     except SpawnError:
         connection.close()

@@ -466,6 +466,7 @@ def test_a_node_says_when_the_job_has_let_it_go(cluster: Any, linked: Linked) ->
         ({"address": ""}, "has a name in it, and an address"),
         ({"role": 77}, "there is no role 77"),
         ({"host": "h" * 1000}, "256 characters"),
+        ({"instance": "i" * 1000}, "256 characters"),
     ],
 )
 def test_management_refuses_requests_that_are_wrong(
