@@ -2,23 +2,16 @@
 
 import time
 
-import torch
-
 from appliance.compiler.pipeline import PASSES, Half, Precision, Target
 from appliance.compiler.stages import Stages
-from benchmarks.gpt import token_loss
-from benchmarks.gpt2_training import BATCH, GPT2, SEQUENCE, VOCABULARY
 from benchmarks.show import show
-from benchmarks.traced import trace_training
+from benchmarks.traced import trace_gpt2
 from cirh.text.parser import parse_module
 
 
 def measure() -> dict[str, float]:
     """Seconds by part, in order."""
-    tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1))
-    traced = trace_training(
-        GPT2(), lambda model, batch: token_loss(model(batch[0]), batch[1]), (tokens[:, :-1], tokens[:, 1:])
-    )
+    traced = trace_gpt2()
     seconds = dict(traced.seconds)
     begin = time.perf_counter()
 

@@ -3,55 +3,47 @@
 An operation that broadcasts by itself in a kernel has whole operands here, so element-wise work is rather overstated.
 """
 
-import time
+import timeit
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
 
 import torch
-from torch import nn
+from torch.nn import functional as F
 from xdsl.ir import Operation
 
-from appliance.compiler.pipeline import PASSES, Target
-from appliance.compiler.stages import Stages
-from benchmarks.gpt import token_loss
-from benchmarks.gpt2_training import BATCH, GPT2, SEQUENCE, VOCABULARY
-from benchmarks.traced import trace_training
+from appliance.compiler.pipeline import Target, compile_module
+from benchmarks.fc_training import ReadyBatches, network
+from benchmarks.traced import trace_gpt2, trace_training
 from cirh.dialect.operations import Const, body_ops
 from cirh.dialect.types import TensorInfo, info, shape
 from cirh.table.lookup import build, runtime_operands, spec
 from cirh.text.parser import parse_module
 
-CALLS: Final = 3  # of each operation, before the one that counts
+CALLS: Final = 3  # of each operation, for each repeat
 MOST_SHOWN: Final = 8
 
 
 def bench(repeats: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    for name, text in (("FC 784-256-256-10, batch 64", _fc()), ("GPT-2 small, sequence 256, batch 4", _gpt2())):
+    for name, text in (
+        ("FC 784-256-256-10, batch 64", _fc()),
+        ("GPT-2 small, sequence 256, batch 4", trace_gpt2().text),
+    ):
         print(f"{name}, float32: seconds of a step by operation, one thread")
         _show(_seconds(text, repeats))
 
 
 def _fc() -> str:
-    model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
-    batch = torch.randn(64, 784), torch.randint(10, (64,))
-    return trace_training(model, lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]), batch).text
-
-
-def _gpt2() -> str:
-    tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1))
-    batch = tokens[:, :-1], tokens[:, 1:]
-    return trace_training(GPT2(), lambda m, b: token_loss(m(b[0]), b[1]), batch).text
+    batch = next(iter(ReadyBatches()))
+    return trace_training(network(), lambda model, given: F.cross_entropy(model(given[0]), given[1]), batch).text
 
 
 def _seconds(text: str, repeats: int) -> dict[tuple[str, bool], float]:
     """Of a step: by the operation's name, and whether it goes element by element."""
-    module = parse_module(text)
-    for step in PASSES:
-        step.run(module)
-    wafer = Stages(module, Target(num_csx=1, num_shards=1)).plan.wafer
+    wafer = compile_module(text, Target(num_csx=1, num_shards=1)).wafer
     runs = Counter(i.run.kernel for i in wafer.instructions if i.HasField("run"))
     seconds: defaultdict[tuple[str, bool], float] = defaultdict(float)
     for kernel in wafer.kernels:
@@ -63,15 +55,9 @@ def _seconds(text: str, repeats: int) -> dict[tuple[str, bool], float]:
 
 
 def _best(op: Operation, repeats: int) -> float:
-    call: Callable[..., Any] = build(op).function
     operands = [_example(info(operand)) for operand in runtime_operands(op)]
-    times = []
     with torch.no_grad():
-        for _ in range(CALLS + repeats):
-            begin = time.perf_counter()
-            call(*operands)
-            times.append(time.perf_counter() - begin)
-    return min(times[CALLS:])
+        return min(timeit.repeat(partial(build(op).function, *operands), number=1, repeat=CALLS * repeats))
 
 
 def _example(type: TensorInfo) -> torch.Tensor:

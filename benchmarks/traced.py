@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 import cstorch
+from benchmarks.gpt import token_loss
+from benchmarks.gpt2_training import BATCH, GPT2, SEQUENCE, VOCABULARY
 from cirh.text.printer import print_module
 from cstorch.lowering import lower
 from cstorch.state import Registry, named_getters
@@ -53,3 +55,10 @@ def trace_training(
     parts = ("move to the device", "trace", "lower", "print")
     seconds = [after - before for before, after in itertools.pairwise(marks)]
     return TracedStep(text=text, seconds=dict(zip(parts, seconds, strict=True)))
+
+
+def trace_gpt2() -> TracedStep:
+    """A step of GPT-2 small on random tokens."""
+    tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1))
+    batch = tokens[:, :-1], tokens[:, 1:]
+    return trace_training(GPT2(), lambda model, given: token_loss(model(given[0]), given[1]), batch)

@@ -24,20 +24,12 @@ from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.passes import canonicalise
 from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.pipeline import PASSES, Pass
-from benchmarks.gpt import token_loss
-from benchmarks.gpt2_training import BATCH, GPT2, SEQUENCE, VOCABULARY
-from benchmarks.traced import trace_training
+from benchmarks.traced import trace_gpt2, trace_training
 from cirh.text.parser import parse_module
 from cirh.text.printer import print_module
 
 REPEATS: Final = 9
 Work = Callable[[ModuleOp], object]
-
-
-def gpt2_text() -> str:
-    tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1))
-    batch = (tokens[:, :-1], tokens[:, 1:])
-    return trace_training(GPT2(), lambda model, given: token_loss(model(given[0]), given[1]), batch).text
 
 
 def cnn_text() -> str:
@@ -119,7 +111,7 @@ def measure(text: str, ours: Work, theirs: Work) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    for model, text in (("GPT-2 small", gpt2_text()), ("CNN of 18 convolutions", cnn_text())):
+    for model, text in (("GPT-2 small", trace_gpt2().text), ("CNN of 18 convolutions", cnn_text())):
         print(f"{model}: {text.count(chr(10))} lines")
         for what, given, ours, theirs in (
             (

@@ -20,7 +20,9 @@ MAX_MESSAGE = 10_000  # characters of what a job reports
 MAX_ARTIFACTS = 64  # that a job names
 MAX_KEYS = 1024  # labels that one call takes away
 
-_NODE_TEXTS = ("node_id", "address", "host", "job", "version", "member", "metrics", "instance")
+# What a node says of itself, and what a coordinator says of one.
+_OWN_TEXTS = ("address", "host", "version", "job", "member", "metrics", "instance")
+_NODE_TEXTS = ("node_id", *_OWN_TEXTS)
 
 
 def complete(request: management_pb2.CreateJobRequest) -> None:
@@ -60,7 +62,7 @@ def problem_of_node(hello: management_pb2.RegisterRequest) -> str:
         return f"there is no role {hello.role}"
     if not hello.address:
         return "a node must say at which address it listens"
-    for name in ("address", "host", "version", "job", "member", "metrics", "instance"):
+    for name in _OWN_TEXTS:
         if len(getattr(hello, name)) > MAX_TEXT:
             return f"{name} must have at most {MAX_TEXT} characters, not {len(getattr(hello, name))}"
     return ""
