@@ -1,9 +1,9 @@
-"""Tokens per second of GPT-2 small (124M, sequence 256, batch 4) in bfloat16: one run of eager or of the cluster.
+"""Tokens per second of GPT-2 small (124M, sequence 256, batch 4) in bfloat16: one run of PyTorch or of the cluster.
 
-Eager is PyTorch with autocast and fused AdamW; the cluster has one wafer. Run by `python -m benchmarks`, which
-alternates the two:
+PyTorch has autocast and fused AdamW, eager or with `torch.compile`; the cluster has one wafer. Run by
+`python -m benchmarks`, which alternates them:
 
-    python -m benchmarks.gpt2_training eager|cluster --num-steps N --threads T
+    python -m benchmarks.gpt2_training eager|compiled|cluster --num-steps N --threads T
 """
 
 import argparse
@@ -15,9 +15,9 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 # Before torch: an OpenMP thread that spins takes a core from the other processes. Eager gets the same policy.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -73,14 +73,27 @@ def rate_of_all(times: list[float]) -> float:
 
 
 def run_eager(num_steps: int, threads: int) -> dict[str, float]:
+    return _run_pytorch(num_steps, threads, compiled=False)
+
+
+def run_compiled(num_steps: int, threads: int) -> dict[str, float]:
+    return _run_pytorch(num_steps, threads, compiled=True)
+
+
+def _run_pytorch(num_steps: int, threads: int, *, compiled: bool) -> dict[str, float]:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model = GPT2()
+
+    def loss_of(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return token_loss(model(tokens), targets)
+
+    forward = torch.compile(loss_of) if compiled else loss_of
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     times, loss = [], 0.0
     for _, (tokens, targets) in zip(range(num_steps), input_fn(), strict=False):
         with torch.autocast("cpu", torch.bfloat16):
-            loss_tensor = token_loss(model(tokens), targets)
+            loss_tensor = forward(tokens, targets)
         optimizer.zero_grad()
         loss_tensor.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -157,14 +170,20 @@ def run_cluster(num_steps: int, threads: int) -> dict[str, Any]:
         }
 
 
+SIDES: Final[Mapping[str, Callable[[int, int], dict[str, Any]]]] = {
+    "eager": run_eager,
+    "compiled": run_compiled,
+    "cluster": run_cluster,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("side", choices=["eager", "cluster"])
+    parser.add_argument("side", choices=[*SIDES])
     parser.add_argument("--num-steps", type=int, default=12)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    run = run_eager if options.side == "eager" else run_cluster
-    print(json.dumps(run(options.num_steps, options.threads)))
+    print(json.dumps(SIDES[options.side](options.num_steps, options.threads)))
 
 
 if __name__ == "__main__":
