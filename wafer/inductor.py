@@ -52,7 +52,8 @@ class InductorKernel:
 
     def __call__(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """The results; where `out[i]` is given, result i is copied to it."""
-        results: list[torch.Tensor] = list(self._compiled(*inputs))
+        # The code is for dense inputs. A part of a tensor, as another kernel may give, is copied.
+        results: list[torch.Tensor] = list(self._compiled(*(tensor.contiguous() for tensor in inputs)))
         for index, place in enumerate(out):
             if place is not None:
                 results[index] = place.copy_(results[index])

@@ -62,6 +62,11 @@ def test_generated_kernels_give_what_torch_gives(tmp_path: Path, monkeypatch: py
             for result, wanted in zip(results, expected, strict=True):
                 torch.testing.assert_close(result, wanted, rtol=1e-6, atol=1e-6)
             assert results[1] is place
+        # What other kernels made of a part of a tensor, or turned: parts of attention's one product, for example.
+        strided = [torch.cat([inputs[0], inputs[0]], dim=1)[:, :8], inputs[1].t().contiguous().t(), inputs[2]]
+        assert not any(tensor.is_contiguous() for tensor in strided[:2])
+        for result, wanted in zip(kernel(strided, [None, place, None]), expected, strict=True):
+            torch.testing.assert_close(result, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_a_full_disk_under_inductors_code_is_told_and_ends_nothing(
