@@ -1,9 +1,9 @@
 """Tokens per second of GPT-2 small (124M, sequence 256, batch 4) in bfloat16: one run of PyTorch or of the cluster.
 
-PyTorch has autocast and fused AdamW, eager or with `torch.compile`; the cluster has one wafer. Run by
-`python -m benchmarks`, which alternates them:
+PyTorch has autocast and fused AdamW, eager or with `torch.compile`; the cluster has one wafer, of torch's own calls
+or of kernels that Inductor generates. Run by `python -m benchmarks`, which alternates them:
 
-    python -m benchmarks.gpt2_training eager|compiled|cluster --num-steps N --threads T
+    python -m benchmarks.gpt2_training eager|compiled|cluster|inductor --num-steps N --threads T
 """
 
 import argparse
@@ -126,8 +126,17 @@ class RoleSeconds(logging.Handler):
 
 
 def run_cluster(num_steps: int, threads: int) -> dict[str, Any]:
+    return _run_cluster(num_steps, threads, kernel_library="aten")
+
+
+def run_inductor(num_steps: int, threads: int) -> dict[str, Any]:
+    return _run_cluster(num_steps, threads, kernel_library="inductor")
+
+
+def _run_cluster(num_steps: int, threads: int, *, kernel_library: str) -> dict[str, Any]:
     import cerebras.pytorch as cstorch
 
+    cstorch.backends.csx.performance.kernel_library = kernel_library
     spent = RoleSeconds()
     logger = logging.getLogger("cstorch")
     logger.addHandler(spent)
@@ -174,6 +183,7 @@ SIDES: Final[Mapping[str, Callable[[int, int], dict[str, Any]]]] = {
     "eager": run_eager,
     "compiled": run_compiled,
     "cluster": run_cluster,
+    "inductor": run_inductor,
 }
 
 

@@ -1,6 +1,7 @@
 """Where the time of a wafer's kernels goes, operation by operation: what loops for element-wise work could save.
 
 An operation that broadcasts by itself in a kernel has whole operands here, so element-wise work is rather overstated.
+Memory is kept from call to call, as wafers keep it.
 """
 
 import timeit
@@ -13,27 +14,35 @@ import torch
 from torch.nn import functional as F
 from xdsl.ir import Operation
 
-from appliance.compiler.pipeline import Target, compile_module
+from appliance.compiler.pipeline import Half, Precision, Target, compile_module
 from benchmarks.fc_training import ReadyBatches, network
+from benchmarks.runs import THREADS
 from benchmarks.traced import trace_gpt2, trace_training
 from cirh.dialect.operations import Const, body_ops
 from cirh.dialect.types import TensorInfo, info, shape
 from cirh.table.lookup import build, runtime_operands, spec
 from cirh.text.parser import parse_module
+from wafer.large_tensors import limit_large_tensors
 
 CALLS: Final = 3  # of each operation, for each repeat
 MOST_SHOWN: Final = 8
+KEPT_BYTES: Final = 2 << 30
+BFLOAT16: Final = Precision(half=Half.BFLOAT16)
 
 
 def bench(repeats: int) -> None:
-    torch.set_num_threads(1)
     torch.manual_seed(0)
-    for name, text in (
-        ("FC 784-256-256-10, batch 64", _fc()),
-        ("GPT-2 small, sequence 256, batch 4", trace_gpt2().text),
+    limit_large_tensors(KEPT_BYTES)
+    fc, gpt2 = _fc(), trace_gpt2().text
+    for name, text, precision in (
+        ("FC 784-256-256-10, batch 64, float32", fc, None),
+        ("GPT-2 small, sequence 256, batch 4, float32", gpt2, None),
+        ("GPT-2 small, sequence 256, batch 4, bfloat16", gpt2, BFLOAT16),
     ):
-        print(f"{name}, float32: seconds of a step by operation, one thread")
-        _show(_seconds(text, repeats))
+        for threads in THREADS:
+            torch.set_num_threads(threads)
+            print(f"{name}: seconds of a step by operation, threads: {threads}")
+            _show(_seconds(text, precision, repeats))
 
 
 def _fc() -> str:
@@ -41,9 +50,9 @@ def _fc() -> str:
     return trace_training(network(), lambda model, given: F.cross_entropy(model(given[0]), given[1]), batch).text
 
 
-def _seconds(text: str, repeats: int) -> dict[tuple[str, bool], float]:
+def _seconds(text: str, precision: Precision | None, repeats: int) -> dict[tuple[str, bool], float]:
     """Of a step: by the operation's name, and whether it goes element by element."""
-    wafer = compile_module(text, Target(num_csx=1, num_shards=1)).wafer
+    wafer = compile_module(text, Target(num_csx=1, num_shards=1, precision=precision)).wafer
     runs = Counter(i.run.kernel for i in wafer.instructions if i.HasField("run"))
     seconds: defaultdict[tuple[str, bool], float] = defaultdict(float)
     for kernel in wafer.kernels:
