@@ -91,20 +91,24 @@ def test_a_server_that_cannot_import_is_told_of(capfd: pytest.CaptureFixture[str
 
 def test_what_is_to_outlive_the_process_does_and_the_rest_is_killed() -> None:
     script = """
-        import json, os, signal
+        import json, os, signal, sys
         from nodes.launch.own_fork_server import own_fork_server
         from nodes.launch.spawn import spawn
         with own_fork_server([]):
             children = [spawn("swarmx", ["stay"], [2], outlives=outlives) for outlives in (True, False)]
             print(json.dumps([child.pid for child in children]), flush=True)
+            sys.stdin.read()
             os.kill(os.getpid(), signal.SIGKILL)
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as asking:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, text=True, **pipes) as asking:
+        assert asking.stdin is not None
         assert asking.stdout is not None
         outliving, tied = (psutil.Process(pid) for pid in json.loads(asking.stdout.readline()))
         server = outliving.parent()
         assert server is not None
+        asking.stdin.close()
         assert asking.wait(30) == -signal.SIGKILL
     assert psutil.wait_procs([tied], 10)[1] == []
     assert outliving.is_running()

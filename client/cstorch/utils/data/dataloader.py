@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
-import cloudpickle
 import numpy as np
 import torch
 
@@ -13,6 +12,7 @@ from cstorch.distributed.worker_environment import appliance_environ
 from cstorch.distributed.worker_state import DataLoaderCheckpoint, WorkerState
 from cstorch.errors import InputError, UsageError
 from cstorch.execution import current_execution
+from cstorch.utils.data.recipe_pickler import dumps
 from cstorch.utils.data.restartable import RestartableDataLoader
 
 _ids = itertools.count(1)
@@ -164,7 +164,7 @@ class DataLoader:
             "position": self._take_position(),
         }
         try:
-            return bytes(cloudpickle.dumps(recipe))
+            return dumps(recipe)
         except Exception as error:
             raise InputError(
                 f"the input_fn {_name(self.input_fn)} cannot be sent to the workers: {error}. "

@@ -1,0 +1,42 @@
+"""What workers run is pickled so that a traceback there shows the user's own lines."""
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from cstorch.utils.data.recipe_pickler import dumps
+
+
+def of_a_script(text: str) -> Callable[[], Any]:
+    """The function `input_fn` of a script that ran: it is pickled whole, as there is no module to import."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(text, "/somewhere/train.py", "exec"), names)
+    function: Callable[[], Any] = names["input_fn"]
+    return function
+
+
+def files_of_failure(function: Callable[[], Any]) -> list[tuple[str, int | None]]:
+    with pytest.raises(ValueError, match="not a picture") as caught:
+        function()
+    return [(frame.filename, frame.lineno) for frame in traceback.extract_tb(caught.value.__traceback__)][1:]
+
+
+def test_code_keeps_the_name_of_its_file() -> None:
+    script = """
+class Pictures:
+    def decode(self):
+        check = lambda: int("not a picture")
+        return check()
+
+def input_fn():
+    return Pictures().decode()
+"""
+    sent = cloudpickle.loads(dumps({"input_fn": of_a_script(script)}))["input_fn"]
+    assert files_of_failure(sent) == [("/somewhere/train.py", line) for line in (8, 5, 4)]
+
+
+def test_what_a_module_has_is_imported() -> None:
+    assert cloudpickle.loads(dumps(traceback.extract_tb)) is traceback.extract_tb
