@@ -17,8 +17,8 @@ from typing import Final
 
 from benchmarks.runs import ENVIRONMENT
 from interconnect.rpc.server import make_channel
-from waferbox.cluster.cluster import ClusterSettings
 from waferbox.cluster.embedded_process import start_embedded, stop_embedded
+from waferbox.cluster.settings import ClusterSettings
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 MODELS: Final = {"fc_training": 1_000_000, "gpt2_training": 1_000}  # steps: far more than are run

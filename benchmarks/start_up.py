@@ -7,8 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from waferbox.cluster.cluster import ClusterSettings
 from waferbox.cluster.embedded_process import start_embedded, stop_embedded
+from waferbox.cluster.settings import ClusterSettings
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "fc_digits" / "train.py"
 DEADLINE_SECONDS = 120.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cirh.dialect.types import element_name
+from cirh.dialect.elements import element_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

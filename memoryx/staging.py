@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from cirh.dialect.types import element_from_proto
+from cirh.dialect.elements import element_from_proto
 from cirh.execution import initialisation
 from wsc.v1 import initialisation_pb2, node_pb2
 

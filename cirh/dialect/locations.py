@@ -1,6 +1,5 @@
-"""Where an operation comes from: the module of the network, the traced op, and the line of the user's script."""
+"""The locations that operations carry: where each comes from, as xDSL keeps it."""
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from xdsl.dialects.builtin import (
@@ -14,27 +13,11 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Operation
 
+from cirh.dialect.source import Source
+
 UNKNOWN = UnknownLoc()
 # Frames of these are never the user's line.
 _LIBRARIES = ("torch/", "cerebras/", "cstorch/")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """The origin of one operation. Empty strings and line 0 mean: not known."""
-
-    module: str = ""
-    backward: bool = False
-    op: str = ""
-    file: str = ""
-    line: int = 0
-
-    def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.file else "unknown source"
-        context = ", ".join(
-            part for part in (f"in {self.module}" if self.module else "", "backward" * self.backward) if part
-        )
-        return f"{where} ({context})" if context else where
 
 
 @lru_cache(maxsize=1 << 16)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from cirh.dialect import types
+from cirh.dialect import elements
 from cirh.dialect.errors import CirhError
 from wsc.v1 import initialisation_pb2
 
@@ -71,7 +71,7 @@ def run(program: initialisation_pb2.InitialProgram, out: torch.Tensor) -> None:
     if program.result >= len(program.buffers):
         raise CirhError("the program has no result")
     result = program.buffers[program.result]
-    dtype = types.element_from_proto(result.element_type)
+    dtype = elements.element_from_proto(result.element_type)
     if result.elements != out.numel() or dtype != out.dtype:
         raise CirhError(f"the program makes {result.elements} elements of {dtype}, not {out.numel()} of {out.dtype}")
     try:
@@ -93,7 +93,9 @@ class _Run:
         self._buffers: dict[int, torch.Tensor] = {}
         if len(program.calls) > MAXIMUM_CALLS or len(program.buffers) > 2 * MAXIMUM_CALLS:
             raise CirhError(f"a program has at most {MAXIMUM_CALLS} calls and {2 * MAXIMUM_CALLS} buffers")
-        sizes = [buffer.elements * types.element_from_proto(buffer.element_type).itemsize for buffer in program.buffers]
+        sizes = [
+            buffer.elements * elements.element_from_proto(buffer.element_type).itemsize for buffer in program.buffers
+        ]
         if sum(sizes) > scratch_limit(sizes[program.result]):
             raise CirhError(f"the program's buffers have {sum(sizes)} bytes, which is too much for its result")
         self._last: dict[int, int] = {}  # buffer -> the last call that uses it
@@ -142,7 +144,7 @@ class _Run:
             case "integers":
                 return list(argument.integers.values)
             case "element_type":
-                return types.element_from_proto(argument.element_type)
+                return elements.element_from_proto(argument.element_type)
             case None:
                 return None
             case kind:
@@ -151,7 +153,7 @@ class _Run:
     def _view(self, view: initialisation_pb2.BufferView) -> torch.Tensor:
         buffer = self._buffer(view.buffer)
         shape, stride = list(view.shape), list(view.stride)
-        if len(shape) != len(stride) or len(shape) > types.MAXIMUM_RANK or min([*shape, *stride, view.offset]) < 0:
+        if len(shape) != len(stride) or len(shape) > elements.MAXIMUM_RANK or min([*shape, *stride, view.offset]) < 0:
             raise CirhError("a view of a buffer is not possible")
         last = view.offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         if 0 not in shape and last >= buffer.numel():
@@ -167,7 +169,7 @@ class _Run:
         return known
 
     def _new(self, number: int, buffer: initialisation_pb2.InitialBuffer) -> torch.Tensor:
-        dtype = types.element_from_proto(buffer.element_type)
+        dtype = elements.element_from_proto(buffer.element_type)
         if self._device is _META:
             if buffer.value and len(buffer.value) != buffer.elements * dtype.itemsize:
                 raise CirhError("the value of a buffer has another size than the buffer")

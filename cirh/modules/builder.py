@@ -8,8 +8,9 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from cirh.dialect.attributes import AttrValue, ConstantAttr, attribute, dense, splat
 from cirh.dialect.errors import CirhError
-from cirh.dialect.locations import UNKNOWN, Source, location, source_of_location
+from cirh.dialect.locations import UNKNOWN, location, source_of_location
 from cirh.dialect.operations import Const, Return, make_module, operation_class
+from cirh.dialect.source import Source
 from cirh.dialect.types import AnyTensorType, tensor_type
 from cirh.table.lookup import make_site, result_types
 

@@ -13,9 +13,10 @@ import torch
 from cirh.calls.half_products import Prepare, in_float32
 from cirh.calls.network import embedding_gradient_in_place
 from cirh.calls.products import by_processor
+from cirh.dialect.elements import element_dtype
 from cirh.dialect.errors import CirhError
 from cirh.dialect.spec import AttributeSpec, Call, Count, Format, Kind, OperandSpec, OpSpec, Site
-from cirh.dialect.types import TensorInfo, element_dtype
+from cirh.dialect.types import TensorInfo
 from cirh.table import rules
 
 # One word per overload, `name` or `name.overload`; adding an operation is adding a word (and its sharding rule in the

@@ -2,9 +2,9 @@
 
 import torch
 
+from cirh.dialect.elements import element_dtype
 from cirh.dialect.errors import CirhError
 from cirh.dialect.spec import Site
-from cirh.dialect.types import element_dtype
 
 # Norms: what is normalised, and its gradient, stand first. If these are halves, weights and statistics may be float32.
 _NORMALISED = {

@@ -11,8 +11,9 @@ from typing import TypeAlias
 
 import torch
 
+from cirh.dialect.elements import element_dtype
 from cirh.dialect.spec import Site
-from cirh.dialect.types import TensorInfo, element_dtype
+from cirh.dialect.types import TensorInfo
 
 Types: TypeAlias = tuple[TensorInfo, ...] | None
 Rule: TypeAlias = Callable[[Site], Types]

@@ -25,9 +25,10 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute
 
 from cirh.dialect.attributes import ConstantAttr, bits_of, constant_of_bytes, splat
+from cirh.dialect.elements import MAXIMUM_RANK, element_dtype
 from cirh.dialect.errors import CirhError
 from cirh.dialect.locations import UNKNOWN
-from cirh.dialect.types import MAXIMUM_RANK, AnyTensorType, element_attribute, element_dtype, info, tensor_type
+from cirh.dialect.types import AnyTensorType, element_attribute, info, tensor_type
 from cirh.text.scanner import Scanner, unescape
 
 MAXIMUM_DEPTH = 64

@@ -1,12 +1,13 @@
 """The fork server: a process with torch imported, and without gRPC or threads, that forks the others.
 
-`python -m nodes.launch.fork_server [--own] LISTENER_FD READY_FD [MODULE ...]`; `nodes.launch.fork_server_process`
-starts it.
-Once it has imported the modules it closes READY_FD. One connection asks for one process, in one message of JSON, and
-hears its number at once and its exit status in the end. A process whose connection ends is ended, unless it was asked
-for as one that outlives it. When standard input ends, or SIGTERM comes, everything is ended. With --own it stands in
-for the process that has started it: what does not outlive its connection is killed with that, as the kernel does for a
-child; what does goes on when standard input ends, and the server for as long.
+`python -m nodes.launch.fork_server [--own] [--when-idle MODULE] LISTENER_FD READY_FD [MODULE ...]`;
+`nodes.launch.fork_server_process` starts it.
+Once it has imported the modules it closes READY_FD; those of --when-idle it imports when nobody asks for anything.
+One connection asks for one process, in one message of JSON, and hears its number at once and its exit status in the
+end. A process whose connection ends is ended, unless it was asked for as one that outlives it. When standard input
+ends, or SIGTERM comes, everything is ended. With --own it stands in for the process that has started it: what does not
+outlive its connection is killed with that, as the kernel does for a child; what does goes on when standard input ends,
+and the server for as long.
 """
 
 import argparse
@@ -43,8 +44,9 @@ class _Forked:
 
 
 class ForkServer:
-    def __init__(self, listener: socket.socket, *, own: bool) -> None:
+    def __init__(self, listener: socket.socket, *, when_idle: Sequence[str], own: bool) -> None:
         self._listener = listener
+        self._when_idle = list(when_idle)
         self._own = own
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, _Forked] = {}  # by pidfd
@@ -66,7 +68,10 @@ class ForkServer:
     def serve(self) -> None:
         """Until standard input ends, or SIGTERM; then until the last child has."""
         while not (self._closing and not self._children):
-            for key, _ in self._selector.select(self._seconds_to_deadline()):
+            ready = self._selector.select(0.0 if self._when_idle else self._seconds_to_deadline())
+            if not ready and self._when_idle:
+                preload([self._when_idle.pop(0)])
+            for key, _ in ready:
                 if self._selector.get_map().get(key.fd) is key:  # one before may have closed it
                     key.data()
             now = time.monotonic()
@@ -94,6 +99,7 @@ class ForkServer:
     def _close(self, *, all_children: bool) -> None:
         if not self._closing:
             self._closing = True
+            self._when_idle.clear()
             if self._accept_at is None:
                 self._selector.unregister(self._listener)
             self._accept_at = None
@@ -233,9 +239,20 @@ class ForkServer:
             signal.pidfd_send_signal(child.pidfd, number)
 
 
+def preload(modules: Sequence[str]) -> None:
+    """Import them, and keep what is here shared with the children."""
+    for module in modules:
+        importlib.import_module(module)
+    if "grpc" in sys.modules:
+        raise ImportError("a preloaded module imports grpc, which does not survive a fork")
+    gc.collect()
+    gc.freeze()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="nodes.launch.fork_server")
     parser.add_argument("--own", action="store_true")
+    parser.add_argument("--when-idle", action="append", default=[])
     parser.add_argument("listener", type=int)
     parser.add_argument("ready", type=int)
     parser.add_argument("modules", nargs="*")
@@ -244,17 +261,12 @@ def main() -> int:
     os.set_inheritable(listener.fileno(), False)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, by libgomp, when torch is imported
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for module in options.modules:
-        importlib.import_module(module)
-    if "grpc" in sys.modules:
-        raise ImportError("a preloaded module imports grpc, which does not survive a fork")
+    preload(options.modules)
     warnings.filterwarnings(
         "ignore", category=DeprecationWarning, message=".*fork.*"
     )  # of idle threads, in 3.12 and later
-    gc.collect()
-    gc.freeze()  # what is here stays shared with the children
     os.close(options.ready)
-    ForkServer(listener, own=options.own).serve()
+    ForkServer(listener, when_idle=options.when_idle, own=options.own).serve()
     return 0
 
 

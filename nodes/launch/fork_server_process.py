@@ -21,28 +21,36 @@ ROLES_PRELOAD = (
     "cirh.execution.kernel",
     "cirh.execution.elementwise",
     "lair.kernel",
-    "appliance.compiler.artifacts",
     "wsc.v1.coordinator_pb2",
     "wsc.v1.management_pb2",
     "interconnect.links.hub",
     "nodes.steps.schedule",
 )
+COORDINATOR_PRELOAD = ("appliance.compiler.artifacts",)  # a coordinator needs it too, and comes after the nodes
 
 
 class ForkServerProcess:
     """Owns a fork server, which ends, with all that it forked, when this object is closed or its process dies."""
 
     def __init__(
-        self, preload: Sequence[str], environment: Mapping[str, str], output: int = 2, *, own: bool = False
+        self,
+        preload: Sequence[str],
+        environment: Mapping[str, str],
+        output: int = 2,
+        *,
+        when_idle: Sequence[str] = (),
+        own: bool = False,
     ) -> None:
         """Start it, without waiting for its imports: processes can be asked for at once.
 
-        preload: modules for it to import, none of which may import grpc. output: the descriptor for what it and its
+        preload: modules for it to import, none of which may import grpc; when_idle: others, once it can fork, and has
+        forked what was asked for by then. output: the descriptor for what it and its
         children print: standard error, because standard output may be a pipe that somebody reads to its end. own: it
         forks for this process alone. What was asked for as outliving this goes on after it, and the fork server too.
         """
         self.name = f"waferbox-{secrets.token_hex(12)}"
         self._preload = preload
+        self._when_idle = when_idle
         self._environment = {**environment, SOCKET_VARIABLE: self.name}
         self._output = output
         self._own = own
@@ -56,6 +64,7 @@ class ForkServerProcess:
     def _start(self) -> None:
         command = [sys.executable, "-P", "-m", "nodes.launch.fork_server"]
         command += ["--own"] if self._own else []
+        command += [f"--when-idle={module}" for module in self._when_idle]
         reader, writer = os.pipe()
         self._ready = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by _forget
         try:

@@ -10,7 +10,7 @@ from xdsl.ir import SSAValue
 
 from appliance.compiler.pipeline import Target, compile_module
 from appliance.compiler.plan_check.check import check_plan
-from cirh.dialect.locations import Source
+from cirh.dialect.source import Source
 from cirh.dialect.types import tensor_type
 from cirh.execution.kernel import Kernel
 from cirh.modules.builder import GraphBuilder

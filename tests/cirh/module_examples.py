@@ -8,7 +8,7 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 
 from cirh.dialect.attributes import AttrValue
-from cirh.dialect.locations import Source
+from cirh.dialect.source import Source
 from cirh.dialect.types import tensor_type
 from cirh.modules.builder import GraphBuilder
 

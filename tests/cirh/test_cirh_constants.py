@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from cirh.dialect.attributes import DenseAttr, SplatAttr, attribute, constant_of_bytes, dense, plain, splat
 from cirh.dialect.errors import CirhError
-from cirh.dialect.locations import Source, location, source_of_location
+from cirh.dialect.locations import location, source_of_location
+from cirh.dialect.source import Source
 from cirh.dialect.types import from_proto, info, nbytes, tensor_type, to_proto, type_text
 from cirh.modules.builder import GraphBuilder
 from cirh.text.parser import parse_module

@@ -6,7 +6,7 @@ from module_examples import F32, mlp_step, mlp_tensors
 from torch.nn import functional as F
 
 from cirh.dialect.errors import CirhError
-from cirh.dialect.locations import Source
+from cirh.dialect.source import Source
 from cirh.dialect.types import tensor_type
 from cirh.execution.kernel import Kernel
 from cirh.modules.builder import GraphBuilder

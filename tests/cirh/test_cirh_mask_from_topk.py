@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cirh.calls.mask_from_topk import mask_from_topk
+from cirh.calls.highest_elements import mask_from_topk
 from cirh.dialect.errors import CirhError
 from cirh.dialect.types import tensor_type
 from cirh.modules.builder import GraphBuilder

@@ -15,9 +15,10 @@ from cirh_examples import Example, examples
 from xdsl.dialects.builtin import ModuleOp
 
 from cirh.dialect.attributes import attrs
+from cirh.dialect.elements import element_dtype
 from cirh.dialect.errors import CirhError
 from cirh.dialect.operations import Const, body_ops, return_of
-from cirh.dialect.types import TensorInfo, element_dtype, info
+from cirh.dialect.types import TensorInfo, info
 from cirh.execution.kernel import Kernel
 from cirh.modules.verify import verify
 from cirh.table import aten as table_aten

@@ -11,8 +11,8 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
 from cirh.dialect.errors import CirhError
-from cirh.dialect.locations import Source
 from cirh.dialect.operations import Const, body_ops, func_of, return_of
+from cirh.dialect.source import Source
 from cirh.dialect.types import shape, tensor_type
 from cirh.execution.kernel import Kernel
 from cirh.modules.builder import GraphBuilder

@@ -74,7 +74,7 @@ def test_where_the_strategy_changes_the_state_moves_to_another_job(cluster: Fake
 
 def test_a_flag_that_is_set_after_a_job_was_opened_counts(cluster: FakeCluster, tmp_path: Path) -> None:
     """A backend with an embedded cluster opens one when it is made."""
-    session = ClusterSession(ClusterConfig(mgmt_address=cluster.address), "", tmp_path)
+    session = ClusterSession(ClusterConfig(mgmt_address=cluster.address), "", None)
     try:
         session.open_in_background()
         csx.performance.execution_strategy = "pipeline"

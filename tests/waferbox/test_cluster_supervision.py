@@ -16,9 +16,10 @@ from nodes.launch.descriptors import readable
 from waferbox.cli import app
 from waferbox.cluster import cluster as cluster_module
 from waferbox.cluster import liveness, place
-from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
+from waferbox.cluster.cluster import Cluster, ClusterError
 from waferbox.cluster.liveness import Liveness
 from waferbox.cluster.local_clusters import recorded
+from waferbox.cluster.settings import ClusterSettings
 from wsc.v1 import node_pb2
 
 WAIT_SECONDS = 30.0

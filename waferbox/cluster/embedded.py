@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
 from waferbox.cluster.launcher import ForkingLauncher
-from waferbox.cluster.local_clusters import recorded
+from waferbox.cluster.settings import ClusterSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,8 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's is for the script
     signals = StopSignals(signal.SIGTERM)
     stop_requests = [signals.fileno()] if detached else [signals.fileno(), 0]
+    launcher = ForkingLauncher()  # its fork server imports torch while this process imports gRPC
+    from waferbox.cluster.cluster import Cluster, ClusterError
+    from waferbox.cluster.local_clusters import recorded
+
     try:
-        with Cluster(ClusterSettings(**options), ForkingLauncher(), stop_requests) as cluster:
+        with Cluster(ClusterSettings(**options), launcher, stop_requests) as cluster:
             note: AbstractContextManager[Callable[[str], None]]
             note = recorded(cluster.management, os.getpid(), log) if detached else nullcontext(lambda message: None)
             with note as on_given_up:

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from waferbox.cluster.cluster import ClusterError, ClusterSettings
+from waferbox.cluster.cluster import ClusterError
 from waferbox.cluster.embedded import arguments
+from waferbox.cluster.settings import ClusterSettings
 
 STOP_SECONDS = 15.0
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from interconnect.security.own_tokens import without_tokens
-from nodes.launch.fork_server_process import ROLES_PRELOAD, ForkServerProcess
+from nodes.launch.fork_server_process import COORDINATOR_PRELOAD, ROLES_PRELOAD, ForkServerProcess
 from nodes.launch.process import SOCKET_VARIABLE
 from nodes.launch.spawn import SpawnError, spawn, spawn_python
 from nodes.telemetry.terminal_log import LEVEL_VARIABLE
@@ -68,7 +68,9 @@ class ForkingLauncher:
         # waits, unless told before torch is imported: ruinous where roles outnumber cores.
         os.environ.setdefault(LEVEL_VARIABLE, "warning")
         self._fork_server = ForkServerProcess(
-            ROLES_PRELOAD, {**without_tokens(os.environ), "OMP_WAIT_POLICY": "PASSIVE"}
+            ROLES_PRELOAD,
+            {**without_tokens(os.environ), "OMP_WAIT_POLICY": "PASSIVE"},
+            when_idle=COORDINATOR_PRELOAD,
         )
         os.environ[SOCKET_VARIABLE] = self._fork_server.name
 

@@ -17,12 +17,13 @@ from interconnect.security.tls import TLS_VARIABLE, tls_folder
 from interconnect.security.tokens import Kind
 from nodes.folders import cache_root
 from nodes.lifecycle.sizes import parse_size
-from waferbox.cluster.cluster import Cluster, ClusterError, ClusterSettings
+from waferbox.cluster.cluster import Cluster, ClusterError
 from waferbox.cluster.embedded import StopSignals
 from waferbox.cluster.embedded_process import Embedded, start_embedded, stop_embedded
 from waferbox.cluster.launcher import ForkingLauncher, Launcher
 from waferbox.cluster.local_clusters import discard_log, forget_failure, recorded, runtime_folder
 from waferbox.cluster.script import run_script
+from waferbox.cluster.settings import ClusterSettings
 from waferbox.commands.connection import (
     CALL_SECONDS,
     MANAGEMENT_VARIABLE,

@@ -15,7 +15,8 @@ from appliance.compiler.core.target import ExecutionStrategy, Half, Target
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.shards import elements
 from cirh.dialect import types
-from cirh.dialect.locations import Source, source_of
+from cirh.dialect.locations import source_of
+from cirh.dialect.source import Source
 
 _FLAG = "cstorch.backends.csx.precision.half_gradients"
 _DTYPES = {Half.FLOAT16: torch.float16, Half.BFLOAT16: torch.bfloat16}

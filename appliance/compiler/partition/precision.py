@@ -17,7 +17,7 @@ from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.core.target import Half, Precision
 from appliance.compiler.partition.cut import VIEWS, Cut, touches_cut
 from cirh.calls import cbfloat16
-from cirh.dialect import types
+from cirh.dialect import elements, types
 from cirh.dialect.attributes import SplatAttr, attrs
 from cirh.dialect.operations import Const
 from cirh.dialect.spec import Typed
@@ -136,7 +136,7 @@ class _Caster:
         operands = [self._half(op, operand) for operand in op.operands]
         attributes = attrs(op)
         if attributes.get("input_dtype") == "f32":
-            attributes["input_dtype"] = types.element_name(self._dtype)
+            attributes["input_dtype"] = elements.element_name(self._dtype)
         given = None
         if spec(op.name).typed is not Typed.NEVER:
             given = [self._in_half(value) if _is_float(value) else _type_of(value) for value in op.results]

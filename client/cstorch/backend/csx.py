@@ -76,9 +76,14 @@ class CsxBackend(Backend):
     def open_session(self) -> None:
         """Begins the session with the cluster, which comes up while the script builds its model."""
         if not self.validate_only:
-            from cstorch.session.cluster_session import ClusterSession  # gRPC is not needed by who runs on the CPU
+            from cstorch.session.embedded import LOG, EmbeddedCluster
 
-            self._session = ClusterSession(self.cluster_config, self.compile_dir, self.artifact_dir)
+            config = self.cluster_config
+            embedded = EmbeddedCluster(config, self.artifact_dir / LOG) if config.management is None else None
+            # Behind it, since it imports torch meanwhile. gRPC is not needed by who runs on the CPU.
+            from cstorch.session.cluster_session import ClusterSession
+
+            self._session = ClusterSession(config, self.compile_dir, embedded)
 
     def use_cluster(self, config: ClusterConfig) -> None:
         """Takes the cluster that an executor names.

@@ -3,7 +3,7 @@
 from torch import fx
 from xdsl.ir import SSAValue
 
-from cirh.dialect.types import element_name
+from cirh.dialect.elements import element_name
 from cstorch.lowering.context import Lowering, Rule, arguments_of, dtype_of, shape_of
 
 

@@ -10,8 +10,8 @@ from xdsl.ir import SSAValue
 
 from cirh.dialect import types
 from cirh.dialect.attributes import AttrValue, ConstantAttr, SplatAttr
-from cirh.dialect.locations import Source
 from cirh.dialect.operations import Const
+from cirh.dialect.source import Source
 from cirh.modules.builder import GraphBuilder
 from cstorch.errors import CompileError
 

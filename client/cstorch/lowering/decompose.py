@@ -12,7 +12,7 @@ from torch import fx
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
-from cirh.dialect.locations import Source
+from cirh.dialect.source import Source
 from cstorch.lowering.formulas import FORMULAS
 from cstorch.tracing import Argument, Call, Ref, functionalize
 

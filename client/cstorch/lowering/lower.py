@@ -9,9 +9,9 @@ from torch._ops import OpOverload
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
-from cirh.dialect import types
+from cirh.dialect import elements, types
 from cirh.dialect.errors import CirhError
-from cirh.dialect.locations import Source
+from cirh.dialect.source import Source
 from cirh.dialect.spec import OpSpec
 from cirh.table.lookup import spec
 from cstorch.errors import CompileError
@@ -145,7 +145,7 @@ def _check_outputs(trace: Trace, outputs: Sequence[fx.Node]) -> None:
     """CompileError for an output of a type that does not travel."""
     for output, node in zip(trace.outputs, outputs, strict=True):
         try:
-            types.element_to_proto(node.meta["val"].dtype)
+            elements.element_to_proto(node.meta["val"].dtype)
         except CirhError as error:
             raise CompileError(f"{node.meta.get('source', Source())}: {output.name} is an output; {error}") from error
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from cirh.dialect import types
+from cirh.dialect import elements, types
 from cirh.dialect.attributes import AttrValue
 from cirh.dialect.spec import Count, Kind, OpSpec
 from cirh.table.lookup import spec
@@ -64,7 +64,7 @@ def with_class_numbers(lowering: Lowering, node: fx.Node) -> Result:
 
 def _attribute(name: str, kind: Kind, argument: Any, rank: int) -> AttrValue:
     if kind is Kind.DTYPE:
-        return types.element_name(argument)
+        return elements.element_name(argument)
     if kind is Kind.INTS:
         listed = list(argument) if isinstance(argument, (list, tuple)) else [argument]
         return [item % rank for item in listed] if name in _DIMENSIONS and rank else listed

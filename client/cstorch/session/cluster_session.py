@@ -26,7 +26,6 @@ logger = logging.getLogger("cstorch.session")
 
 Result = TypeVar("Result")
 
-EMBEDDED_LOG = "embedded_cluster.log"
 OPENING_SECONDS = 5.0
 LOCKED = ("mgmt_address", "num_csx", "num_workers_per_csx", "max_wgt_servers", "max_act_per_csx")
 
@@ -48,10 +47,10 @@ class ClusterSession:
     Args:
         config: of the cluster.
         compile_dir: where the cluster keeps artifacts, below its cache root unless absolute.
-        artifact_dir: takes the log of an embedded cluster.
+        embedded: the cluster that config leaves open; it is the session's.
     """
 
-    def __init__(self, config: ClusterConfig, compile_dir: str, artifact_dir: Path) -> None:
+    def __init__(self, config: ClusterConfig, compile_dir: str, embedded: EmbeddedCluster | None) -> None:
         self._config = replace(config)  # as it is now, whatever the script does to it later
         self._first_trains: bool | None = None  # whether the first step that was compiled trains
         self._compile_dir = compile_dir
@@ -59,10 +58,8 @@ class ClusterSession:
         self._opening: Future[Job] | None = None
         self._job: Job | None = None
         self._state: ClusterState | None = None
-        self._embedded: EmbeddedCluster | None = None
-        if config.management is None:
-            # Started now, so that it comes up, with a job, while the script builds its model.
-            self._embedded = EmbeddedCluster(config, artifact_dir / EMBEDDED_LOG)
+        self._embedded = embedded
+        if embedded is not None:
             self.open_in_background()
 
     def check_compile(self, config: ClusterConfig, trains: bool) -> None:

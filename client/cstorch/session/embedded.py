@@ -16,6 +16,7 @@ from nodes.launch.descriptors import readable
 
 logger = logging.getLogger("cstorch.cluster")
 
+LOG = "embedded_cluster.log"
 MODULE = "waferbox.cluster.embedded"
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cirh.calls.mask_from_topk import mask_from_topk
+from cirh.calls.highest_elements import mask_from_topk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from cirh.dialect.locations import Source
+from cirh.dialect.source import Source
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep

@@ -18,8 +18,9 @@ from appliance.compiler.passes.fold import fold_constants
 from appliance.compiler.passes.fuse_attention import fuse_attention
 from appliance.compiler.passes.known_values import KnownValues
 from cirh.dialect.attributes import attrs
-from cirh.dialect.locations import Source, source_of
+from cirh.dialect.locations import source_of
 from cirh.dialect.operations import body_ops
+from cirh.dialect.source import Source
 from cirh.dialect.types import tensor_type
 from cirh.execution.kernel import Kernel
 from cirh.modules.builder import GraphBuilder

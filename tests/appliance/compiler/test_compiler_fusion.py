@@ -19,8 +19,9 @@ from appliance.compiler.passes.canonicalise import canonicalise
 from appliance.compiler.passes.fuse_bias import fuse_bias
 from appliance.compiler.passes.fuse_cross_entropy import fuse_cross_entropy
 from appliance.compiler.passes.fuse_layer_norm import fuse_layer_norm
-from cirh.dialect.locations import Source, source_of
+from cirh.dialect.locations import source_of
 from cirh.dialect.operations import body_ops, func_of
+from cirh.dialect.source import Source
 from cirh.dialect.types import info, shape, tensor_type
 from cirh.execution.kernel import Kernel
 from cirh.modules.builder import GraphBuilder

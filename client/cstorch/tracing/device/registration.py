@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from cstorch.tracing.context import context
 from cstorch.tracing.device.dispatch import dispatch
+from cstorch.tracing.device.late_dynamo import import_dynamo_late
 from cstorch.tracing.operators import aten
 from cstorch.tracing.rewrites.attention import attention
 from cstorch.tracing.tensors.tensor import DEVICE, LazyTensor
@@ -110,6 +111,7 @@ def _know_autocast() -> None:
 def register() -> None:
     """Once per process, at import."""
     _know_autocast()
+    import_dynamo_late()
     LazyTensor._dispatch = staticmethod(dispatch)
     _library.impl("empty.memory_format", _empty, "Lazy")  # type: ignore[no-untyped-call]
     _library.impl("empty_strided", _empty_strided, "Lazy")  # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cirh.dialect.locations import Source
+from cirh.dialect.source import Source
 from cstorch.tracing.recording.parts import Argument, Call, Ref
 
 # Say where a tensor is made. There is no choice on the device.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cirh.dialect.locations import Source
+from cirh.dialect.source import Source
 from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.tensor import LazyTensor
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from cirh.dialect.locations import Source
+from cirh.dialect.source import Source
 from cstorch.errors import TraceError
 from cstorch.tracing import messages
 from cstorch.tracing.operators import aten, operator

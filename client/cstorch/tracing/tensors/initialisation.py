@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from cirh.dialect import types
+from cirh.dialect import elements
 from cirh.execution import initialisation
 from wsc.v1 import initialisation_pb2
 
@@ -134,7 +134,7 @@ class _Writer:
             case float():
                 written.number = argument
             case torch.dtype():
-                written.element_type = types.element_to_proto(argument)
+                written.element_type = elements.element_to_proto(argument)
             case _:
                 written.integers.SetInParent()
                 written.integers.values.extend(argument)
@@ -150,7 +150,7 @@ class _Writer:
         if number is None:
             number = self._buffers[id(source)] = len(self.program.buffers)
             numel = source.numel() if isinstance(source, torch.Tensor) else source.numel
-            element_type = types.element_to_proto(source.dtype)
+            element_type = elements.element_to_proto(source.dtype)
             buffer = self.program.buffers.add(element_type=element_type, elements=numel)
             if isinstance(source, torch.Tensor):
                 buffer.value = source.view(-1).view(torch.uint8).numpy().tobytes()
