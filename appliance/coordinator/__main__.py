@@ -12,6 +12,7 @@ from appliance.coordinator.compilation import cached_compiler
 from appliance.coordinator.serving import CutOff, Event, serve_job
 from appliance.coordinator.settings import CUT_OFF_STATUS, read_settings
 from nodes.launch.process import FIRST_FD
+from nodes.launch.scheduling import let_wafers_compute
 from nodes.telemetry.terminal_log import set_up_logging
 
 logger = logging.getLogger(__name__)
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve one job until it is over."""
     set_up_logging()
+    let_wafers_compute()
     settings = read_settings(FIRST_FD)
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 

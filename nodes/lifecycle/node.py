@@ -20,6 +20,7 @@ from interconnect.rpc.address import bind, split_address
 from interconnect.rpc.server import make_server
 from interconnect.rpc.version import __version__
 from nodes.launch.descriptors import raise_descriptor_limit
+from nodes.launch.scheduling import let_wafers_compute
 from nodes.lifecycle.leases import Leases
 from nodes.lifecycle.node_job import JobContext, NodeJob
 from nodes.lifecycle.node_service import NodeService
@@ -169,6 +170,8 @@ def run_node(
     The process registers with management, keeps its lease alive (and comes back when management does), and serves
     NodeService, health and the links' stream.
     """
+    if role != node_pb2.ROLE_WAFER:
+        let_wafers_compute()
     return serve(lambda: Node(role, settings, make_job, add_services=add_services))
 
 

@@ -72,6 +72,12 @@ def test_processes_train_and_a_death_is_noticed(processes: Processes, lane: int)
         client.close()
         job.stop(1)
 
+        assert {package: os.sched_getscheduler(process.pid) for package, process in processes.started.items()} == {
+            "memoryx": os.SCHED_BATCH,
+            "swarmx": os.SCHED_BATCH,
+            "wafer": os.SCHED_OTHER,
+        }
+
         job.load(2)
         job.start(2, num_steps=10**6, activation_steps=10**6, run_ahead_steps=8)
         os.kill(processes.started["wafer"].pid, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """The life of the process: build the loader, fill slots, until the worker closes its end of the socket."""
 
 import argparse
+import contextlib
 import os
 import socket
 import sys
@@ -71,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--user", default="", metavar="NAME", help="become this user; default: stay who it is")
     arguments = parser.parse_args(argv)
     redirect(arguments.output)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # as nodes.launch.scheduling, which is not there
     confine([arguments.socket], arguments.user)
     with socket.socket(fileno=arguments.socket) as connection:
         channel = Channel(connection)
