@@ -91,6 +91,7 @@ class _Sender:
 
     def __enter__(self) -> "_Sender":
         torch.set_num_threads(1)
+        keep_large_blocks()  # as every process with a server does
         # As make_server's, but for the guard, which knows no bare stream.
         self._server = grpc.server(ThreadPoolExecutor(8), options=server_options(LARGE_MESSAGE_BYTES))
         address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -185,7 +186,7 @@ class _Receiver:
 
     def __init__(self, endpoint: node_pb2.LinkEndpoint) -> None:
         torch.set_num_threads(1)
-        keep_large_blocks()  # as every process with a server does
+        keep_large_blocks()
         self._links: dict[str, Link] = {
             name: dial(endpoint, name, name="sender", own_name="receiver", lane=lane, deadline_seconds=START_SECONDS)
             for name, lane in LANES.items()
