@@ -90,9 +90,7 @@ class ShardScheduler:
                 "the wafers would wait for a value that MemoryX cannot make while they wait; use max_wgt_servers=1"
             )
         assert not self._todo, f"shard {self._shard} cannot compute {next(iter(self._todo)).name}"
-        for event in self._output:
-            assert self._have.issuperset(event.bundle.values), "an output is nowhere"
-            self._send(event)
+        assert all(event.sent for event in self._output), "an output is nowhere"
         for value, state in self._commits.at_the_end():
             commit = self._plan.instructions.add().commit
             commit.value, commit.state = self._numbers.value(value), self._numbers.value(state)
@@ -166,7 +164,10 @@ class ShardScheduler:
     # -- computing
 
     def _run_ready(self, allowed: Callable[[Operation], bool] = lambda op: True) -> None:
-        """Runs everything that can run, joined to few kernels; sends exchanges as they are complete."""
+        """Runs everything that can run, joined to few kernels; sends exchanges and outputs as they are complete.
+
+        Outputs too, since who takes them needs a core, which at the end of a step the next weights wait for.
+        """
         while True:
             batches = ready_batches(
                 self._frontier,
@@ -179,7 +180,7 @@ class ShardScheduler:
                 break
             for batch in batches:
                 self._run(batch)
-        for event in self._exchanged:
+        for event in [*self._exchanged, *self._output]:
             if not event.sent and self._have.issuperset(event.bundle.values):
                 self._send(event)
 

@@ -39,6 +39,20 @@ def test_weights_are_loaded_again_for_the_backward_pass() -> None:
     assert len(received) > len(set(received))
 
 
+def test_an_output_leaves_before_the_last_update() -> None:
+    """At the end of a step the next weights wait for what MemoryX does."""
+
+    def build(model: Any) -> Step:
+        return lambda x: trained(model, model(x).pow(2).mean())
+
+    (shard,) = check(build, Wide(3, state=False), clusters=[(2, 1)]).plan(2, 1).memoryx
+    outputs = {group.id for group in shard.groups if group.kind == plan_pb2.GROUP_KIND_OUTPUT}
+    kinds = [i.WhichOneof("kind") for i in shard.instructions]
+    (sent,) = [n for n, i in enumerate(shard.instructions) if kinds[n] == "send" and i.send.group in outputs]
+    assert "receive" in kinds[sent:]
+    assert "run" in kinds[sent:]
+
+
 def test_a_late_weight_is_a_round_trip() -> None:
     """A statistic of the batch, times a weight: MemoryX's work, on whose result the wafers wait."""
 
