@@ -25,7 +25,7 @@ from interconnect.rpc.address import bind, split_address
 from interconnect.rpc.async_server import AsyncServer
 from nodes.folders import cache_root
 from nodes.launch.descriptors import raise_descriptor_limit
-from nodes.launch.fork_server_process import COORDINATOR_PRELOAD, ROLES_PRELOAD
+from nodes.launch.fork_server_process import COORDINATOR_PRELOAD
 from nodes.launch.own_fork_server import own_fork_server
 from nodes.telemetry.terminal_log import set_up_logging
 from wsc.v1 import management_pb2_grpc, observation_pb2_grpc
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if page is not None:
             page.start(ServiceSource(service))
         # Now, since the cluster waits for management, and coordinators come later.
-        open_parts.enter_context(own_fork_server((*ROLES_PRELOAD, *COORDINATOR_PRELOAD)))
+        open_parts.enter_context(own_fork_server(COORDINATOR_PRELOAD))
         announce_to = os.devnull if options.announce_fd is None else options.announce_fd
         with open(announce_to, "w", encoding="utf-8") as announce:
             addresses = {"management": address, "page": "" if page is None else page.url, "metrics": service.metrics}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from appliance.ingress.process import Ingress, IngressSettings
 from nodes.folders import cache_root
-from nodes.launch.fork_server_process import COORDINATOR_PRELOAD, ROLES_PRELOAD
+from nodes.launch.fork_server_process import COORDINATOR_PRELOAD
 from nodes.launch.own_fork_server import own_fork_server
 from nodes.lifecycle.node import add_arguments, serve
 
@@ -41,7 +41,7 @@ def parse_arguments(argv: Sequence[str] | None) -> IngressSettings:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT, which end the coordinators too."""
     settings = parse_arguments(argv)
-    with own_fork_server((*ROLES_PRELOAD, *COORDINATOR_PRELOAD)):
+    with own_fork_server(COORDINATOR_PRELOAD):
         return serve(lambda: Ingress(settings))
 
 

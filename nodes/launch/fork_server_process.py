@@ -26,7 +26,7 @@ ROLES_PRELOAD = (
     "interconnect.links.hub",
     "nodes.steps.schedule",
 )
-COORDINATOR_PRELOAD = ("appliance.compiler.artifacts",)  # a coordinator needs it too, and comes after the nodes
+COORDINATOR_PRELOAD = (*ROLES_PRELOAD, "appliance.compiler.artifacts")  # a coordinator comes after the nodes
 
 
 class ForkServerProcess:
@@ -43,10 +43,10 @@ class ForkServerProcess:
     ) -> None:
         """Start it, without waiting for its imports: processes can be asked for at once.
 
-        preload: modules for it to import, none of which may import grpc; when_idle: others, once it can fork, and has
-        forked what was asked for by then. output: the descriptor for what it and its
-        children print: standard error, because standard output may be a pipe that somebody reads to its end. own: it
-        forks for this process alone. What was asked for as outliving this goes on after it, and the fork server too.
+        preload: modules for it to import, none of which may import grpc; when_idle: those that it imports once it can
+        fork, and has forked what was asked for by then. output: the descriptor for what it and its children print:
+        standard error, because standard output may be a pipe that somebody reads to its end. own: it forks for this
+        process alone. What was asked for as outliving this goes on after it, and the fork server too.
         """
         self.name = f"waferbox-{secrets.token_hex(12)}"
         self._preload = preload

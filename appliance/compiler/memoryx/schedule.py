@@ -61,12 +61,10 @@ class ShardScheduler:
         self._loads = [
             Event(load.bundle, load.position) for load in wafer.loads if load.bundle.group.source_shard == shard
         ]
-        self._exchanged = [Event(bundle) for bundle in exchanges.from_shard(shard)]
-        self._output = [Event(output)] if output is not None and shard == 0 else []
+        outputs = [output] if output is not None and shard == 0 else []
+        self._others = [Event(bundle) for bundle in (*exchanges.from_shard(shard), *outputs)]
         self._exchange_inputs = exchanges.to_shard(shard)
-        self._commits = Commits(
-            cut, sharing, shard, self._reads, self._loads, [*self._exchanged, *self._output], wafer.last_read
-        )
+        self._commits = Commits(cut, sharing, shard, self._reads, self._loads, self._others, wafer.last_read)
 
     def schedule(self) -> plan_pb2.MemoryXPlan:
         """The program. CompileError if there is no order in which it could be done."""
@@ -90,7 +88,7 @@ class ShardScheduler:
                 "the wafers would wait for a value that MemoryX cannot make while they wait; use max_wgt_servers=1"
             )
         assert not self._todo, f"shard {self._shard} cannot compute {next(iter(self._todo)).name}"
-        assert all(event.sent for event in self._output), "an output is nowhere"
+        assert all(event.sent for event in self._others), "an exchange or an output is nowhere"
         for value, state in self._commits.at_the_end():
             commit = self._plan.instructions.add().commit
             commit.value, commit.state = self._numbers.value(value), self._numbers.value(state)
@@ -180,7 +178,7 @@ class ShardScheduler:
                 break
             for batch in batches:
                 self._run(batch)
-        for event in [*self._exchanged, *self._output]:
+        for event in self._others:
             if not event.sent and self._have.issuperset(event.bundle.values):
                 self._send(event)
 

@@ -19,7 +19,7 @@ _WRAPPER = torch._disable_dynamo(lambda: None).__code__  # type: ignore[attr-def
 
 def import_dynamo_late() -> None:
     """Have the marked functions run as they are until somebody imports dynamo, and from then on as torch has them."""
-    for wrapper in set(_wrappers()):
+    for wrapper in _wrappers():
         _run_until_imported(wrapper, _wrapped(wrapper))
 
 
