@@ -47,7 +47,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 context.abort(grpc.StatusCode.UNAVAILABLE, "another coordinator takes up the job")
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "the job has a session")
         self._when_over(context, self._job.client_left)
-        context.send_initial_metadata(())  # the session is open: its end will be noticed
+        yield coordinator_pb2.SessionResponse(opened=coordinator_pb2.SessionOpened())
         yield from self._job.session.messages()
         failure = self._job.verdict.failure
         if failure is not None:

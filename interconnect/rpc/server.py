@@ -116,7 +116,11 @@ def channel_options() -> list[tuple[str, int]]:
     keepalive = _keepalive(_keepalive_seconds() * TIMEOUT_PER_KEEPALIVE)
     largest = ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES)
     # An environment's HTTP proxy has no business between the processes of a cluster.
-    return [*_OPTIONS, *keepalive, largest, ("grpc.enable_http_proxy", 0)]
+    without_proxy = ("grpc.enable_http_proxy", 0)
+    # gRPC repeats calls that a server which stops has not seen; the reader of a stream waits for ever where that fails
+    # (1.76 to 1.85).
+    without_retries = ("grpc.enable_retries", 0)
+    return [*_OPTIONS, *keepalive, largest, without_proxy, without_retries]
 
 
 def through(gateway: str, address: str) -> str:

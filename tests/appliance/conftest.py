@@ -309,7 +309,7 @@ class Client:
         )
         self.stub = coordinator_pb2_grpc.CoordinatorStub(self.channel)
         self.session = self.stub.Session(coordinator_pb2.SessionRequest(token=self.created.token))
-        self.session.initial_metadata()  # it is open
+        assert next(self.session).HasField("opened")
         self.requests: queue.SimpleQueue[coordinator_pb2.ExecuteRequest | None] = queue.SimpleQueue()
         self.call: Iterator[coordinator_pb2.ExecuteResponse] = iter(())
         self.outputs: deque[coordinator_pb2.StepOutputs] = deque()

@@ -160,6 +160,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
         ended = threading.Event()
         context.add_callback(ended.set)
         job = len(self._cluster.created)
+        yield coordinator_pb2.SessionResponse(opened=coordinator_pb2.SessionOpened())
         for status in self._cluster.waits:
             yield coordinator_pb2.SessionResponse(queue=status)
         yield coordinator_pb2.SessionResponse(ready=coordinator_pb2.JobReady())

@@ -49,7 +49,7 @@ class Service(coordinator_pb2_grpc.CoordinatorServicer):
         served.sessions += 1
         if served.sessions <= served.refused:
             context.abort(grpc.StatusCode.UNAVAILABLE, "no coordinator of this cluster is at this address")
-        context.send_initial_metadata(())
+        yield coordinator_pb2.SessionResponse(opened=coordinator_pb2.SessionOpened())
         yield coordinator_pb2.SessionResponse(ready=coordinator_pb2.JobReady())
         served.ends.get()
 
@@ -107,7 +107,7 @@ def test_a_coordinator_that_is_not_reached_at_once_is_tried_again(
     link = CoordinatorLink(created, "", management_pb2_grpc.ManagementStub(management), goes_on=True)
     try:
         session = link.current.session
-        next(session)
+        assert [next(session).WhichOneof("kind") for _ in range(2)] == ["opened", "ready"]
         lost.stop()
         with pytest.raises(grpc.RpcError) as error:
             next(session)
@@ -134,7 +134,7 @@ def test_a_coordinator_that_dies_before_the_client_reaches_it_has_a_successor(
     link = CoordinatorLink(created, "", stub, goes_on=True)
     try:
         assert link.current.coordinator == another.address
-        assert next(link.current.session).HasField("ready")
+        assert next(link.current.session).HasField("opened")
     finally:
         link.close()
         link.close_channel()

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from fake_cluster import FakeCluster
+from fake_cluster import Coordinator, FakeCluster
 
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterUnreachableError, NodeLostError
 from cstorch.session import connecting, coordinator_link
 from cstorch.session.job import Job
+from wsc.v1 import coordinator_pb2
 
 pytestmark = pytest.mark.services
 
@@ -53,3 +54,19 @@ def test_an_ingress_that_goes_is_named_with_the_job(
     assert f"the connection to the ingress at {cluster.address} broke" in str(failure)
     assert "job-1 ends with it" in str(failure)
     job.close()
+
+
+def test_a_server_that_cancels_its_calls_since_it_stops_is_no_cancelled_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    def session(
+        self: Coordinator, request: coordinator_pb2.SessionRequest, context: grpc.ServicerContext
+    ) -> Iterator[coordinator_pb2.SessionResponse]:
+        context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
+
+    monkeypatch.setattr(coordinator_link, "ANOTHER_SECONDS", 0.5)
+    monkeypatch.setattr(Coordinator, "Session", session)
+    cluster = FakeCluster(gateway=True)
+    server = cluster.serve()
+    job = Job(cluster.address, ClusterConfig(), "")
+    assert isinstance(job.wait_for_failure(), NodeLostError)
+    job.close()
+    server.stop(None).wait(5)

@@ -170,12 +170,14 @@ class CoordinatorLink:
         except ClusterUnreachableError as unreachable:
             logger.info("The coordinator that has taken up %s is not reached yet: %s", self._job, unreachable)
             return None
-        session = another.session
-        session.initial_metadata()  # it is open, so that its end will be noticed
-        if not session.is_active() and is_gone(session):
-            logger.info("The coordinator that has taken up %s is not reached yet: %s", self._job, session.details())
-            another.channel.close()
-            return None
+        try:
+            next(iter(another.session))  # it is open, so that its end will be noticed
+        except grpc.RpcError as error:
+            if is_gone(error):
+                logger.info("The coordinator that has taken up %s is not reached yet", self._job)
+                logger.debug("its session: %s", error)
+                another.channel.close()
+                return None
         return another
 
     def end(self) -> None:

@@ -158,7 +158,7 @@ class Job:
 
     def _coordinator_lost(self, error: grpc.RpcError) -> CstorchError:
         assert isinstance(error, grpc.Call)
-        if error.code() == grpc.StatusCode.UNAVAILABLE:
+        if is_gone(error):  # a server that stops cancels its calls, too
             if self.gateway and not is_from_ingress(error):
                 return NodeLostError(
                     f"the connection to the ingress at {self.gateway} broke ({error.details()}), and {self.name} ends "

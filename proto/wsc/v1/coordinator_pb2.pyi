@@ -47,6 +47,23 @@ class SessionRequest(_message.Message):
 Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
 
 @_typing.final
+class SessionOpened(_message.Message):
+    """The first message: the coordinator knows of the client now, and notices its end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionOpened: _TypeAlias = SessionOpened  # noqa: Y015
+
+@_typing.final
 class JobReady(_message.Message):
     """All nodes are there: what the client asks for from now on is not delayed by the queue."""
 
@@ -71,6 +88,7 @@ class SessionResponse(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     ADVICE_FIELD_NUMBER: _builtins.int
+    OPENED_FIELD_NUMBER: _builtins.int
     advice: _builtins.str
     """what the user should know, although the job goes on"""
     @_builtins.property
@@ -81,6 +99,8 @@ class SessionResponse(_message.Message):
     def queue(self) -> _management_pb2.QueueStatus: ...
     @_builtins.property
     def ready(self) -> Global___JobReady: ...
+    @_builtins.property
+    def opened(self) -> Global___SessionOpened: ...
     def __init__(
         self,
         *,
@@ -88,12 +108,13 @@ class SessionResponse(_message.Message):
         queue: _management_pb2.QueueStatus | None = ...,
         ready: Global___JobReady | None = ...,
         advice: _builtins.str = ...,
+        opened: Global___SessionOpened | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "failure", b"failure", "kind", b"kind", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "failure", b"failure", "kind", b"kind", "opened", b"opened", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "failure", b"failure", "kind", b"kind", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "failure", b"failure", "kind", b"kind", "opened", b"opened", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["failure", "queue", "ready", "advice"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["failure", "queue", "ready", "advice", "opened"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

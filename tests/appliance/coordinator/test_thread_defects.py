@@ -158,7 +158,7 @@ def test_a_client_that_comes_after_the_end_hears_of_it(
     assert ended.wait(DEADLINE)
     with make_channel(created.coordinator, created.token) as channel:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
-        (told,) = stub.Session(coordinator_pb2.SessionRequest(token=created.token), timeout=DEADLINE)
+        _opened, told = stub.Session(coordinator_pb2.SessionRequest(token=created.token), timeout=DEADLINE)
     assert "Defect: in management" in told.failure.message
 
 
