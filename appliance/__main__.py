@@ -6,12 +6,10 @@ import json
 import logging
 import os
 import queue
-import signal
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from grpc_health.v1 import health, health_pb2_grpc
 
@@ -27,6 +25,7 @@ from nodes.folders import cache_root
 from nodes.launch.descriptors import raise_descriptor_limit
 from nodes.launch.fork_server_process import COORDINATOR_PRELOAD
 from nodes.launch.own_fork_server import own_fork_server
+from nodes.launch.stop_signals import on_stop_signal
 from nodes.telemetry.terminal_log import set_up_logging
 from wsc.v1 import management_pb2_grpc, observation_pb2_grpc
 
@@ -73,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
     set_up_logging()
     has_owner = options.announce_fd is not None
-    over: queue.SimpleQueue[bool] = queue.SimpleQueue()  # whether to end the jobs; a put is safe in a signal handler
+    over: queue.SimpleQueue[bool] = queue.SimpleQueue()  # whether to end the jobs
     defects: list[Exception] = []
 
     def defect(error: Exception) -> None:
@@ -102,12 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         observation_pb2_grpc.add_ObservationServicer_to_server(service.observation, server.server)
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server.server)  # type: ignore[attr-defined]  # not in the stubs
 
-        def end(number: int, frame: FrameType | None) -> None:
-            over.put(has_owner)
-
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, end)
-            signal.signal(signal.SIGINT, end)
+            open_parts.enter_context(on_stop_signal(lambda: over.put(has_owner), on_defect=defect))
         if options.metrics_port is not None:
             from appliance.management.metrics import ManagementCollector
             from nodes.telemetry.metrics import MetricsServer

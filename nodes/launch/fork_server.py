@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from interconnect.links.accept_loop import SHORTAGES
 from nodes.launch.process import MODULES, enter, run_module
 from nodes.launch.spawn import MAX_FDS, MAX_MESSAGE_BYTES
+from nodes.launch.stop_signals import StopSignals
 
 RETRY_SECONDS = 0.1  # until the next try to accept, where the process or the system is short of something
 TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL
@@ -55,14 +56,9 @@ class ForkServer:
         self._is_short = False  # of descriptors or memory, and that has been said
         self._closing = False
         listener.setblocking(False)
-        # A signal wakes the selector by this socket.
-        self._wake, wake_writer = socket.socketpair()
-        wake_writer.setblocking(False)
-        self._wake_writer = wake_writer
-        signal.set_wakeup_fd(wake_writer.fileno())
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        self._signals = StopSignals(signal.SIGTERM)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._wake, selectors.EVENT_READ, self._terminated)
+        self._selector.register(self._signals, selectors.EVENT_READ, self._terminated)
         self._selector.register(0, selectors.EVENT_READ, self._input_ended)
 
     def serve(self) -> None:
@@ -93,7 +89,7 @@ class ForkServer:
         self._close(all_children=not self._own)
 
     def _terminated(self) -> None:
-        self._selector.unregister(self._wake)
+        self._selector.unregister(self._signals)
         self._close(all_children=True)
 
     def _close(self, *, all_children: bool) -> None:
@@ -161,7 +157,7 @@ class ForkServer:
         self, connection: socket.socket, module: str, argv: Sequence[str], fds: Sequence[int], *, outlives: bool
     ) -> None:
         server = os.getpid()
-        # Until the child has left the server's wake-up socket, a signal to it would be taken for one to the server.
+        # Until the child has left the server's signals, a signal to it would be taken for one to the server.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
             pid = os.fork()
@@ -189,13 +185,13 @@ class ForkServer:
         """What the new process does. It must not return into the server's loop, whatever happens."""
         status = 1
         try:
-            signal.set_wakeup_fd(-1)
+            self._signals.close()
             self._selector.close()
             for other in self._children.values():
                 os.close(other.pidfd)
                 if other.connection is not None:
                     other.connection.close()
-            for mine in (self._listener, self._wake, self._wake_writer, connection, *self._callers):
+            for mine in (self._listener, connection, *self._callers):
                 mine.close()
             enter(parent=server, fds=fds)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

@@ -4,11 +4,9 @@ import argparse
 import gc
 import logging
 import os
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Protocol
 
 import grpc
@@ -21,6 +19,7 @@ from interconnect.rpc.server import make_server
 from interconnect.rpc.version import __version__
 from nodes.launch.descriptors import raise_descriptor_limit
 from nodes.launch.scheduling import let_wafers_compute
+from nodes.launch.stop_signals import on_stop_signal
 from nodes.lifecycle.leases import Leases
 from nodes.lifecycle.node_job import JobContext, NodeJob
 from nodes.lifecycle.node_service import NodeService
@@ -120,7 +119,7 @@ class Node:
         logger.debug("listening at %s", self.address)
 
     def end(self) -> None:
-        """Make wait return. Safe in a signal handler, and from any thread."""
+        """Make wait return. From any thread."""
         self._over.set()
 
     def wait(self) -> None:
@@ -183,7 +182,7 @@ class Serving(Protocol):
     def start(self) -> None: ...
 
     def end(self) -> None:
-        """Make wait return. Safe in a signal handler, and from any thread."""
+        """Make wait return. From any thread."""
 
     def wait(self) -> None:
         """Until end is called, or management refuses."""
@@ -203,14 +202,10 @@ def serve(make: Callable[[], Serving]) -> int:
         logger.error("%s", error)
         return 1
 
-    def end(number: int, frame: FrameType | None) -> None:
-        node.end()
-
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
-    node.start()
-    node.wait()
-    node.close()
+    with on_stop_signal(node.end, on_defect=lambda _: node.end()):
+        node.start()
+        node.wait()
+        node.close()
     if node.refusal:
         logger.error("%s", node.refusal)
         return 1

@@ -9,12 +9,12 @@ import argparse
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from nodes.launch.stop_signals import StopSignals
 from waferbox.cluster.launcher import ForkingLauncher
 from waferbox.cluster.settings import ClusterSettings
 
@@ -57,20 +57,6 @@ def arguments(settings: ClusterSettings) -> list[str]:
     }
     words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
     return [*words, "--metrics"] if settings.metrics else words
-
-
-class StopSignals:
-    """SIGTERM and, if asked for, SIGINT and SIGHUP as a descriptor to select on."""
-
-    def __init__(self, *numbers: signal.Signals) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._writer.setblocking(False)
-        signal.set_wakeup_fd(self._writer.fileno())
-        for number in numbers:
-            signal.signal(number, lambda *_: None)
-
-    def fileno(self) -> int:
-        return self._reader.fileno()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,9 +16,9 @@ from interconnect.security.own_tokens import TOKEN_VARIABLE, own_clusters_token
 from interconnect.security.tls import TLS_VARIABLE, tls_folder
 from interconnect.security.tokens import Kind
 from nodes.folders import cache_root
+from nodes.launch.stop_signals import StopSignals
 from nodes.lifecycle.sizes import parse_size
 from waferbox.cluster.cluster import Cluster, ClusterError
-from waferbox.cluster.embedded import StopSignals
 from waferbox.cluster.embedded_process import Embedded, start_embedded, stop_embedded
 from waferbox.cluster.launcher import ForkingLauncher, Launcher
 from waferbox.cluster.local_clusters import discard_log, forget_failure, recorded, runtime_folder
