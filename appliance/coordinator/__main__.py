@@ -3,16 +3,15 @@
 import logging
 import os
 import queue
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 
 from appliance.coordinator.compilation import cached_compiler
 from appliance.coordinator.serving import CutOff, Event, serve_job
 from appliance.coordinator.settings import CUT_OFF_STATUS, read_settings
 from nodes.launch.process import FIRST_FD
 from nodes.launch.scheduling import let_wafers_compute
+from nodes.launch.stop_signals import on_stop_signal
 from nodes.telemetry.terminal_log import set_up_logging
 
 logger = logging.getLogger(__name__)
@@ -25,13 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = read_settings(FIRST_FD)
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def end() -> None:
         events.put(Event.TERMINATE)
 
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
     try:
-        return serve_job(settings, cached_compiler(settings.cache, settings.cache_root), events)
+        with on_stop_signal(end, on_defect=lambda _: end()):
+            return serve_job(settings, cached_compiler(settings.cache, settings.cache_root), events)
     except CutOff:
         logger.warning("the script was cut off: another coordinator waits for it")
         logging.shutdown()

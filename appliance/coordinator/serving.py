@@ -36,10 +36,7 @@ class CutOff(Exception):
 
 
 def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "queue.SimpleQueue[Event]") -> int:
-    """Serve the job until it is over; returns the exit status. A put on events is safe in a signal handler.
-
-    Raises CutOff.
-    """
+    """Serve the job until it is over; returns the exit status. Raises CutOff."""
     server = make_server(for_scripts=True, job=settings.job)
     address = bind(server, settings.listen)
     listener = LinkListener(address, lambda defect: job.verdict.report_defect(defect))

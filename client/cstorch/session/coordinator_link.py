@@ -174,8 +174,8 @@ class CoordinatorLink:
             next(iter(another.session))  # it is open, so that its end will be noticed
         except grpc.RpcError as error:
             if is_gone(error):
-                logger.info("The coordinator that has taken up %s is not reached yet", self._job)
-                logger.debug("its session: %s", error)
+                details = another.session.details()
+                logger.info("The coordinator that has taken up %s is not reached yet: %s", self._job, details)
                 another.channel.close()
                 return None
         return another
