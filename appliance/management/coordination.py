@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from appliance.management.jobs import Job
+from appliance.management.jobs import ENDED, Job
 from appliance.management.nodes.job_queue import Waiting
 from appliance.management.nodes.leases import with_lease
 from appliance.management.nodes.registry import NodeRegistry
@@ -50,7 +50,7 @@ class Coordination:
                         _check(self._registry.reduce(self._job.name, request.reduce.nodes, self))
                     case "report":
                         _check(problem_of_report(request.report))
-                        self._job.report = request.report
+                        self._report(request.report)
                     case "events":
                         self._job.history.add(request.events.events)
                     case "spans":
@@ -113,6 +113,12 @@ class Coordination:
         job = self._job
         waiting = Waiting(job=job.name, wanted=wanted, priority=job.request.priority, created=job.created)
         self._registry.enqueue(waiting, self)
+
+    def _report(self, report: management_pb2.JobReport) -> None:
+        if report.phase in ENDED:
+            # Its coordinator has a while to go: a job that is seen to have ended must not keep others waiting so long.
+            self._registry.leave(self._job.name, self)
+        self._job.report = report
 
     def _replace(self, lost: Sequence[management_pb2.NodeInfo]) -> None:
         job = self._job
