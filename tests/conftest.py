@@ -56,3 +56,25 @@ def fresh_process() -> Iterator[None]:
     backends.reset()
     amp.enable_mixed_precision(False)
     amp.set_half_dtype("float16")
+
+
+class _Defects(logging.Handler):
+    """Keeps what threads tell of their defects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(f"{record.getMessage()}: {record.exc_info[1]!r}" if record.exc_info else record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def no_defects(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A thread that ends by a defect which nobody meant fails the test, whoever else has noticed."""
+    defects, logger = _Defects(), logging.getLogger("interconnect.threads")
+    logger.addHandler(defects)
+    yield
+    logger.removeHandler(defects)
+    if request.node.get_closest_marker("defects") is None:
+        assert not defects.told

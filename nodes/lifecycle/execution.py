@@ -37,6 +37,7 @@ class Execution:
         self._steps = steps
         self._interrupt = interrupt
         self._interrupted = False
+        self._steps_over = False
         self._thread = GuardedThread(self._run, name=f"execution-{context.node}", on_defect=self._failed)
 
     def start(self) -> None:
@@ -44,7 +45,8 @@ class Execution:
 
     @property
     def running(self) -> bool:
-        return self._thread.is_alive()
+        """Whether steps are run; not so any more when the coordinator is told of their end."""
+        return self._thread.is_alive() and not self._steps_over
 
     def stop(self, seconds: float) -> None:
         """Interrupt and join; once it has been called, no failure is reported. To be called once or more.
@@ -65,7 +67,7 @@ class Execution:
 
     def _run(self) -> None:
         try:
-            seconds = self._steps()
+            seconds = self._run_steps()
         except Stopped:
             return
         except (JobFailure, LinkLost) as error:
@@ -73,6 +75,12 @@ class Execution:
         else:
             finished = node_pb2.Finished(execution=self._number, seconds=seconds)
             self._context.emit(node_pb2.AttachResponse(finished=finished))
+
+    def _run_steps(self) -> Mapping[str, float]:
+        try:
+            return self._steps()
+        finally:
+            self._steps_over = True
 
     def _failed(self, error: Exception) -> None:
         if not self._interrupted:

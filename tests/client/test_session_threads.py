@@ -25,6 +25,7 @@ def fail(_: object) -> None:
     raise ZeroDivisionError("oh")
 
 
+@pytest.mark.defects
 def test_a_defect_in_the_thread_of_the_session(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Job, "_watch", fail)
     job = Job(cluster.address, ClusterConfig(), "")
@@ -36,6 +37,7 @@ def test_a_defect_in_the_thread_of_the_session(cluster: FakeCluster, monkeypatch
         job.close()
 
 
+@pytest.mark.defects
 def test_a_defect_in_the_thread_of_an_execution(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ExecutionStream, "_read", fail)
     monkeypatch.setattr("cstorch.session.job.VERDICT_SECONDS", 0.1)

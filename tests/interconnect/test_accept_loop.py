@@ -90,6 +90,7 @@ def test_callers_above_the_limit_wait_until_another_has_gone(
     late.close()
 
 
+@pytest.mark.defects
 def test_a_defect_reaches_those_who_wait_and_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     defect, heard, told = ZeroDivisionError("a defect"), [], threading.Event()
 

@@ -2,9 +2,12 @@
 
 import threading
 
+import pytest
+
 from interconnect.threads import GuardedThread
 
 
+@pytest.mark.defects
 def test_a_defect_reaches_the_owner() -> None:
     heard: list[Exception] = []
 

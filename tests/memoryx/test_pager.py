@@ -189,6 +189,7 @@ def test_an_interrupt_ends_the_wait(rigs: list[Rig]) -> None:
         rig.pager.begin(1, 0)
 
 
+@pytest.mark.defects
 def test_a_disk_that_fails_is_an_error(rigs: list[Rig]) -> None:
     rig = Rig([access(0)], 4)
     rigs.append(rig)

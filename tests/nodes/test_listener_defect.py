@@ -11,6 +11,7 @@ from swarmx.swarmx_job import SwarmXJob
 from wsc.v1 import node_pb2
 
 
+@pytest.mark.defects
 def test_a_node_whose_listener_has_a_defect_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(hello: bytes) -> str:
         raise ZeroDivisionError("a defect")

@@ -96,6 +96,7 @@ def test_arguments() -> None:
         parse_arguments("wafer", ["--management", "a:1", "--threads", "0"])
 
 
+@pytest.mark.defects
 def test_a_defect_in_the_registration_ends_the_node(caplog: pytest.LogCaptureFixture) -> None:
     management = FakeManagement()
     ended = threading.Event()

@@ -21,6 +21,7 @@ from interconnect.links.elements import torch_dtype
 from memoryx.files.state_memory import StateSettings
 from memoryx.state_service import StateService
 from nodes.lifecycle.node import Node, NodeSettings
+from nodes.lifecycle.node_job import JobContext
 from nodes.steps.schedule import StepSchedule
 from swarmx.swarmx_job import SwarmXJob
 from wafer.wafer_job import WaferJob
@@ -102,11 +103,13 @@ def make_nodes() -> Iterator[Callable[[int, int], Topology]]:
             return attached
 
         def make(wafers: int, shards: int) -> Topology:
-            wafer_job = partial(WaferJob, threads=1, service=StateService())
+            def wafer_job() -> Callable[[JobContext], WaferJob]:
+                return partial(WaferJob, threads=1, service=StateService())
+
             return Topology(
                 [attach(memoryx_node(management.address, StateSettings()), f"memoryx-{i}", i) for i in range(shards)],
                 [attach(Node(node_pb2.ROLE_SWARMX, settings, SwarmXJob), "swarmx-0", 0)],
-                [attach(Node(node_pb2.ROLE_WAFER, settings, wafer_job), f"wafer-{i}", i) for i in range(wafers)],
+                [attach(Node(node_pb2.ROLE_WAFER, settings, wafer_job()), f"wafer-{i}", i) for i in range(wafers)],
             )
 
         yield make

@@ -17,6 +17,7 @@ from memoryx.files.state_memory import TRANSFER_BYTES, StateSettings
 from memoryx.state_service import StateService
 from nodes.lifecycle import node_service
 from nodes.lifecycle.node import Node, NodeSettings
+from nodes.lifecycle.node_job import JobContext
 from swarmx.swarmx_job import SwarmXJob
 from wafer.wafer_job import WaferJob
 from wsc.v1 import node_pb2
@@ -28,6 +29,11 @@ LANES = [
     pytest.param(node_pb2.LANE_GRPC, id="grpc"),
 ]
 MakeJob = Callable[..., SmallJob]
+
+
+def wafer_job() -> Callable[[JobContext], WaferJob]:
+    """Of one wafer, as its own process would set it up."""
+    return partial(WaferJob, threads=1, service=StateService())
 
 
 @pytest.fixture(params=["in memory", "in files"])
@@ -50,14 +56,16 @@ def make_job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 
         def make(lane: int, wafers: int = 1, shards: int = 1, leaves: int = 0, workers: int = 1) -> SmallJob:
             settings = NodeSettings(management=management.address)
-            make_wafer = partial(WaferJob, threads=1, service=StateService())
             nodes = Topology(
                 [attach(memoryx_node(management.address, states), f"memoryx-{i}", i, lane) for i in range(shards)],
                 [
                     attach(Node(node_pb2.ROLE_SWARMX, settings, SwarmXJob), f"swarmx-{i}", i, lane)
                     for i in range(1 + leaves)
                 ],
-                [attach(Node(node_pb2.ROLE_WAFER, settings, make_wafer), f"wafer-{i}", i, lane) for i in range(wafers)],
+                [
+                    attach(Node(node_pb2.ROLE_WAFER, settings, wafer_job()), f"wafer-{i}", i, lane)
+                    for i in range(wafers)
+                ],
             )
             job = SmallJob(SmallPlan(num_shards=shards, num_wafers=wafers), nodes, lane, num_workers=workers)
             stack.callback(job.close)

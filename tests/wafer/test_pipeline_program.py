@@ -355,6 +355,7 @@ def test_a_worker_that_goes_is_named(make_rig: Callable[[int], Rig], num_threads
     assert threads_of_regions() == []
 
 
+@pytest.mark.defects
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_defect_in_a_region_ends_the_execution(
     make_rig: Callable[[int], Rig], monkeypatch: pytest.MonkeyPatch, num_threads: int

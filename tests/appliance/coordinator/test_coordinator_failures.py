@@ -114,6 +114,7 @@ def test_what_a_role_reports_reaches_the_client(cluster: Any, client: Callable[.
     ends_as(cluster, management_pb2.JOB_PHASE_FAILED, 6)
 
 
+@pytest.mark.defects
 def test_a_defect_in_a_role_comes_with_its_traceback(cluster: Any, client: Callable[..., Any]) -> None:
     cluster.add(**FULL)
 

@@ -97,6 +97,7 @@ def test_a_watcher_sees_history_and_then_what_happens_until_the_end(cluster: Any
     assert ("coordinator", "step artifact-good is compiled") in logs
 
 
+@pytest.mark.defects
 def test_the_first_cause_is_the_last_line_of_the_log(cluster: Any, client: Callable[..., Any]) -> None:
     cluster.add(**FULL)
     running = Running(cluster, client, 6)

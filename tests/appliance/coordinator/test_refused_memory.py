@@ -39,6 +39,7 @@ def begun(cluster: Any, client: Callable[..., Any], max_num_restarts: int) -> An
     return one
 
 
+@pytest.mark.defects
 @pytest.mark.parametrize("name", ["wafer-0", "memoryx-0"])
 def test_a_step_that_was_refused_memory_once_is_run_again(cluster: Any, client: Callable[..., Any], name: str) -> None:
     cluster.behaviour.on_step[name] = Refusal(1, RuntimeError(TORCH))
@@ -57,6 +58,7 @@ def test_a_step_that_was_refused_memory_once_is_run_again(cluster: Any, client: 
     assert "test_refused_memory.py" in restart.cause
 
 
+@pytest.mark.defects
 @pytest.mark.parametrize("where", ["on_step", "on_load"])
 def test_one_that_is_refused_it_every_time_ends_the_job_with_all_causes(
     cluster: Any, client: Callable[..., Any], where: str
@@ -74,6 +76,7 @@ def test_one_that_is_refused_it_every_time_ends_the_job_with_all_causes(
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
 
 
+@pytest.mark.defects
 def test_it_ends_a_job_that_does_not_recover_with_the_traceback(cluster: Any, client: Callable[..., Any]) -> None:
     cluster.behaviour.on_step["memoryx-0"] = Refusal(1, MemoryError("no room"))
     one = begun(cluster, client, 0)

@@ -313,6 +313,7 @@ def test_artifacts_lie_below_the_roots_also_behind_links(tmp_path: Path, compile
     assert cache_directory(cache, Path("/"), str(elsewhere)) == elsewhere
 
 
+@pytest.mark.defects
 def test_a_defect_in_the_watch_ends_the_service_loudly(
     make_cluster: Callable[[float], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -328,6 +329,7 @@ def test_a_defect_in_the_watch_ends_the_service_loudly(
     cluster.defects.clear()
 
 
+@pytest.mark.defects
 def test_a_defect_in_the_watch_of_a_coordinator_ends_its_job(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
