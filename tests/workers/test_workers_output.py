@@ -30,6 +30,7 @@ def test_all_that_is_printed(prepare: Prepare, caplog: pytest.LogCaptureFixture)
     assert lines[-1] == "unfinished"
 
 
+@pytest.mark.defects
 def test_a_defect_in_the_thread_that_reads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the process of the input_fn would wait for ever to print."""
 
