@@ -6,7 +6,7 @@ PROTOS := $(wildcard proto/wsc/v1/*.proto proto/vendor_wire/*.proto)
 # Also where the environment forbids it: every process of the tests would compile all modules, and rewrite all asserts.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test unit lint proto docs bench chaos fuzz opinfo vendor-test ray-test venv clean
+.PHONY: demo test unit lint proto docs bench chaos races fuzz opinfo vendor-test ray-test venv clean
 
 demo: venv
 	$(BIN)/waferbox run --wafers 2 examples/fc_digits/train.py
@@ -30,6 +30,10 @@ bench: venv
 # Random faults, and whether the results are those of the undisturbed run: an hour. TRIALS and SEED can be given.
 chaos: venv
 	$(BIN)/python tests/chaos --trials $(or $(TRIALS),200) --seed $(or $(SEED),0)
+
+# The tests of one process whose threads sleep at random; each failure is to be looked at: ten minutes. SEED can be given.
+races: venv
+	WAFERBOX_SLOW_THREADS=$(or $(SEED),0) $(BIN)/pytest -n 6 -m "not cluster and not parity"
 
 # Malformed messages for every service and both lanes, while a job trains. MESSAGES and SEED can be given.
 fuzz: venv

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
+from slow_threads import slow_down
+
+SLOW_THREADS_VARIABLE = "WAFERBOX_SLOW_THREADS"  # with a seed: threads sleep now and then
 
 # A shell starts what it runs in the background with SIGINT ignored, and so would be all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -15,6 +18,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("busy machine", deadline=None)
 hypothesis.settings.load_profile("busy machine")
+
+# Rare orders of what threads do become common: `make races`.
+if SLOW_THREADS_VARIABLE in os.environ:
+    slow_down(int(os.environ[SLOW_THREADS_VARIABLE]))
 
 # What is made while tests are collected stays: looking for garbage there costs a second, and tests look often.
 gc.disable()

@@ -49,8 +49,8 @@ def test_one_that_dies_shows_the_end_of_its_log(monkeypatch: pytest.MonkeyPatch,
 
 def test_one_that_has_ended_since_shows_the_end_of_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cluster = start(monkeypatch, tmp_path, "fails")
+    pidfd = os.pidfd_open(cluster.process_id)  # before anybody can have noticed its end
     assert cluster.management() == "127.0.0.1:4711"
-    pidfd = os.pidfd_open(cluster.process_id)
     assert readable([pidfd], 20)
     os.close(pidfd)
     with pytest.raises(ClusterError, match=r"has ended(?s:.*)the fork server was killed"):

@@ -73,7 +73,7 @@ def test_the_cluster_shows_nodes_queue_and_jobs(source: FakeSource, client: Test
         make_job("job-c", waits, queue_position=2, waiting_for="its turn, after job-b"),
         make_job("job-b", waits, queue_position=1, waiting_for=f"1 wafer, held by {JOB}"),
         make_job(JOB, running, step=1200, num_steps=4000),
-        make_job("job-a", management_pb2.JOB_PHASE_FAILED, ended=time.time() - 3, message="wafer-0 died\nat noon"),
+        make_job("job-a", management_pb2.JOB_PHASE_FAILED, ended=time.time(), message="wafer-0 died\nat noon"),
     ]
     answer = client.get("/")
     words = Words(answer.text).text

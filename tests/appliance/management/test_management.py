@@ -130,7 +130,7 @@ def test_impossible_jobs_are_refused(
 
 
 def test_a_silent_node_loses_its_lease(make_cluster: Callable[[float], Any]) -> None:
-    cluster = make_cluster(0.4)
+    cluster = make_cluster(1.5)
     silent, lively = Registering(cluster, hello()), Registering(cluster, hello())
     kept = next(lively.call).node_id
     gone = next(silent.call).node_id
@@ -138,8 +138,8 @@ def test_a_silent_node_loses_its_lease(make_cluster: Callable[[float], Any]) -> 
     while gone in [node.node_id for node in nodes(cluster)]:
         lively.beat()
         threading.Event().wait(0.05)
-        assert time.monotonic() - begin < 2
-    assert time.monotonic() - begin > 0.3
+        assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin > 1.2
     assert [node.node_id for node in nodes(cluster)] == [kept]
     # It speaks again: its stream ends, so that it registers anew.
     silent.beat()
