@@ -133,7 +133,9 @@ class Recovery:
         """A node is gone, or is given up. message: for the user."""
         if self._nodes.has(member):
             with self._changed:
-                self._dead[member.name] = (member, message)
+                known = self._dead.get(member.name)
+                if known is None or known[0] is not member:  # its connection and management both tell of a death
+                    self._dead[member.name] = (member, message)
             self._nodes.give_up(member)
             self._disturb()
 

@@ -11,6 +11,7 @@ import pytest
 from appliance.coordinator import serving
 from appliance.coordinator.compilation import CompileRefused
 from appliance.coordinator.execution import epoch, execution_points
+from appliance.coordinator.nodes.job_nodes import JobNodes
 from appliance.coordinator.recovery import point_schedule, recovery
 from nodes.telemetry import outbox
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
@@ -231,6 +232,40 @@ def test_deaths_without_progress_end_the_job_with_all_of_them(cluster: Any, clie
     assert failure.kind == node_pb2.Failure.KIND_NODE
     assert failure.message.count("wafer-0 (pid") == 3
     assert "max_num_restarts is 2" in failure.message
+
+
+def test_a_death_that_is_told_of_twice_counts_once(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection and management tell of it; the second when another is being looked for already."""
+    recoveries: list[recovery.Recovery] = []
+    start, replace_nodes = recovery.Recovery.start, JobNodes.replace
+    told = []
+
+    def start_and_note(self: recovery.Recovery) -> None:
+        recoveries.append(self)
+        start(self)
+
+    def tell_again(self: JobNodes, dead: Any, ask: Any) -> Any:
+        if not told:
+            told.extend(dead)
+            for member in dead:
+                recoveries[0].died(member, "as another says, it is gone")
+        return replace_nodes(self, dead, ask)
+
+    monkeypatch.setattr(recovery.Recovery, "start", start_and_note)
+    monkeypatch.setattr(JobNodes, "replace", tell_again)
+    cluster.add(**FULL)
+    one = client(max_num_restarts=1, run_ahead_steps=4)
+    one.compile()
+    one.begin(NUM_STEPS)
+    one.start()
+    cluster.until(lambda: "wafer-0" in cluster.behaviour.starts)
+    replace(cluster, "wafer")
+    assert losses(all_outputs(one, NUM_STEPS)) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
+    one.receive("finished")
+    assert [member.name for member in told] == ["wafer-0"]
+    assert cluster.jobs()[0].num_restarts == 1
 
 
 def test_a_job_without_a_spare_says_what_it_waits_for_and_goes_on_with_the_next_node(
