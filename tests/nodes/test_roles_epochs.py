@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,18 +12,16 @@ from compiled_steps import BATCH, Traced
 from memoryx_nodes import memoryx_node
 from role_rig import DEADLINE, AttachedNode, FakeManagement, SmallJob, StateClient, Topology
 from torch import nn
+from wafer_nodes import wafer_node
 
 from appliance.coordinator.execution.results import Results
 from cstorch.optim import AdamW
 from cstorch.state import Registry, named_getters
 from interconnect.links.elements import torch_dtype
 from memoryx.files.state_memory import StateSettings
-from memoryx.state_service import StateService
 from nodes.lifecycle.node import Node, NodeSettings
-from nodes.lifecycle.node_job import JobContext
 from nodes.steps.schedule import StepSchedule
 from swarmx.swarmx_job import SwarmXJob
-from wafer.wafer_job import WaferJob
 from wsc.v1 import node_pb2, plan_pb2
 
 pytestmark = pytest.mark.parity
@@ -103,13 +100,10 @@ def make_nodes() -> Iterator[Callable[[int, int], Topology]]:
             return attached
 
         def make(wafers: int, shards: int) -> Topology:
-            def wafer_job() -> Callable[[JobContext], WaferJob]:
-                return partial(WaferJob, threads=1, service=StateService())
-
             return Topology(
                 [attach(memoryx_node(management.address, StateSettings()), f"memoryx-{i}", i) for i in range(shards)],
                 [attach(Node(node_pb2.ROLE_SWARMX, settings, SwarmXJob), "swarmx-0", 0)],
-                [attach(Node(node_pb2.ROLE_WAFER, settings, wafer_job()), f"wafer-{i}", i) for i in range(wafers)],
+                [attach(wafer_node(settings), f"wafer-{i}", i) for i in range(wafers)],
             )
 
         yield make

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import grpc
@@ -11,15 +10,13 @@ import torch
 from memoryx_nodes import memoryx_node
 from role_rig import DEADLINE, AttachedNode, FakeManagement, SmallJob, StateClient, Topology
 from small_plan import INNER, OUTER, SmallPlan
+from wafer_nodes import wafer_node
 
 from memoryx import paging
 from memoryx.files.state_memory import TRANSFER_BYTES, StateSettings
-from memoryx.state_service import StateService
 from nodes.lifecycle import node_service
 from nodes.lifecycle.node import Node, NodeSettings
-from nodes.lifecycle.node_job import JobContext
 from swarmx.swarmx_job import SwarmXJob
-from wafer.wafer_job import WaferJob
 from wsc.v1 import node_pb2
 
 pytestmark = pytest.mark.services
@@ -29,11 +26,6 @@ LANES = [
     pytest.param(node_pb2.LANE_GRPC, id="grpc"),
 ]
 MakeJob = Callable[..., SmallJob]
-
-
-def wafer_job() -> Callable[[JobContext], WaferJob]:
-    """Of one wafer, as its own process would set it up."""
-    return partial(WaferJob, threads=1, service=StateService())
 
 
 @pytest.fixture(params=["in memory", "in files"])
@@ -62,10 +54,7 @@ def make_job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
                     attach(Node(node_pb2.ROLE_SWARMX, settings, SwarmXJob), f"swarmx-{i}", i, lane)
                     for i in range(1 + leaves)
                 ],
-                [
-                    attach(Node(node_pb2.ROLE_WAFER, settings, wafer_job()), f"wafer-{i}", i, lane)
-                    for i in range(wafers)
-                ],
+                [attach(wafer_node(settings), f"wafer-{i}", i, lane) for i in range(wafers)],
             )
             job = SmallJob(SmallPlan(num_shards=shards, num_wafers=wafers), nodes, lane, num_workers=workers)
             stack.callback(job.close)
