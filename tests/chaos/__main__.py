@@ -14,7 +14,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "integration"), str(HERE.parents[1]
 
 from chaos_draw import draw  # noqa: E402
 from chaos_table import table  # noqa: E402
-from chaos_trial import Outcome, laboratory  # noqa: E402
+from chaos_trial import EXECUTIONS, ONE_EXECUTION, Outcome, laboratory  # noqa: E402
 
 WARM_UP = 10  # trials, until the memory of who survives is looked at
 
@@ -23,6 +23,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/chaos", description=__doc__)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--script", choices=[ONE_EXECUTION.stem, EXECUTIONS.stem], default="", help="default: both")
+    parser.add_argument("--only", type=int, action="append", help="the number of a trial that is wanted; default: all")
     parser.add_argument("--keep", type=Path, help="a folder for the scripts' logs, and for what is left")
     options = parser.parse_args()
     outcomes: list[Outcome] = []
@@ -32,7 +34,10 @@ def main() -> int:
         os.environ["WAFERBOX_SECRET_FILE"] = str(folder / f"{secrets.token_hex(4)}.key")
         try:
             with laboratory(folder / "laboratory", folder / "cache") as laboratory_:
-                for number, (size, faults) in enumerate(islice(draw(options.seed), options.trials), 1):
+                trials = islice(draw(options.seed, options.script), options.trials)
+                for number, (size, faults) in enumerate(trials, 1):
+                    if options.only and number not in options.only:
+                        continue
                     outcome = laboratory_.run(size, faults)
                     outcomes.append(outcome)
                     if number == WARM_UP:
@@ -55,7 +60,7 @@ def main() -> int:
 
 
 def _tell(number: int, outcome: Outcome) -> None:
-    what = "survived" if outcome.survived else "DIED"
+    what = "survived" if outcome.survived else "HUNG" if outcome.hung else "DIED"
     what += ", identical" if outcome.identical else ", DIFFERENT"
     what += f", {outcome.silence:.1f} s" + (f", LEFT: {outcome.left}" if outcome.left else "")
     faults = "; ".join(map(str, outcome.faults))

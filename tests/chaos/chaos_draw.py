@@ -4,18 +4,28 @@ import random
 from collections.abc import Iterator, Sequence
 
 from chaos_hook import COORDINATORS_MOMENTS, KEEPERS_MOMENTS, MOMENTS
-from chaos_trial import SIZES, Size
+from chaos_trial import EXECUTIONS, EXECUTIONS_SIZES, SIZES, STEPS, Size
 from injected_faults import Fault
 
 SERVICES = ("management", "child", "coordinator", "coordinator", "fork server")
 RANDOM_SECONDS = 6.5  # from the first output: about as long as a script runs
+LINES = 4 * STEPS  # of the output of the script with executions
+EXECUTIONS_SECONDS = 13.0  # likewise, from its first to its last
+SECOND_DEATH = 0.5  # of its trials with two faults these have the second one soon after the first
 
 
-def draw(seed: int) -> Iterator[tuple[Size, Sequence[Fault]]]:
-    """Trials without end: about half of them at a random time, one in five with two faults."""
+def draw(seed: int, script: str = "") -> Iterator[tuple[Size, Sequence[Fault]]]:
+    """Trials without end: about half of them at a random time, one in five with two faults.
+
+    script: with this one alone; empty: with both in turn.
+    """
     generator = random.Random(seed)
+    sizes = [size for size in (*SIZES, *EXECUTIONS_SIZES) if script in ("", size.script.stem)]
     while True:
-        size = generator.choice(SIZES)
+        size = generator.choice(sizes)
+        if size.script == EXECUTIONS:
+            yield size, _faults_of_executions(generator, size)
+            continue
         faults = [_fault(generator, size)]
         if faults[0].moment.endswith("again") or faults[0].moment == "put back":
             # It comes in a recovery only: of another's death.
@@ -24,6 +34,40 @@ def draw(seed: int) -> Iterator[tuple[Size, Sequence[Fault]]]:
         elif generator.random() < 0.2:
             faults.append(_fault(generator, size))
         yield size, faults
+
+
+def _faults_of_executions(generator: random.Random, size: Size) -> Sequence[Fault]:
+    """One or two: in any execution, or between two."""
+    first = _fault_of_executions(generator, size)
+    if generator.random() < 0.65:
+        return [first]
+    second = _fault_of_executions(generator, size)
+    if first.moment == "random" and generator.random() < SECOND_DEATH:
+        soon = round(first.at + generator.uniform(0, 2), 2)
+        second = Fault(victim=second.victim, moment="random", action=second.action, at=soon)
+    return [first, second]
+
+
+def _fault_of_executions(generator: random.Random, size: Size) -> Fault:
+    chance = generator.random()
+    victim = generator.choice([*size.members, *SERVICES])
+    action = "stop" if victim in size.members and generator.random() < 0.1 else "kill"
+    if chance < 0.35:
+        return Fault(victim=victim, moment="line", action=action, at=generator.randrange(1, LINES))
+    if chance < 0.65 or size.embedded:
+        at = round(generator.uniform(0, EXECUTIONS_SECONDS), 2)
+        return Fault(victim=victim, moment="random", action=action, at=at)
+    epoch = generator.randrange(1, 6)  # as many as there are executions
+    if chance < 0.75:
+        moment = generator.choice(COORDINATORS_MOMENTS)
+        at = generator.randrange(1, 30) if moment == "record" else 0
+        return Fault(victim="coordinator", moment=moment, at=at, epoch=epoch if moment != "record" else 0)
+    victim = generator.choice(size.members)
+    suffix = "" if epoch == 1 else " again"
+    moments = [moment + suffix for moment in MOMENTS if not moment.endswith("again") and moment != "attach"]
+    moment = generator.choice([*moments, *(KEEPERS_MOMENTS if victim in size.keepers else ())])
+    at = generator.randrange(1, STEPS) if "step" in moment else 0
+    return Fault(victim=victim, moment=moment, at=at, epoch=epoch)
 
 
 def _fault(generator: random.Random, size: Size) -> Fault:

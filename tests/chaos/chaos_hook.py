@@ -2,7 +2,7 @@
 
 WAFERBOX_CHAOS names this file, and CHAOS_ORDERS a folder. An order is a file "<number>.order" there, a JSON object with
 the member, the moment, which one ("at": the number of the step, else how often the moment has come in the job; at the
-first that is not before it), and what is to be done: "kill", "stop" (whoever ordered it sends SIGCONT), "hang" (the
+first that is not before it), the first epoch in which it counts, and what is to be done: "kill", "stop" (whoever ordered it sends SIGCONT), "hang" (the
 thread), "freeze" (all threads), "memory" (is refused), "full" (the disk), "damage" and "shorten" (the recovery point).
 Whoever does it writes "<number>.done" first, with its process id and the time.
 """
@@ -46,11 +46,12 @@ class Hook:
         self._orders = orders
         self.member = ""
         self.again = ""  # " again" in later epochs
+        self.epoch = 0  # that was loaded last
         self._counts: Counter[str] = Counter()
 
     def attached(self, member: str) -> None:
         """A job begins."""
-        self.member, self.again = member, ""
+        self.member, self.again, self.epoch = member, "", 0
         self._counts.clear()
         self.reached("attach")
 
@@ -63,7 +64,8 @@ class Hook:
                 wanted = json.loads(order.read_text())
             except FileNotFoundError:
                 continue  # another process was first
-            if (wanted["member"], wanted["moment"]) == (self.member, moment) and at >= wanted["at"]:
+            is_meant = (wanted["member"], wanted["moment"]) == (self.member, moment)
+            if is_meant and at >= wanted["at"] and self.epoch >= wanted["epoch"]:
                 try:
                     order.rename(order.with_suffix(".taken"))
                 except FileNotFoundError:
@@ -154,7 +156,7 @@ def _watch_role(hook: Hook) -> None:
         hook.attached(context.node)
 
     def load(job: RoleJob, request: Any, *_: Any) -> None:
-        hook.again = " again" if request.execution > 1 else ""
+        hook.again, hook.epoch = " again" if request.execution > 1 else "", request.execution
         hook.reached("load" + hook.again)
 
     before(RoleJob, "__init__", attach)
@@ -177,7 +179,11 @@ def _watch_coordinator(hook: Hook) -> None:
     from appliance.coordinator.execution.recovery_points import RecoveryPoints
     from appliance.coordinator.record import JobRecord
 
-    before(Epoch, "load", lambda *_: hook.reached("epoch"))
+    def load(epoch: Epoch) -> None:
+        hook.epoch = epoch.number
+        hook.reached("epoch")
+
+    before(Epoch, "load", load)
     after(Epoch, "load", lambda *_: hook.reached("loaded epoch"))
     before(Epoch, "stop", lambda *_: hook.reached("stop epoch"))
     before(JobRecord, "_change", lambda *_: hook.reached("record"))

@@ -3,19 +3,21 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 import grpc
 import psutil
 from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings, running_cluster, wait_for
-from injected_faults import Fault, Injector
+from injected_faults import Fault, Injector, victims_around, victims_of
 from script_server import ScriptServer
 
 HOOK = Path(__file__).parent / "chaos_hook.py"
-SCRIPT = SCRIPTS / "recovering.py"
+ONE_EXECUTION = SCRIPTS / "recovering.py"
+EXECUTIONS = SCRIPTS / "recovering_executions.py"
+STEPS = 24  # of a training of the second script, which has three, and two evaluations with half as many each
 TRIAL_SECONDS = 150.0
 POLL_SECONDS = 0.005
 SETTLE_SECONDS = 40.0  # until all that was killed is there again
@@ -30,6 +32,8 @@ class Size:
     options: Sequence[str]
     members: Sequence[str]
     keepers: Sequence[str]
+    script: Path = ONE_EXECUTION
+    embedded: bool = False  # the script starts its own cluster
 
 
 def streaming(wafers: int, shards: int, workers: int, *more: str) -> Size:
@@ -51,6 +55,21 @@ SIZES = (
 )
 
 
+def with_executions(size: Size, *, embedded: bool = False) -> Size:
+    """The job of the script that trains, evaluates, and trains again."""
+    name = f"executions, {size.name}" + (", embedded" if embedded else "")
+    return replace(size, name=name, script=EXECUTIONS, embedded=embedded)
+
+
+EXECUTIONS_SIZES = (
+    *map(with_executions, SIZES),
+    with_executions(SIZES[1]),  # the same three times: it has most of what there is
+    with_executions(SIZES[1]),
+    with_executions(SIZES[1], embedded=True),
+    with_executions(SIZES[1], embedded=True),
+)
+
+
 @dataclass(slots=True, kw_only=True)
 class Outcome:
     """Of a trial."""
@@ -59,6 +78,7 @@ class Outcome:
     faults: Sequence[Fault]
     injected: int = 0  # of the faults: others' moments did not come
     survived: bool = False
+    hung: bool = False
     identical: bool = False
     silence: float = 0.0  # the longest time without output that ended after a fault, in seconds
     silence_began: float = 0.0  # since 1970
@@ -74,13 +94,26 @@ class Laboratory:
     """A cluster to be injured, and what the scripts print on it when it is not."""
 
     def __init__(
-        self, cluster: RunningCluster, server: ScriptServer, folder: Path, cache: Path, *, steps: int, pause: float
+        self,
+        cluster: RunningCluster,
+        server: ScriptServer,
+        folder: Path,
+        cache: Path,
+        variables: Mapping[str, str],
+        *,
+        steps: int,
+        pause: float,
     ) -> None:
+        """variables: of the cluster's environment, which clusters of scripts have as well."""
         self.cluster = cluster
         self._server = server
         self._folder = folder
         self._cache = cache
-        self._options = ("--steps", steps, "--stop", 0, "--checkpoint-steps", steps // 3, "--pause", pause)
+        self._variables = variables
+        self._options = {
+            ONE_EXECUTION: ("--steps", steps, "--stop", 0, "--checkpoint-steps", steps // 3, "--pause", pause),
+            EXECUTIONS: ("--steps", STEPS, "--pause", pause),
+        }
         self._undisturbed: dict[str, str] = {}
         self._count = 0
         self._whole = len(cluster.nodes())
@@ -93,20 +126,25 @@ class Laboratory:
             assert not outcome.left, outcome.left
         outcome, output = self._run(size, faults)
         outcome.identical = output == self._undisturbed[size.name]
+        if not outcome.identical:
+            pairs = zip_longest(output.splitlines(), self._undisturbed[size.name].splitlines())
+            outcome.errors += next(f"\ngot: {got}\nnot: {right}\n" for got, right in pairs if got != right)
         return outcome
 
     def _run(self, size: Size, faults: Sequence[Fault]) -> tuple[Outcome, str]:
         self._count += 1
         outcome = Outcome(size=size, faults=faults)
         surroundings = Surroundings(self._folder / f"trial{self._count}", self._cache)
-        with Injector(self.cluster, self._folder / "orders", faults) as injector:
-            arguments = ("--artifacts", "artifacts", *size.options, *self._options)
-            variables = {"WAFERBOX_MAX_NUM_RESTARTS": "20"}
-            management = self.cluster.management
-            script = RunningScript(surroundings, SCRIPT, arguments, management, variables, server=self._server)
+        victims = victims_around(surroundings) if size.embedded else victims_of(self.cluster)
+        with Injector(victims, self._folder / "orders", faults) as injector:
+            arguments = ("--artifacts", "artifacts", *size.options, *self._options[size.script])
+            variables = {"WAFERBOX_MAX_NUM_RESTARTS": "20", **(self._variables if size.embedded else {})}
+            management = None if size.embedded else self.cluster.management
+            script = RunningScript(surroundings, size.script, arguments, management, variables, server=self._server)
             try:
                 times = self._watch(script, surroundings.folder / "output", injector)
                 outcome.survived = script.process.poll() == 0
+                outcome.hung = script.process.poll() is None
             finally:
                 script.close()
         outcome.errors = script.errors
@@ -137,7 +175,7 @@ class Laboratory:
             if (now := output.stat().st_size) != size:
                 size = now
                 times.append(time.time())
-                injector.first_output()
+                injector.printed(output.read_bytes().count(b"\n"))
             time.sleep(POLL_SECONDS)
         return times
 
@@ -182,4 +220,4 @@ def laboratory(folder: Path, cache: Path, *, steps: int = 150, pause: float = 0.
         contextlib.closing(ScriptServer(folder)) as server,
         running_cluster(folder / "cluster", cache, variables=variables, **roles) as cluster,
     ):
-        yield Laboratory(cluster, server, folder, cache, steps=steps, pause=pause)
+        yield Laboratory(cluster, server, folder, cache, variables, steps=steps, pause=pause)

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from cluster_rig import RunningCluster
+from cluster_rig import RunningCluster, Surroundings
 
 STOP_SECONDS = 7.0  # longer than a lease lasts
 POLL_SECONDS = 0.01
+# What is no member of a job, with the name of its process where that tells it.
+SERVICES = {"coordinator": "coordinator", "child": "workers.child", "management": "", "fork server": ""}
+ROLE_PROCESSES = {"wafer": "wafer", "memoryx": "memoryx", "swarmx": "swarmx", "worker": "workers"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,25 +25,27 @@ class Fault:
     """What happens to whom, and when."""
 
     victim: str  # a member of the job such as "wafer-0"; or "coordinator", "management", "child", "fork server"
-    moment: str  # one of the hook's; or "random"
+    moment: str  # one of the hook's; or "random", or "line"
     action: str = "kill"
-    at: float = 0  # the count of the step; with "random" the seconds after the first output
+    at: float = 0  # the count of the step; with "random" the seconds after the first output, with "line" the lines of it
+    epoch: int = 0  # the first in which a moment of the hook's counts
 
     def __str__(self) -> str:
         at = f" {self.at:g}" if self.at else ""
-        return f"{self.action} {self.victim} at {self.moment}{at}"
+        epoch = f" from epoch {self.epoch}" if self.epoch else ""
+        return f"{self.action} {self.victim} at {self.moment}{at}{epoch}"
 
 
 class Injector:
     """Injects the faults of one trial. A context manager; on leaving it nobody is suspended."""
 
-    def __init__(self, cluster: RunningCluster, orders: Path, faults: Sequence[Fault]) -> None:
-        self._cluster = cluster
+    def __init__(self, victims: "Victims", orders: Path, faults: Sequence[Fault]) -> None:
+        self._victims = victims
         self._orders = orders
         self._faults = faults
         self.times: dict[int, float] = {}  # since 1970, by the fault's place in the sequence
         self._resume_at: dict[int, float] = {}  # by process id
-        self._first_output = threading.Event()
+        self._lines = 0  # of output
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="injector")
 
@@ -48,8 +53,9 @@ class Injector:
         for path in self._orders.iterdir():
             path.unlink()
         for number, fault in enumerate(self._faults):
-            if fault.moment != "random":
-                order = {"member": fault.victim, "moment": fault.moment, "at": fault.at, "action": fault.action}
+            if fault.moment not in ("random", "line"):
+                order = {name: getattr(fault, name) for name in ("moment", "at", "action", "epoch")}
+                order["member"] = fault.victim
                 partial = self._orders / f"{number}.writing"
                 partial.write_text(json.dumps(order))
                 partial.rename(self._orders / f"{number}.order")
@@ -62,19 +68,20 @@ class Injector:
         for order in self._orders.glob("*.order"):
             order.unlink(missing_ok=True)
 
-    def first_output(self) -> None:
-        """The job has begun: random moments are counted from here."""
-        self._first_output.set()
+    def printed(self, lines: int) -> None:
+        """The script has printed so many lines. With the first the job has begun: random moments are counted from it."""
+        self._lines = lines
 
     def _run(self) -> None:
         begin = None
         while not self._over.wait(POLL_SECONDS):
             self._note()
             now = time.monotonic()
-            if begin is None and self._first_output.is_set():
+            if begin is None and self._lines:
                 begin = now
             for number, fault in enumerate(self._faults):
                 due = fault.moment == "random" and begin is not None and now - begin >= fault.at
+                due |= fault.moment == "line" and self._lines >= fault.at
                 if due and number not in self.times:
                     self._injure(number, fault)
             for pid in [pid for pid, at in self._resume_at.items() if at <= now]:
@@ -94,7 +101,7 @@ class Injector:
                     self._resume_at[told["pid"]] = time.monotonic() + STOP_SECONDS
 
     def _injure(self, number: int, fault: Fault) -> None:
-        process = victim_process(self._cluster, fault.victim)
+        process = self._victims(fault.victim)
         if process is None:
             return  # it is just being replaced
         self.times[number] = time.time()
@@ -111,20 +118,42 @@ class Injector:
             os.kill(pid, signal.SIGCONT)
 
 
-def victim_process(cluster: RunningCluster, victim: str) -> psutil.Process | None:
-    """Who has that part now; None: nobody."""
+Victims = Callable[[str], psutil.Process | None]  # who has that part now; None: nobody
+
+
+def victims_of(cluster: RunningCluster) -> Victims:
+    """Of a cluster whose management can be asked for the members of the job."""
+
+    def find(victim: str) -> psutil.Process | None:
+        if victim in SERVICES:
+            return _service(cluster.surroundings, victim)
+        pids = [node.process_id for node in cluster.nodes() if node.member == victim and node.job]
+        return psutil.Process(pids[0]) if pids and psutil.pid_exists(pids[0]) else None
+
+    return find
+
+
+def victims_around(surroundings: Surroundings) -> Victims:
+    """Of a script's own cluster, all of whose nodes are its job's: which of a role is which does not matter."""
+
+    def find(victim: str) -> psutil.Process | None:
+        if victim in SERVICES:
+            return _service(surroundings, victim)
+        role, _, number = victim.rpartition("-")
+        found = sorted(_named(surroundings, ROLE_PROCESSES[role]), key=lambda process: process.pid)
+        return found[int(number)] if int(number) < len(found) else None
+
+    return find
+
+
+def _service(surroundings: Surroundings, victim: str) -> psutil.Process | None:
     match victim:
         case "management":
-            return _find(cluster, lambda process: {"appliance", "--announce-fd"} <= set(process.cmdline()))
-        case "coordinator":
-            return _find(cluster, lambda process: process.name() == "coordinator")
+            return _find(surroundings, lambda process: {"appliance", "--announce-fd"} <= set(process.cmdline()))
         case "fork server":
-            return _find(cluster, _is_fork_server)
-        case "child":
-            return _find(cluster, lambda process: process.name() == "workers.child")
+            return _find(surroundings, _is_fork_server)
         case _:
-            pids = [node.process_id for node in cluster.nodes() if node.member == victim and node.job]
-    return psutil.Process(pids[0]) if pids and psutil.pid_exists(pids[0]) else None
+            return next(iter(_named(surroundings, SERVICES[victim])), None)
 
 
 def _is_fork_server(process: psutil.Process) -> bool:
@@ -134,8 +163,17 @@ def _is_fork_server(process: psutil.Process) -> bool:
     return asked and parent is not None and "nodes.launch.fork_server" not in parent.cmdline()
 
 
-def _find(cluster: RunningCluster, is_meant: Callable[[psutil.Process], bool]) -> psutil.Process | None:
-    for process in cluster.surroundings.processes():
+def _named(surroundings: Surroundings, name: str) -> list[psutil.Process]:
+    found = []
+    for process in surroundings.processes():
+        with contextlib.suppress(psutil.Error):
+            if process.name() == name:
+                found.append(process)
+    return found
+
+
+def _find(surroundings: Surroundings, is_meant: Callable[[psutil.Process], bool]) -> psutil.Process | None:
+    for process in surroundings.processes():
         with contextlib.suppress(psutil.Error):
             if is_meant(process):
                 return process
