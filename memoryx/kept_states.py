@@ -94,6 +94,7 @@ class StateJob(RoleJob):
             return super().load(request, cancellation)
         # Between executions: what the process in whose place this one is has kept is put back, and nothing is run.
         self._drop()
+        self._complete(request)
         states = request.pipeline.states if request.HasField("pipeline") else request.memoryx.states
         self._states.load(plan_pb2.MemoryXPlan(states=states), request.recovery_point)
         return self.missing_states()

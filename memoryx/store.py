@@ -102,7 +102,7 @@ class StateStore:
         if point is not None:
             for name in names:
                 point.before_write(name, *part)
-            if point.ended:
+            if point.ended and not point.unchanged:  # a kernel may change no state, and then the point holds on
                 self._recovery_point = None
 
     def reserve_snapshot(self) -> None:

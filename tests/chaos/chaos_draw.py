@@ -10,7 +10,7 @@ from injected_faults import Fault
 SERVICES = ("management", "child", "coordinator", "coordinator", "fork server")
 RANDOM_SECONDS = 6.5  # from the first output: about as long as a script runs
 LINES = 4 * STEPS  # of the output of the script with executions
-EXECUTIONS_SECONDS = 13.0  # likewise, from its first to its last
+EXECUTIONS_SECONDS = 10.0  # likewise, from its first to its last
 SECOND_DEATH = 0.5  # of its trials with two faults these have the second one soon after the first
 
 

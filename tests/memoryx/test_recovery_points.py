@@ -260,6 +260,19 @@ def test_nothing_is_copied_while_no_point_is_kept(member: Member) -> None:
     assert not member.store.copies_on_write
 
 
+def test_a_kernel_that_changes_no_state_does_not_hide_those_that_do(member: Member, folder: Path) -> None:
+    """The last point of one execution is not taken for that of the next."""
+    member.keep_last(1)
+    member.expect_kept(1)
+    member.settle()
+    member.store.before_write([])
+    member.write(5)
+    member.keep_last(2)
+    member.expect_kept(2)
+    assert put_back(folder, 1) == all_are(0)
+    assert put_back(folder, 2) == all_are(5)
+
+
 def test_a_new_point_takes_the_place_of_one_that_is_not_complete(
     member: Member, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
