@@ -18,6 +18,10 @@ _THREADS = max(1, (os.cpu_count() or 1) // 2)
 _LIMIT_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 3
 
 
+class NotStagedError(RuntimeError):
+    """A value was to be staged here, and is not: by a shard in whose place this one is, or it was taken already."""
+
+
 class Staging:
     """The staged values of a job. Thread-safe."""
 

@@ -27,7 +27,7 @@ from interconnect.links.shared_memory import Slice
 from memoryx.files.place import Place
 from memoryx.recovery.transfer import parts_of
 from memoryx.snapshots import Snapshots
-from memoryx.staging import Staging, run_all
+from memoryx.staging import NotStagedError, Staging, run_all
 from memoryx.store import StateStore
 from wsc.v1 import node_pb2, node_pb2_grpc
 
@@ -251,11 +251,13 @@ class StateService(node_pb2_grpc.StateServiceServicer):
                         return
                     staged = states.staging.take(state.name)
                     if staged is None or staged.numel() != target.numel() or staged.dtype != target.dtype:
-                        raise CirhError(f"no such value of {state.name} was staged")
+                        raise NotStagedError(f"no such value of {state.name} was staged")
                     target.view(-1).copy_(staged)
 
             try:
                 run_all(make, request.states)
+            except NotStagedError as error:
+                context.abort(grpc.StatusCode.DATA_LOSS, str(error))  # the client has the programs
             except CirhError as error:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             states.store.mark_written(names)

@@ -2,9 +2,10 @@
 
 WAFERBOX_CHAOS names this file, and CHAOS_ORDERS a folder. An order is a file "<number>.order" there, a JSON object with
 the member, the moment, which one ("at": the number of the step, else how often the moment has come in the job; at the
-first that is not before it), the first epoch in which it counts, and what is to be done: "kill", "stop" (whoever ordered it sends SIGCONT), "hang" (the
-thread), "freeze" (all threads), "memory" (is refused), "full" (the disk), "damage" and "shorten" (the recovery point).
-Whoever does it writes "<number>.done" first, with its process id and the time.
+first that is not before it), the first epoch in which it counts, and what is to be done: "kill", "stop" (whoever
+ordered it sends SIGCONT), "hang" (the thread), "freeze" (all threads), "memory" (is refused), "full" (the disk),
+"damage" and "shorten" (the recovery point). Whoever does it writes "<number>.done" first, with its process id and the
+time.
 """
 
 import ctypes

@@ -27,7 +27,7 @@ class Fault:
     victim: str  # a member of the job such as "wafer-0"; or "coordinator", "management", "child", "fork server"
     moment: str  # one of the hook's; or "random", or "line"
     action: str = "kill"
-    at: float = 0  # the count of the step; with "random" the seconds after the first output, with "line" the lines of it
+    at: float = 0  # the count of the step; with "random" the seconds after the first output; with "line" its lines
     epoch: int = 0  # the first in which a moment of the hook's counts
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class Injector:
             order.unlink(missing_ok=True)
 
     def printed(self, lines: int) -> None:
-        """The script has printed so many lines. With the first the job has begun: random moments are counted from it."""
+        """The script has printed so many lines: with the first the job has begun, and random moments count from it."""
         self._lines = lines
 
     def _run(self) -> None:

@@ -22,7 +22,7 @@ from memoryx.files.state_memory import StateSettings
 from memoryx.snapshots import Snapshots
 from memoryx.state_service import StateService
 from memoryx.store import StateStore
-from wsc.v1 import coordinator_pb2, node_pb2, node_pb2_grpc, plan_pb2
+from wsc.v1 import coordinator_pb2, initialisation_pb2, node_pb2, node_pb2_grpc, plan_pb2
 
 FLOAT, INT, BOOL = (plan_pb2.ELEMENT_TYPE_FLOAT32, plan_pb2.ELEMENT_TYPE_INT64, plan_pb2.ELEMENT_TYPE_BOOL)
 pytestmark = pytest.mark.services
@@ -114,6 +114,30 @@ def read(connection: ShardConnection, name: str, step: int = 0) -> torch.Tensor:
     return torch.cat(
         [piece.reshape(-1) for piece in connection.read(name, tuple(value.shape), value.dtype, step)]
     ).view(value.shape)
+
+
+def filled(name: str, value: float) -> node_pb2.InitialState:
+    """A state that has one number in every place when its program was run."""
+    program = initialisation_pb2.InitialProgram()
+    program.buffers.add(element_type=FLOAT, elements=VALUES[name].numel())
+    call = program.calls.add(operation="aten.fill_.Scalar")
+    call.arguments.add(view=initialisation_pb2.BufferView(shape=[VALUES[name].numel()], stride=[1]))
+    call.arguments.add(number=value)
+    return node_pb2.InitialState(name=name, program=program)
+
+
+def test_a_shard_that_has_lost_what_was_staged_gets_the_programs(shard: Shard, connection: ShardConnection) -> None:
+    """As one that has taken the place of another, or that is asked a second time."""
+    with make_channel(shard.address, Job().token) as channel:
+        stub = node_pb2_grpc.StateServiceStub(channel)
+        staged = [filled("large", 1), filled("small", 2)]
+        stub.StageStates(node_pb2.StageStatesRequest(job="job", states=staged))
+    names = [node_pb2.InitialState(name=state.name) for state in staged]
+    connection.initialise(names, unstaged=pytest.fail)
+    assert read(connection, "small").tolist() == [2, 2]
+    connection.initialise(names, unstaged=lambda: [filled("large", 3), filled("small", 4)])
+    assert read(connection, "small").tolist() == [4, 4]
+    assert set(read(connection, "large").unique().tolist()) == {3}
 
 
 def test_what_is_written_is_read(shard: Shard, connection: ShardConnection) -> None:

@@ -242,9 +242,14 @@ def test_a_job_goes_back_to_a_recovery_point(
         stack.callback(node.close)
         job.nodes.memoryx[1] = AttachedNode(node.address, "memoryx-1", 1, job.lane)
         stack.callback(job.nodes.memoryx[1].close)
+        # Between executions it is brought the plan without links, which the next execution need not bring again.
+        restored = node_pb2.Load(execution=2, memoryx=job.plan.memoryx(1), recovery_point=3)
+        job.nodes.memoryx[1].send(load=restored)
+        job.nodes.memoryx[1].expect("recovery_point_kept")
+        assert not job.nodes.memoryx[1].expect("loaded").loaded.missing_states
         for point, steps in ((2, 5), (1, 0), (3, 16)):
             job.recovery_point = point
-            assert not any(job.load(1 + point).values())
+            assert not any(job.load(1 + point, brings_plan=False).values())
             for shard, node in enumerate(job.nodes.memoryx):
                 client = StateClient(node, job.lane)
                 found = client.read({f"w{shard}": (INNER, OUTER), "count": ()})

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -136,7 +137,8 @@ class ClusterState:
         for shard, names in by_shard.items():
             made = [name for name in names if cells[name].initialisation is not None]
             self._connections[shard].initialise(
-                initial_states(cells, made, [name for name in made if staged.get(name) == shard])
+                initial_states(cells, made, [name for name in made if staged.get(name) == shard]),
+                unstaged=partial(initial_states, cells, made, ()),
             )
             outgoing = [
                 Outgoing(name=name, nbytes=cells[name].nbytes, value=cells[name].data)

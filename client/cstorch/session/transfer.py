@@ -83,13 +83,19 @@ class ShardConnection:
         for batch in batches(states):
             self._use(partial(_OpenConnection.write, states=batch), "writing state")
 
-    def initialise(self, states: Sequence[node_pb2.InitialState]) -> None:
+    def initialise(
+        self, states: Sequence[node_pb2.InitialState], unstaged: Callable[[], Sequence[node_pb2.InitialState]]
+    ) -> None:
         """Lets the shard make the values of states; they are there when this returns.
+
+        Args:
+            states: those without a program are staged there.
+            unstaged: gives the same states, each with its program, for a shard that has lost what was staged.
 
         Raises:
             ClusterError: the shard is gone or refuses.
         """
-        self._use(partial(_OpenConnection.initialise, states=states), "initialising states")
+        self._use(partial(_OpenConnection.initialise, states=states, unstaged=unstaged), "initialising states")
 
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> Iterator[torch.Tensor]:
         """Reads one state, in tensors of some rows each: no more than a batch, or a single row.
@@ -243,9 +249,17 @@ class _OpenConnection:
         finally:
             memory.close()
 
-    def initialise(self, states: Sequence[node_pb2.InitialState]) -> None:
+    def initialise(
+        self, states: Sequence[node_pb2.InitialState], unstaged: Callable[[], Sequence[node_pb2.InitialState]]
+    ) -> None:
         request = node_pb2.InitialiseStatesRequest(job=self._job, states=states)
-        self._stub.InitialiseStates(request, timeout=TRANSFER_SECONDS)
+        try:
+            self._stub.InitialiseStates(request, timeout=TRANSFER_SECONDS)
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.DATA_LOSS:
+                raise
+            request = node_pb2.InitialiseStatesRequest(job=self._job, states=unstaged())
+            self._stub.InitialiseStates(request, timeout=TRANSFER_SECONDS)
 
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int, offset: int) -> torch.Tensor:
         """The part of a state that begins `offset` bytes from its start and has this shape."""

@@ -73,7 +73,7 @@ class Run:
         """
         cells = self._cells
         pipelined = self._job.strategy == plan_pb2.EXECUTION_STRATEGY_PIPELINE
-        places = {} if self._job.turn else staged.current(cells)  # shards lose it with the coordinator
+        places = staged.current(cells)
         sent: set[str] = set()
         response = self._stream.receive("state_wanted", "started")
         while response.HasField("state_wanted"):
