@@ -1,5 +1,6 @@
 """The embedded cluster's process, with a stand-in for the cluster."""
 
+import itertools
 import logging
 import os
 import threading
@@ -118,5 +119,5 @@ def test_the_process_is_asked_for_so_many_shards(monkeypatch: pytest.MonkeyPatch
     cluster = EmbeddedCluster(ClusterConfig(num_csx=3, num_workers_per_csx=2, max_wgt_servers=24), tmp_path / "log")
     words = Path(f"/proc/{cluster.process_id}/cmdline").read_text().split("\0")
     cluster.stop()
-    given = dict(zip(words, words[1:], strict=False))
+    given = dict(itertools.pairwise(words))
     assert (given["--wafers"], given["--memoryx"], given["--workers"]) == ("3", "2", "6")
