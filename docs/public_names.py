@@ -146,10 +146,10 @@ def lines(release: str, found: dict[str, set[str]]) -> Iterator[str]:
     yield f'\n["{release}"]'
     for name, uses in sorted(found.items()):
         kept = sorted(uses - {"value"}) or ["value"]
-        yield f'"{name}" = [{", ".join(map(_quoted, kept))}]'
+        yield f'"{name}" = [{", ".join(map(quoted, kept))}]'
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     return f'"{text}"'
 
 

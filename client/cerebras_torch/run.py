@@ -1,9 +1,11 @@
 """The run of this process: what a script has asked for, and how far it has come."""
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
 from cstorch import amp, state
+from cstorch.backend import Backend, CsxBackend, current_backend, has_backend
 from cstorch.backends.open_settings import OpenSettings
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import current_execution
@@ -12,9 +14,9 @@ from cstorch.utils.data import DataExecutor
 from cstorch.utils.tracker import RateTracker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Environment:
-    """What cbtorch.initialize was given: `cbtorch.env()`."""
+    """What cbtorch.initialize was given: `cbtorch.env()`. weight_streaming_mode is for scripts to set and read."""
 
     service_workdir: str
     compile_dir: str | None
@@ -40,6 +42,7 @@ class Run:
     """What lasts from `initialize` on: `cbtorch.state()`."""
 
     environment: Environment
+    backend: Backend
     config: RunConfig = field(default_factory=RunConfig)
     full_config: OpenSettings = field(default_factory=OpenSettings)
     executor: DataExecutor | None = None  # of the newest pass over a loader
@@ -64,6 +67,11 @@ class Run:
     def rate_tracker(self) -> RateTracker | None:
         """Of the newest pass over a loader, if there was any."""
         return None if self.executor is None else self.executor.profiler.rate_tracker.tracker
+
+    @property
+    def progress_tracker(self) -> None:
+        """None: nothing is shown of the progress with which a model and an optimizer are made."""
+        return None
 
     @property
     def is_inside_execution_loop(self) -> bool:
@@ -98,19 +106,32 @@ _run: Run | None = None
 
 
 def begin(environment: Environment) -> None:
-    """Begins the run of this process."""
+    """Begins the run of the backend that was made for it."""
     global _run
-    _run = Run(environment=environment)
+    _run = Run(environment=environment, backend=current_backend())
 
 
 def current_run() -> Run:
     """The run of this process: `cbtorch.state()`.
 
+    Scripts of release 1.9 make a backend and do not call `initialize`, while their models set compiler settings in
+    `cbtorch.state().full_config`: so a backend alone begins a run as well.
+
     Raises:
-        UsageError: nothing is initialized yet.
+        UsageError: nothing is initialized yet, and there is no backend.
     """
-    if _run is None:
+    if not has_backend():
         raise UsageError("begin with cbtorch.initialize(cs_ip=...): it says where this process runs")
+    backend = current_backend()
+    if _run is None or _run.backend is not backend:
+        begin(
+            Environment(
+                service_workdir=os.fspath(backend.artifact_dir),
+                compile_dir=backend.compile_dir if isinstance(backend, CsxBackend) else None,
+                appliance=backend.is_csx,
+            )
+        )
+    assert _run is not None
     return _run
 
 

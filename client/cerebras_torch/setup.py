@@ -61,27 +61,27 @@ def initialize(
     backends.csx.debug.log_initialization = log_initialization
     if use_cbfloat16:
         amp.set_half_dtype("cbfloat16")
+    if cs_ip is None and not (compile_only or validate_only or appliance):
+        backend("CPU", artifact_dir=service_workdir)
+    else:
+        if not appliance and num_csx == 1 and STRATEGY_VARIABLE not in os.environ:
+            # What a system without appliance did; weights were streamed by appliances.
+            backends.csx.performance.execution_strategy = backends.csx.performance.execution_strategy or "pipeline"
+        address = cs_ip if cs_ip is not None and re.search(r":\d+$", cs_ip) else None
+        backend(
+            "CSX",
+            artifact_dir=service_workdir,
+            compile_dir=compile_dir or "cached_compile",
+            compile_only=compile_only,
+            validate_only=validate_only,
+            cluster_config=ClusterConfig(mgmt_address=address, num_csx=num_csx),
+        )
     run.begin(
         run.Environment(
             service_workdir=os.fspath(service_workdir),
             compile_dir=None if compile_dir is None else os.fspath(compile_dir),
             appliance=appliance,
         )
-    )
-    if cs_ip is None and not (compile_only or validate_only or appliance):
-        backend("CPU", artifact_dir=service_workdir)
-        return
-    if not appliance and num_csx == 1 and STRATEGY_VARIABLE not in os.environ:
-        # What a system without appliance did; weights were streamed by appliances.
-        backends.csx.performance.execution_strategy = backends.csx.performance.execution_strategy or "pipeline"
-    address = cs_ip if cs_ip is not None and re.search(r":\d+$", cs_ip) else None
-    backend(
-        "CSX",
-        artifact_dir=service_workdir,
-        compile_dir=compile_dir or "cached_compile",
-        compile_only=compile_only,
-        validate_only=validate_only,
-        cluster_config=ClusterConfig(mgmt_address=address, num_csx=num_csx),
     )
 
 

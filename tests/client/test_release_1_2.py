@@ -229,3 +229,19 @@ def test_an_optimizer_that_has_no_like_is_not_wrapped() -> None:
     stepped.step()
     with pytest.raises(UsageError, match="before its first step"):
         cbtorch.optimizer(stepped)
+
+
+def test_a_backend_of_release_1_9_begins_a_run_for_models_that_set_compiler_settings(tmp_path: Path) -> None:
+    import cerebras_pytorch
+    import cerebras_pytorch.experimental as release_1_9
+
+    with pytest.raises(UsageError, match="initialize"):
+        cerebras_pytorch.state()
+    release_1_9.backend("CSX", artifact_dir=tmp_path, validate_only=True)
+    cerebras_pytorch.state().full_config.matching.kernel.inc_pwt_estimate = True
+    assert cerebras_pytorch.state().full_config.matching.kernel.inc_pwt_estimate is True
+    assert cerebras_pytorch.state().progress_tracker is None
+    environment = cerebras_pytorch.env()
+    assert (environment.service_workdir, environment.appliance) == (str(tmp_path), True)
+    environment.weight_streaming_mode = False
+    assert not cerebras_pytorch.env().weight_streaming_mode

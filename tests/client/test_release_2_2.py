@@ -75,3 +75,28 @@ def test_on_the_cpu_the_settings_are_taken(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="CSConfig"):
         executor(cs_config={"num_csx": 1})
     assert len(list(executor(cs_config=cstorch.utils.CSConfig(num_csx=2), micro_batch_size="auto"))) == 2
+
+
+@pytest.mark.parametrize("given", [None, 0, 2])
+def test_the_executor_tells_the_precision_level_in_effect(tmp_path: Path, given: int | None) -> None:
+    cstorch.backend("CPU", artifact_dir=tmp_path)
+    cstorch.backends.csx.precision.optimization_level = 1
+    config = cstorch.utils.CSConfig(num_csx=3)
+    config.precision_opt_level = given  # scripts set it afterwards
+    loop = executor(cs_config=config)
+    for _ in loop:
+        running = cstorch.current_executor()
+        assert running.cs_config.num_csx == 3  # type: ignore[attr-defined]
+    assert config.precision_opt_level is given
+    cstorch.backends.csx.precision.optimization_level = 2
+    assert loop.cs_config.precision_opt_level == 2
+
+
+def test_an_executor_that_names_no_cluster_has_that_of_the_backend(tmp_path: Path) -> None:
+    cluster = cstorch.distributed.ClusterConfig(num_csx=2, num_workers_per_csx=3, job_labels=["a=b"])
+    cstorch.backend("CSX", artifact_dir=tmp_path, validate_only=True, cluster_config=cluster)
+    with pytest.warns(UserWarning, match="validate_only"):
+        config = executor().cs_config
+    assert (config.num_csx, config.num_workers_per_csx, config.job_labels) == (2, 3, ["a=b"])
+    assert config.precision_opt_level == 1
+    assert config.cluster_config() == cluster

@@ -1,5 +1,6 @@
 """The embedded cluster's process, with a stand-in for the cluster."""
 
+import itertools
 import logging
 import os
 import threading
@@ -11,7 +12,7 @@ import pytest
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterError
 from cstorch.session import embedded
-from cstorch.session.embedded import EmbeddedCluster
+from cstorch.session.embedded import EmbeddedCluster, shards_for
 from nodes.launch.descriptors import readable
 
 
@@ -102,3 +103,21 @@ def test_who_waits_for_the_address_hears_of_the_stop(monkeypatch: pytest.MonkeyP
     cluster.stop()
     thread.join(5)
     assert "ended while it started" in heard[0]
+
+
+@pytest.mark.parametrize(
+    ("limit", "num_cores", "shards"),
+    [(0, 64, 1), (1, 64, 1), (2, 1, 2), (24, 1, 2), (24, 2, 2), (24, 8, 4), (24, 128, 24)],
+)
+def test_max_wgt_servers_is_a_limit(limit: int, num_cores: int, shards: int) -> None:
+    assert shards_for(limit, num_cores) == shards
+
+
+def test_the_process_is_asked_for_so_many_shards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FAKE_EMBEDDED", "works")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process_id: {0, 1})
+    cluster = EmbeddedCluster(ClusterConfig(num_csx=3, num_workers_per_csx=2, max_wgt_servers=24), tmp_path / "log")
+    words = Path(f"/proc/{cluster.process_id}/cmdline").read_text().split("\0")
+    cluster.stop()
+    given = dict(itertools.pairwise(words))
+    assert (given["--wafers"], given["--memoryx"], given["--workers"]) == ("3", "2", "6")

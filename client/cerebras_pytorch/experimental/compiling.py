@@ -38,6 +38,14 @@ class NamedBackend:
 
     name: str
 
+    def is_wse(self) -> bool:
+        """Whether steps run on a cluster."""
+        return self.name == "WSE_WS"
+
+    def is_gpu(self) -> bool:
+        """False."""
+        return False
+
 
 def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledModel:
     """Moves a model to the device and prepares it for tracing; nothing is compiled before the first step.

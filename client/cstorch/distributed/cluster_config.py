@@ -49,7 +49,8 @@ class ClusterConfig:
         client starts a cluster of child processes and stops it at exit.
     mgmt_namespace: chooses among the namespaces of that file.
     num_csx: wafers that a batch is spread over.
-    max_wgt_servers: MemoryX shards at most; 0: the job's share of them, as of the wafers.
+    max_wgt_servers: MemoryX shards at most; 0: the job's share of them, as of the wafers. A cluster of child processes
+        has no more of them than half of the cores, or two.
     num_workers_per_csx: input workers for each wafer.
     job_labels: "key=value" labels of the job.
     job_priority: "p1" (first), "p2" or "p3": its place in the queue, before its age, where nodes must be waited for.

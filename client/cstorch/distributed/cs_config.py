@@ -1,9 +1,10 @@
 """The settings of a run on a cluster, as they were before ClusterConfig."""
 
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 from cstorch import backends
+from cstorch.backends.open_settings import OpenSettings
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.distributed.execution_strategy import strategy_name
 from cstorch.errors import ConfigurationError
@@ -42,7 +43,7 @@ class CSConfig:
     python_paths: list[str] | None = field(default_factory=list)
     job_labels: list[str] | None = field(default_factory=list)
     job_priority: str = "p2"
-    debug_args: Any = None
+    debug_args: Any = field(default_factory=OpenSettings)
     fabric_type_blacklist: list[str] | None = None
     disable_version_check: bool = False
     precision_opt_level: int | None = None
@@ -59,6 +60,12 @@ class CSConfig:
             raise ConfigurationError(f"transfer_processes must be at least 1, got {self.transfer_processes}")
         self.cluster_config()
         self.set_flags()
+
+    @classmethod
+    def of(cls, config: ClusterConfig) -> Self:
+        """What a ClusterConfig says, as a CSConfig."""
+        known = {each.name for each in fields(config)}
+        return cls(**{each.name: getattr(config, each.name) for each in fields(cls) if each.name in known})
 
     def set_flags(self) -> None:
         """Sets the flags that fields stand for, as these are now."""

@@ -24,6 +24,19 @@ _LINE_BYTES = 4096
 _LOG_TAIL_BYTES = 4000
 
 
+def shards_for(limit: int, num_cores: int) -> int:
+    """How many MemoryX shards a script's own cluster has.
+
+    One is enough on one host; more are a way to use cores, which the wafers and workers beside them need as well. A
+    configuration that was written for a large cluster may allow dozens: that is no wish for as many processes here.
+
+    Args:
+        limit: max_wgt_servers; 0 where the script does not say.
+        num_cores: that this machine has for the cluster.
+    """
+    return min(limit or 1, max(2, num_cores // 2))
+
+
 class EmbeddedCluster:
     """Owns the process that owns the cluster's processes.
 
@@ -39,7 +52,7 @@ class EmbeddedCluster:
         command = [
             *(sys.executable, "-P", "-m", MODULE),  # -P: no file of the user's folder is taken for one of ours
             *("--wafers", str(config.num_csx)),
-            *("--memoryx", str(max(1, config.max_wgt_servers))),
+            *("--memoryx", str(shards_for(config.max_wgt_servers, len(os.sched_getaffinity(0))))),
             *("--workers", str(config.num_csx * config.num_workers_per_csx)),
         ]
         logger.info("No management address is set: starting an embedded cluster (its log: %s)", log)

@@ -67,6 +67,7 @@ class DataExecutor:
             raise TypeError(f"cs_config must be a cstorch.utils.CSConfig, not {type(cs_config).__name__}")
         self.dataloader = dataloader
         self.writer = writer
+        self._cs_config = cs_config
         self.backend: Backend = current_backend()
         self.num_steps = self._steps_to_run(num_steps)
         self.checkpoint_schedule = _checkpoint_schedule(checkpoint_steps, self.num_steps)
@@ -143,6 +144,19 @@ class DataExecutor:
         if self.checkpoint_schedule is None:
             return []
         return [step + 1 for step in takewhile(lambda step: step < self.num_steps, self.checkpoint_schedule)]
+
+    @property
+    def cs_config(self) -> CSConfig:
+        """The cluster and what is used of it, in the form of releases up to 2.2: what the executor was given, or what
+        the backend was. precision_opt_level is the level in effect, whoever has set it."""
+        if self._cs_config is not None:
+            config = copy.copy(self._cs_config)
+        elif isinstance(self.backend, CsxBackend):
+            config = CSConfig.of(self.backend.cluster_config)
+        else:
+            config = CSConfig()
+        config.precision_opt_level = backends.csx.precision.optimization_level
+        return config
 
     @property
     def artifact_dir(self) -> Path:
