@@ -28,6 +28,9 @@ class StepRecorder(Protocol):
     def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Records one call on device tensors and returns what it returns."""
 
+    def see_on_host(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Takes note of a call that concerns no device tensor, and has run."""
+
 
 class Context(threading.local):
     """One per thread: other threads of the script (input, logging) are not part of the step."""

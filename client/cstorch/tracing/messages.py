@@ -89,6 +89,15 @@ def own_generator(func: OpOverload) -> TraceError:
     )
 
 
+def drawn_on_host(line: str) -> TraceError:
+    return TraceError(
+        f"At {user_line()} a random tensor that was drawn on the CPU in the traced step, at {line}, enters the step. "
+        f"The step is traced once, so this one draw would be that of every step. Draw it on the device, where each "
+        f"step draws anew: `torch.randn(n, device=x.device)`, `torch.randint(0, T, (n,), device=x.device)`; or draw it "
+        f"in the input_fn, as part of the batch."
+    )
+
+
 def created_in_step(tensor: Any, where: str, holder: str) -> TraceError:
     return TraceError(
         f"{tensor!r}, created at {where}, is kept {holder} after the step. It would be created anew in every step, so "

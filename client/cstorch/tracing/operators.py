@@ -1,7 +1,9 @@
 """What the tracer needs to know of an ATen operator, read from its schema and tags."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -47,3 +49,18 @@ def operator(func: OpOverload) -> Operator:
         reshapes=torch.Tag.inplace_view in tags,
         random=torch.Tag.nondeterministic_seeded in tags,
     )
+
+
+def draws_numbers(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this call draws random numbers: some operations are told to draw none."""
+    if not operator(func).random:
+        return False
+    given = arguments_by_name(func, args, kwargs)
+    return given.get("train") is not False and given.get("dropout_p") != 0
+
+
+def arguments_by_name(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by their names in the schema, with defaults."""
+    names = [argument.name for argument in func._schema.arguments]
+    defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
+    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}

@@ -25,7 +25,10 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if is_device(kwargs.get("device")) or _has_device_tensor(args) or _has_device_tensor(kwargs.values()):
             return dispatch(func, args, kwargs)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if context.recorder is not None:
+            context.recorder.see_on_host(func, args, kwargs, result)
+        return result
 
 
 def _has_device_tensor(arguments: Any) -> bool:

@@ -14,9 +14,10 @@ from torch._ops import OpOverload
 from cirh.dialect.source import Source
 from cstorch.errors import TraceError
 from cstorch.tracing import messages
-from cstorch.tracing.operators import aten, operator
+from cstorch.tracing.operators import arguments_by_name, aten, draws_numbers, operator
 from cstorch.tracing.provenance import Scopes, user_line
 from cstorch.tracing.recording.aliases import check_alias
+from cstorch.tracing.recording.host_random import HostRandom
 from cstorch.tracing.recording.parts import Argument, Call, Made, Met, Ref
 from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.operands import TAKES_CPU_TENSORS, as_meta, is_whole
@@ -44,6 +45,7 @@ class Recorder:
         self._named: dict[str, Argument] = {}
         self._views: dict[int, tuple[Handle, int]] = {}
         self._constants: dict[int, tuple[torch.Tensor, int]] = {}
+        self._host_random = HostRandom()
         self._unnamed = 0
         self._large_constants = 0
 
@@ -142,18 +144,19 @@ class Recorder:
 
     def _next_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """The place of a random operation; None for one that is told to draw nothing."""
-        names = [argument.name for argument in func._schema.arguments]
-        given = {argument.name: argument.default_value for argument in func._schema.arguments}
-        given |= {**dict(zip(names, args, strict=False)), **kwargs}
-        if given.get("generator") is not None:
+        if arguments_by_name(func, args, kwargs).get("generator") is not None:
             raise messages.own_generator(func)
-        if given.get("train") is False or given.get("dropout_p") == 0:
+        if not draws_numbers(func, args, kwargs):
             return None
         if self.counter is None:
             self.counter = random_counter.tensor()
             self.add_state(COUNTER, cell_of(self.counter))
         self.draws += 1
         return self.draws - 1
+
+    def see_on_host(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Take note of a call that concerns no device tensor, and has run."""
+        self._host_random.see(func, args, kwargs, result)
 
     def _new_value(self) -> int:
         self._values += 1
@@ -198,6 +201,8 @@ class Recorder:
         """The value for a CPU tensor met in the step: it is as it is now in every step."""
         known = self._constants.get(id(tensor))
         if known is None:
+            if (drawn := self._host_random.line_of(tensor)) is not None:
+                raise messages.drawn_on_host(drawn)
             if tensor.numel() > CONSTANT_ELEMENTS:
                 cell = Cell(tuple(tensor.shape), tensor.dtype)
                 cell.write(tensor)
