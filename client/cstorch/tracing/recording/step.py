@@ -16,6 +16,7 @@ from cstorch.tracing.context import context
 from cstorch.tracing.device.modes import captured, device_modes
 from cstorch.tracing.provenance import Scopes
 from cstorch.tracing.recording.functional import functionalize
+from cstorch.tracing.recording.kept_gradients import kept_gradients
 from cstorch.tracing.recording.recorder import Recorder
 from cstorch.tracing.recording.trace import InputInfo, OutputInfo, StateInfo, Trace
 from cstorch.tracing.recording.unregistered_state import check_unregistered_state
@@ -101,10 +102,11 @@ class OpenTrace:
             carried = [*before.values(), *(get() for get in states.values())]
             known = [*self._inputs, *(tensor for _, tensor in outputs), *carried]
             check_unregistered_state(recorder, known, before.values(), self._optimizers)
+            kept = kept_gradients(recorder, before, self._optimizers)
         finally:
             self.close()
         _settle(states, self._cells)
-        return replace(trace, optimizers=tuple(dict.fromkeys(self._optimizers)))
+        return replace(trace, optimizers=tuple(dict.fromkeys(self._optimizers)), kept_gradients=kept)
 
     def close(self) -> None:
         """Ends the recording without a result, unless it has ended."""
