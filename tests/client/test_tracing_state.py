@@ -169,3 +169,80 @@ def test_state_that_is_a_view():
 
     with pytest.raises(TraceError, match="view of another"):
         trace(replace, X, states_of(transposed=lambda: holder["transposed"]))
+
+
+class Recurrent(nn.Module):
+    """Keeps its last two values, each a state of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(4))
+        self.register_buffer("before", torch.ones(4))
+
+    def forward(self, x):
+        change = (self.last - self.before).sum()
+        self.before = self.last
+        self.last = self.last * 0.5 + x.sum(0)
+        return change
+
+    def swap(self, x):
+        self.before, self.last = self.last, self.before
+        self.last.add_(x.sum(0))
+        return (self.last - self.before).sum()
+
+
+@pytest.mark.parametrize("method", ["forward", "swap"])
+def test_a_state_that_becomes_another(method):
+    model, plain = Recurrent(), Recurrent()
+    move_module(model)
+    cells = {name: buffer._handle.cell for name, buffer in model.named_buffers()}
+    runner = Runner(trace(getattr(model, method), X, states_of(model=model)))
+    for _ in range(4):
+        torch.testing.assert_close(runner.step(X)[0], getattr(plain, method)(X))
+    for name, buffer in model.named_buffers():
+        assert buffer._handle.cell is cells[name]
+        torch.testing.assert_close(runner.state[f"state.model.{name}"], plain.get_buffer(name))
+
+
+def test_states_of_one_storage_that_become_different():
+    with device_scope():
+        zeros = torch.zeros(4)
+    held = {"hidden": zeros, "cell": zeros}
+    states = states_of(hidden=lambda: held["hidden"], cell=lambda: held["cell"])
+
+    def both(x):
+        held["hidden"], held["cell"] = held["hidden"] + x.sum(0), held["cell"] - x.sum(0)
+
+    with pytest.raises(TraceError, match=r"'state.cell' and 'state.hidden' share one storage"):
+        trace(both, X, states)
+    held = {"hidden": zeros, "cell": zeros}
+    with pytest.raises(TraceError, match="share one storage"):
+        trace(lambda x: held.update(hidden=held["hidden"] + x.sum(0)), X, states)
+
+
+def test_states_that_are_parts_of_one_tensor():
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.ParameterList(torch.arange(12.0).view(3, 4).unbind())
+            for number, mask in enumerate(torch.eye(4)[:2]):
+                self.register_buffer(f"mask_{number}", mask)
+
+        def forward(self, x):
+            loss = (x * self.weights[0] * self.mask_1 + self.weights[2] * self.weights[1]).sum()
+            loss.backward()
+            with torch.no_grad():
+                self.mask_0.mul_(0.9)
+                for weight in self.weights:
+                    weight -= 0.1 * weight.grad
+                    weight.grad = None
+            return loss.detach()
+
+    with device_scope():
+        model = Layers()
+    plain = Layers()
+    runner = Runner(trace(model, X, states_of(model=model)))
+    for _ in range(3):
+        torch.testing.assert_close(runner.step(X)[0], plain(X))
+    torch.testing.assert_close(runner.state["state.model.weights.0"].view(3, 4), torch.stack(list(plain.weights)).detach())
+    torch.testing.assert_close(runner.state["state.model.mask_0"].view(4, 4)[:2], torch.stack([plain.mask_0, plain.mask_1]))

@@ -14,11 +14,13 @@ class StepRecorder(Protocol):
     """What records the step that a thread traces.
 
     number: of the recording, which no other one in the process has.
+    looked_at: the ids of tensors whose gradient the step has read, or assigned, while they had none.
     draws: the place of the next random operation of the step.
     scopes: the modules that operations belong to.
     """
 
     number: int
+    looked_at: set[int]
     draws: int
     scopes: Scopes
 

@@ -113,3 +113,11 @@ def replaced_in_step(description: str, where: str) -> TraceError:
         f"is not registered as state: the new value would be lost after each step. Register it as a buffer of a module "
         f"or as state of an optimizer, or update it in place (`total.add_(x)`, not `total = total + x`)."
     )
+
+
+def shared_state_replaced(name: str, other: str) -> TraceError:
+    return TraceError(
+        f"the states {name!r} and {other!r} share one storage, and the step replaced them by different tensors: which of "
+        f"the two is the new value? Give each a tensor of its own before the step: "
+        f"`self.register_buffer(name, tensor.clone())`."
+    )

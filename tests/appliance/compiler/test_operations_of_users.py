@@ -9,6 +9,7 @@ from compiled_steps import Traced
 from plan_simulator import Simulation
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from appliance.compiler.core.target import Half, Precision
 from cstorch.errors import CompileError, TraceError
@@ -111,6 +112,74 @@ DIFFERENTIABLE: dict[str, Function] = {
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_gradient(name: str) -> None:
     check(gradients(DIFFERENTIABLE[name]), X, torch.arange(4))
+
+
+class Saturated(torch.autograd.Function):
+    """The sign, with the gradient of the identity between -1 and 1, by masked writes in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        changed = gradient.clone()
+        changed[x.ge(1)] = 0
+        return changed.index_put((x.le(-1),), changed.new_zeros(()))
+
+
+def clipped(x: torch.Tensor) -> torch.Tensor:
+    return assigned(x, x < -0.5, -0.5)
+
+
+def hooked(x: torch.Tensor) -> torch.Tensor:
+    x.register_hook(lambda gradient: assigned(gradient, gradient > 1, 1.0))
+    return x * 1
+
+
+RUN_IN_BACKWARD: dict[str, Function] = {
+    "a function with its own gradient": lambda m, x, i: Saturated.apply(m(x)),
+    "a hook of a tensor": lambda m, x, i: hooked(m(x)),
+    "computed again": lambda m, x, i: checkpoint(clipped, m(x), use_reentrant=False) ** 2,
+    "computed again, with reentry": lambda m, x, i: checkpoint(clipped, m(x), use_reentrant=True) ** 2,
+}
+
+
+def backwards(function: Function) -> Function:
+    """The gradients of the weights by `backward`, for a loss in which every element has another weight."""
+
+    def step(m: Any, x: torch.Tensor, i: torch.Tensor) -> list[torch.Tensor]:
+        made = function(m, x, i)
+        m.zero_grad()
+        (made * torch.linspace(0.5, 2, made.numel(), device=x.device).reshape(made.shape)).sum().backward()
+        return [weight.grad for weight in m.parameters() if weight.grad is not None]
+
+    return step
+
+
+@pytest.mark.parametrize("name", RUN_IN_BACKWARD)
+def test_what_runs_in_the_backward_pass(name: str) -> None:
+    check(backwards(RUN_IN_BACKWARD[name]), X, torch.arange(4))
+
+
+def test_a_half_that_is_computed_again_in_the_backward_pass() -> None:
+    def step(m: Any, x: torch.Tensor, multiply: Function) -> list[torch.Tensor]:
+        made = checkpoint(lambda h: multiply(h, m.weight).float(), x.bfloat16(), use_reentrant=False)
+        m.zero_grad()
+        (made * made).sum().backward()
+        return [made.detach(), m.weight.grad]
+
+    traced = Traced(lambda m: lambda b: step(m, b, F.linear), nn.Linear(6, 3), X, double=False)
+    weights = {"weight": traced.initial["state.model.weight"].clone()}
+    plain = nn.Linear(6, 3)
+    plain.load_state_dict(weights, strict=False)
+    expected = step(plain, X, lambda h, w: F.linear(h, w.bfloat16()))
+    for wafers in (1, 2):
+        result = Simulation(traced.plan(wafers), traced.initial).run([[X]], 1)[0]
+        for value, wanted in zip(result.values(), expected, strict=True):
+            torch.testing.assert_close(value, wanted, rtol=2e-2, atol=2e-2)
 
 
 def test_the_gradient_of_a_normalised_weight() -> None:

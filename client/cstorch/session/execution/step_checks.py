@@ -34,6 +34,16 @@ def check_step(trace: Trace, model: nn.Module | None, traceable: Sequence[torch.
                 "step. Use the optimizer of the same name in cstorch.optim, or a subclass of cstorch.optim.Optimizer",
                 stacklevel=2,
             )
+    if trace.kept_gradients:
+        names = ", ".join(name.removeprefix("state.model.") for name in trace.kept_gradients[:3])
+        more = len(trace.kept_gradients) - 3
+        warnings.warn(
+            f"the step does not clear the gradients of {names}{f' and {more} more' if more > 0 else ''}: plain PyTorch "
+            "would add the next step's gradients to them, but here every step begins without gradients. Call "
+            "optimizer.zero_grad() in the step; to add up gradients of several batches, take one larger batch, with "
+            "`cstorch.backends.csx.performance.micro_batch_size` if it needs too much memory",
+            stacklevel=2,
+        )
     if model is not None and model.training and not trace.optimizers:
         warnings.warn(
             "the model is in training mode, and the traced step steps no optimizer, which makes it an evaluation. Call "

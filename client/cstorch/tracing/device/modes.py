@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cstorch.tracing.context import context
@@ -54,17 +54,32 @@ class FunctionMode(TorchFunctionMode):
             context.functions.pop()
 
 
+_run_engine = torch.autograd._engine_run_backward
+
+
+def _run_backward(*args: Any, **kwargs: Any) -> Any:
+    """The backward pass, with what the script calls in it (hooks, autograd.Function, checkpoint) in FunctionMode too.
+
+    torch handles `backward` and `grad` as functions of the mode, and has taken the mode away while it does.
+    """
+    is_active = any(isinstance(mode, FunctionMode) for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+    with contextlib.nullcontext() if is_active else FunctionMode():  # type: ignore[no-untyped-call]
+        return _run_engine(*args, **kwargs)
+
+
 @contextlib.contextmanager
 def device_modes() -> Iterator[None]:
     """Makes operations that name the device, or mix CPU tensors in, reach `dispatch`."""
     # torch.tensor(x, device=...) then makes a CPU tensor and copies it, which the mode sees.
-    before = torch._C._only_lift_cpu_tensors()
+    before = torch._C._only_lift_cpu_tensors(), torch.autograd._engine_run_backward
     torch._C._set_only_lift_cpu_tensors(True)
+    torch.autograd._engine_run_backward = _run_backward
     try:
         with FunctionMode(), DeviceMode():  # type: ignore[no-untyped-call]
             yield
     finally:
-        torch._C._set_only_lift_cpu_tensors(before)
+        torch._C._set_only_lift_cpu_tensors(before[0])
+        torch.autograd._engine_run_backward = before[1]
 
 
 @contextlib.contextmanager

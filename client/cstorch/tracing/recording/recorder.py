@@ -37,6 +37,7 @@ class Recorder:
         self.arguments: list[Argument] = []
         self.met: list[Met] = []
         self.made: list[Made] = []
+        self.looked_at: set[int] = set()
         self.scopes = scopes
         self.draws = 0  # the place of the next random operation; goes back where something is computed again
         self.counter: LazyTensor | None = None  # of random numbers, if the step draws any

@@ -16,6 +16,7 @@ from cstorch.tracing.context import context
 from cstorch.tracing.device.modes import captured, device_modes
 from cstorch.tracing.provenance import Scopes
 from cstorch.tracing.recording.functional import functionalize
+from cstorch.tracing.recording.kept_gradients import kept_gradients
 from cstorch.tracing.recording.recorder import Recorder
 from cstorch.tracing.recording.trace import InputInfo, OutputInfo, StateInfo, Trace
 from cstorch.tracing.recording.unregistered_state import check_unregistered_state
@@ -65,6 +66,7 @@ class OpenTrace:
             )
         self._states = states
         self._before = {name: _state_tensor(name, getter) for name, getter in states.items()}
+        self._cells = {name: _cell(tensor) for name, tensor in self._before.items()}
         self._recorder = recorder = Recorder(Scopes(modules, _owners(modules)))
         for name, tensor in self._before.items():
             _add_state(recorder, name, tensor)
@@ -100,10 +102,11 @@ class OpenTrace:
             carried = [*before.values(), *(get() for get in states.values())]
             known = [*self._inputs, *(tensor for _, tensor in outputs), *carried]
             check_unregistered_state(recorder, known, before.values(), self._optimizers)
+            kept = kept_gradients(recorder, before, self._optimizers)
         finally:
             self.close()
-        _settle(recorder, states, before)
-        return replace(trace, optimizers=tuple(dict.fromkeys(self._optimizers)))
+        _settle(states, self._cells)
+        return replace(trace, optimizers=tuple(dict.fromkeys(self._optimizers)), kept_gradients=kept)
 
     def close(self) -> None:
         """Ends the recording without a result, unless it has ended."""
@@ -131,20 +134,24 @@ def _finish(
         if not isinstance(tensor, LazyTensor):
             raise TraceError(f"the output {name!r} is not a tensor on the device: {tensor!r}")
         output_values.append(recorder.value_of(tensor))
-    new_values: dict[int, int] = {}  # the state's value at the start -> the value that is the new state
+    new_values: dict[int, tuple[int, str]] = {}  # the state's value at the start -> the value that is the new state
     for name, getter in states.items():
         tensor = getter()
         if not isinstance(tensor, LazyTensor):
             raise TraceError(f"the step replaced the state {name!r} by something that is no device tensor: {tensor!r}")
-        if tensor._handle.trace == recorder.number and not is_whole(before[name]._handle.meta, _cell(before[name])):
+        is_replaced = tensor._handle.cell is not before[name]._handle.cell
+        if is_replaced and not is_whole(before[name]._handle.meta, _cell(before[name])):
             raise TraceError(
                 f"the step replaced the state {name!r}, which is a view of another tensor; update it in place instead"
             )
-        new_values[recorder.argument(name).value] = recorder.value_of(tensor)
+        start = recorder.argument(name).value
+        final, other = new_values.setdefault(start, (recorder.value_of(tensor) if is_replaced else start, name))
+        if final != (recorder.value_of(tensor) if is_replaced else start):
+            raise messages.shared_state_replaced(name, other)
     state_arguments = [argument for argument in recorder.arguments if argument.kind == "state"]
     input_arguments = [argument for argument in recorder.arguments if argument.kind == "input"]
     constants = [argument for argument in recorder.arguments if argument.kind == "constant"]
-    ends = [new_values.get(argument.value, argument.value) for argument in state_arguments]
+    ends = [new_values.get(argument.value, (argument.value, ""))[0] for argument in state_arguments]
     graph = functionalize([*state_arguments, *input_arguments, *constants], recorder.calls, [*ends, *output_values])
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     end = graph.output_node()
@@ -187,12 +194,11 @@ def _check_same_type(name: str, start: fx.Node, final: fx.Node) -> None:
         )
 
 
-def _settle(recorder: Recorder, states: Mapping[str, Getter], before: Mapping[str, LazyTensor]) -> None:
-    """Give each tensor that replaced a state the state's cell."""
+def _settle(states: Mapping[str, Getter], cells: Mapping[str, Cell]) -> None:
+    """Give each tensor that replaced a state the state's cell, also one that was another state before."""
     for name, getter in states.items():
-        tensor = getter()
-        if isinstance(tensor, LazyTensor) and tensor._handle.trace == recorder.number:
-            cell = _cell(before[name])
+        tensor, cell = getter(), cells[name]
+        if isinstance(tensor, LazyTensor) and tensor._handle.cell is not cell:
             tensor._handle = Handle(torch.empty(cell.shape, dtype=cell.dtype, device="meta"), cell)
 
 

@@ -42,6 +42,7 @@ class Trace:
 
     The placeholders of `graph` are the states and then the inputs, in these orders; its results are the new values of
     the changed states and then the outputs. `result` is what the step returned, `optimizers` those that stepped in it.
+    `kept_gradients` names the parameters to whose gradients plain PyTorch would add those of the next step.
     """
 
     graph: fx.Graph
@@ -50,3 +51,4 @@ class Trace:
     outputs: tuple[OutputInfo, ...]
     result: Any
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
+    kept_gradients: tuple[str, ...] = ()

@@ -123,6 +123,23 @@ class LazyTensor(torch.Tensor):
         return copy.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     @property
+    def grad(self) -> torch.Tensor | None:  # type: ignore[override]
+        gradient: torch.Tensor | None = torch.Tensor.grad.__get__(self)
+        if gradient is None and context.recorder is not None:
+            context.recorder.looked_at.add(id(self))
+        return gradient
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        if context.recorder is not None and torch.Tensor.grad.__get__(self) is None:
+            context.recorder.looked_at.add(id(self))
+        torch.Tensor.grad.__set__(self, value)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
+    @property
     def data(self) -> torch.Tensor:
         return self.detach()
 

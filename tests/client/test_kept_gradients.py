@@ -1,0 +1,93 @@
+"""Gradients that a step leaves for the next one to add to are named; those that it clears, in any way, are not."""
+
+import pytest
+import torch
+from torch import nn
+from traced_steps import X, states_of, trace
+
+from cstorch.optim import SGD
+from cstorch.session.execution.step_checks import check_step
+from cstorch.tracing import move_module
+
+
+def zero_one_by_one(model, optimizer):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.detach_()
+            parameter.grad.zero_()
+
+
+def drop_one_by_one(model, optimizer):
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def delete_one_by_one(model, optimizer):
+    for parameter in model.parameters():
+        del parameter.grad
+
+
+def zero_at_once(model, optimizer):
+    if gradients := [parameter.grad for parameter in model.parameters() if parameter.grad is not None]:
+        torch._foreach_zero_(gradients)
+
+
+WAYS = {
+    "optimizer": lambda model, optimizer: optimizer.zero_grad(),
+    "zeros of the optimizer": lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
+    "model": lambda model, optimizer: model.zero_grad(),
+    "zeros of the model": lambda model, optimizer: model.zero_grad(set_to_none=False),
+    "zeros": zero_one_by_one,
+    "none": drop_one_by_one,
+    "deleted": delete_one_by_one,
+    "at once": zero_at_once,
+}
+
+
+def nothing(model, optimizer):
+    pass
+
+
+def traced(before=nothing, after=nothing, steps=True, of=lambda model: model.parameters()):
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    move_module(model)
+    optimizer = SGD(of(model), lr=0.1)
+
+    def step(x):
+        loss = model(x).sum()
+        before(model, optimizer)
+        loss.backward()
+        if steps:
+            optimizer.step()
+        after(model, optimizer)
+        return loss
+
+    return trace(step, X, states_of(model=model), model)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_cleared(way, place):
+    assert traced(**{place: WAYS[way]}).kept_gradients == ()
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_not_cleared(steps):
+    made = traced(steps=steps)
+    assert made.kept_gradients == tuple(f"state.model.{name}" for name in ("0.weight", "0.bias", "1.weight", "1.bias"))
+    with pytest.warns(UserWarning, match=r"gradients of 0.weight, 0.bias, 1.weight and 1 more: .*zero_grad\(\)"):
+        check_step(made, None, made.optimizers)
+
+
+def test_cleared_and_filled_again():
+    def again(model, optimizer):
+        optimizer.zero_grad(set_to_none=False)
+        model(X.to("lazy")).sum().backward()
+
+    assert len(traced(after=again).kept_gradients) == 4
+
+
+def test_gradients_that_no_optimizer_uses_are_not_named():
+    head = {"of": lambda model: model[1].parameters()}
+    assert traced(before=WAYS["optimizer"], **head).kept_gradients == ()
+    assert traced(**head).kept_gradients == ("state.model.1.weight", "state.model.1.bias")
