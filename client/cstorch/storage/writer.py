@@ -17,7 +17,7 @@ from cstorch.storage import layout
 from cstorch.storage.deferred import Filled, content_of
 from cstorch.storage.structure import append_checksum
 from cstorch.storage.temporary import Output, new_file
-from cstorch.tracing import LazyTensor
+from cstorch.tracing import LazyTensor, check_known
 from interconnect.rpc.version import __version__
 
 # In the text of a tree.
@@ -155,6 +155,7 @@ def _write_leaf(file: h5py.File, key: str, leaf: Any) -> dict[str, Any]:
 
 
 def _write_tensor(file: h5py.File, key: str, tensor: torch.Tensor) -> dict[str, Any]:
+    check_known(tensor)
     stored = layout.STORED_TYPES.get(tensor.dtype)
     if stored is None:
         names = ", ".join(sorted(layout.TORCH_TYPES))

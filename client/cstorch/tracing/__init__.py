@@ -18,6 +18,8 @@ from cstorch.tracing.recording.trace import InputInfo, OutputInfo, StateInfo, Tr
 from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.move import move_module
 from cstorch.tracing.tensors.random_counter import COUNTER, random_counter
+from cstorch.tracing.tensors.step_value import Source, StepValue
+from cstorch.tracing.tensors.step_values import StepAtHand, check_known, enter_loop, settle
 from cstorch.tracing.tensors.tensor import DEVICE, LazyTensor, cell_of, from_cpu, new_tensor
 
 __all__ = [
@@ -31,12 +33,17 @@ __all__ = [
     "OpenTrace",
     "OutputInfo",
     "Ref",
+    "Source",
     "StateInfo",
+    "StepAtHand",
+    "StepValue",
     "Trace",
     "XlaName",
     "alias_rule",
     "cell_of",
+    "check_known",
     "device_scope",
+    "enter_loop",
     "from_cpu",
     "functionalize",
     "is_tracing",
@@ -44,6 +51,7 @@ __all__ = [
     "name_operations",
     "new_tensor",
     "random_counter",
+    "settle",
     "trace_step",
     "user_line",
 ]

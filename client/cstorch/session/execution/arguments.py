@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from cstorch.errors import UsageError
-from cstorch.tracing import user_line
+from cstorch.tracing import LazyTensor, user_line
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -63,6 +63,10 @@ class Arguments:
 
 
 def _differs(first: Any, now: Any) -> bool:
+    if isinstance(first, LazyTensor) and isinstance(now, LazyTensor):
+        one, other = first._handle.deferred, now._handle.deferred
+        if one is not None and other is not None:
+            return not one.is_like(other)
     if isinstance(first, torch.Tensor) or isinstance(now, torch.Tensor):
         return first is not now
     if not isinstance(first, _PLAIN) and not isinstance(now, _PLAIN):

@@ -99,12 +99,17 @@ class ClusterExecution(Execution):
 
     def _run_closures(self, calls: list[Closure], values: dict[str, torch.Tensor]) -> None:
         assert self._run is not None
+        step, outputs = self._step, self._step.outputs
+        step.at_hand.evaluate(step.has_output, lambda source: outputs.value(source, values))
+        # All before the first runs: a closure may write to its tensors.
+        filled = [outputs.fill(call, values) for call in calls]
+        step.at_hand.is_last = self.executor.on_final_iteration
         self._is_in_closure = True
         try:
             ended = self._run.began + self._run.seconds if values else time.monotonic()
             with step_clock.closures_of_step(ended):
-                for call in calls:
-                    self._step.outputs.fill(call, values).run()
+                for call in filled:
+                    call.run()
         finally:
             self._is_in_closure = False
 

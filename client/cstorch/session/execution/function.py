@@ -1,19 +1,21 @@
 """An execution whose step is a function of the script, marked by cstorch.trace."""
 
-from collections.abc import Callable, Generator
+import itertools
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from cstorch import backends, state
-from cstorch.errors import UsageError
+from cstorch.errors import StateError, UsageError
 from cstorch.execution import Executor
 from cstorch.session.execution.arguments import Arguments
-from cstorch.session.execution.cluster_execution import ClusterExecution
+from cstorch.session.execution.cluster_execution import LEFT_EARLY, ClusterExecution
 from cstorch.session.execution.target import Target
 from cstorch.session.execution.traced_step import TracedStep
-from cstorch.tracing import LazyTensor, is_tracing, trace_step, user_line
+from cstorch.tracing import LazyTensor, StepValue, enter_loop, is_tracing, settle, trace_step, user_line
 
 
 class TracedFunction(TracedStep):
@@ -27,17 +29,32 @@ class TracedFunction(TracedStep):
 
     def __init__(self) -> None:
         super().__init__()
-        self.was_called = False  # in the step at hand
-        self._batch: Any = None
+        self._batch: Any = None  # the first one
         self._function: Callable[..., Any] | None = None
         self._arguments: Arguments | None = None  # that it was recorded with
         self._result: Any = None
 
-    def begin(self, batch: Any) -> None:
-        """The next step begins, with this batch."""
+    @property
+    def was_called(self) -> bool:
+        """Whether the function was called in the step at hand."""
+        return self.at_hand.phase != "before"
+
+    def begin(self, batch: Any) -> Any:
+        """The next step begins; returns what the script gets for its batch, whose values are on the cluster only.
+
+        Args:
+            batch: the first one, whose shapes and types all have.
+        """
         self._batch = batch
         self.calls = []
-        self.was_called = False
+        self.at_hand.begin()
+        places = itertools.count()
+
+        def place(tensor: torch.Tensor) -> torch.Tensor:
+            meta = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            return self.at_hand.show(StepValue(step=self.at_hand.number, source=next(places)), meta)
+
+        return pytree.tree_map_only(torch.Tensor, place, batch)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of the traced function.
@@ -61,23 +78,50 @@ class TracedFunction(TracedStep):
         elif backends.csx.debug.retrace_every_iteration:
             self._record(function, args, kwargs)
         else:
+            for tensor in pytree.tree_leaves((args, kwargs)):
+                if isinstance(tensor, LazyTensor):
+                    self._check_argument(tensor)
             self._arguments.check(args, kwargs)
-        self.was_called = True
+        self.at_hand.phase = "after"
         self.calls.extend(self._calls_in_trace)
-        return self._result
+        return self._shown_result()
+
+    def _shown_result(self) -> Any:
+        """What the function returned, with values of the step at hand."""
+        shown: dict[int, LazyTensor] = {}
+
+        def show(tensor: LazyTensor) -> LazyTensor:
+            if tensor._handle.cell is not None:
+                return tensor  # a state, whoever holds it
+            if id(tensor) not in shown:
+                value = StepValue(step=self.at_hand.number, source=tensor)
+                shown[id(tensor)] = self.at_hand.show(value, tensor._handle.meta)
+            return shown[id(tensor)]
+
+        return pytree.tree_map_only(LazyTensor, show, self._result)
+
+    def _check_argument(self, tensor: LazyTensor) -> None:
+        """Of an argument that is a value of a step: it must be made of the batch of the step at hand."""
+        settle(tensor._handle)
+        value = tensor._handle.deferred
+        if value is None:
+            return
+        if value.step != self.at_hand.number or not all(isinstance(part.source, int) for part in value.sources()):
+            raise UsageError(
+                f"at {user_line()} the @cstorch.trace function is given a value of step {value.step} in step "
+                f"{self.at_hand.number}, which the cluster would not see: it knows the batch and state. Keep what is "
+                "carried from step to step in a buffer of the model, and update that in the traced function"
+            )
 
     def _record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._begin_recording()
-        leaves = pytree.tree_leaves(self._batch)
 
         def step(batch: Any) -> Any:
-            inputs = {
-                id(own): traced
-                for own, traced in zip(leaves, pytree.tree_leaves(batch), strict=True)
-                if isinstance(own, torch.Tensor)
-            }
+            tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, LazyTensor)]
+            inputs = dict(enumerate(tensors))
+            self.outputs.set_inputs(tensors)
             taken_args, taken_kwargs = pytree.tree_map_only(
-                torch.Tensor, lambda tensor: _input_of(tensor, inputs), (args, kwargs)
+                torch.Tensor, lambda tensor: self._input_of(tensor, inputs), (args, kwargs)
             )
             return function(*taken_args, **taken_kwargs)
 
@@ -89,6 +133,19 @@ class TracedFunction(TracedStep):
             return self.outputs.items()
 
         self._end_recording(trace_step(step, self._batch, state.named_getters(), state.module_paths(), collect))
+        self.at_hand.trace = self.trace.number
+        self.at_hand.states = {id(cell): cell for cell in self.cells.values()}
+
+    def _input_of(self, tensor: torch.Tensor, inputs: dict[int, torch.Tensor]) -> Any:
+        """What the function gets for one of its arguments."""
+        if isinstance(tensor, LazyTensor):
+            self._check_argument(tensor)
+            return tensor if tensor._handle.deferred is None else tensor._handle.deferred.replay(inputs)
+        raise UsageError(
+            "the @cstorch.trace function was given a CPU tensor that is not part of the executor's batch: the cluster "
+            "would never see it change. Hand the batch over as it comes, and transform it in the input_fn or in the "
+            "traced function"
+        )
 
     def close(self) -> None:
         super().close()
@@ -103,15 +160,20 @@ class FunctionExecution(ClusterExecution):
         super().__init__(executor, target, self._function)
 
     def batches(self) -> Generator[Any]:
+        enter_loop(self._function.at_hand)
         try:
             batch = self._begin()
             for step in range(1, self.executor.num_steps + 1):
-                self._function.begin(batch)
-                yield batch
+                try:
+                    yield self._function.begin(batch)
+                except GeneratorExit:
+                    self._leave_early()
+                    raise
                 if not self._function.was_called:
                     raise UsageError(
                         "a step went by in which no @cstorch.trace function was called: call it once for each batch"
                     )
+                self._function.at_hand.phase = "closures"
                 if step == 1:
                     self._launch()
                 elif backends.csx.debug.retrace_every_iteration:
@@ -119,7 +181,14 @@ class FunctionExecution(ClusterExecution):
                 self._end_step(step)
             self._finish()
         finally:
+            enter_loop(None)
             self._close()
+
+    def _leave_early(self) -> None:
+        """The script has left its loop in the body: a first step that was traced has not run, and never will."""
+        if self._run is None and self._function.was_called and not self._target.compile_only:
+            for name, cell in self._function.cells.items():
+                cell.set_remote(_Unavailable(name))
 
     def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_in_closure or is_tracing():
@@ -127,14 +196,11 @@ class FunctionExecution(ClusterExecution):
         return self._function.call(function, args, kwargs)
 
 
-def _input_of(tensor: torch.Tensor, inputs: dict[int, torch.Tensor]) -> torch.Tensor:
-    if isinstance(tensor, LazyTensor):
-        return tensor
-    traced = inputs.get(id(tensor))
-    if traced is None:
-        raise UsageError(
-            "the @cstorch.trace function was given a CPU tensor that is not part of the executor's batch: the cluster "
-            "would never see it change. Hand the batch over as it comes, and transform it in the input_fn or in the "
-            "traced function"
-        )
-    return traced
+@dataclass(frozen=True, slots=True)
+class _Unavailable:
+    """Gets the value of a state of a step that has not run."""
+
+    name: str
+
+    def __call__(self) -> Iterator[torch.Tensor]:
+        raise StateError(f"the value of {self.name!r} is not available: {LEFT_EARLY}")

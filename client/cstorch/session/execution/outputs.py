@@ -11,23 +11,28 @@ from torch.utils import _pytree as pytree
 
 from cstorch.errors import InternalError, UsageError
 from cstorch.execution import Closure
-from cstorch.tracing import LazyTensor, Trace
+from cstorch.tracing import LazyTensor, OutputInfo, Source, StepValue, Trace
 from interconnect.links.elements import tensor_bytes, torch_dtype
 from wsc.v1 import coordinator_pb2, plan_pb2
 
 
 class Outputs:
-    """The traced tensors whose values the script gets. A tensor is one output, whoever asks for it."""
+    """The traced tensors whose values the script gets. A tensor is one output, whoever asks for it.
+
+    `late` are those that the body of the loop asks for when the step is traced already.
+    """
 
     def __init__(self) -> None:
         self._tensors: list[LazyTensor] = []
         self._names: dict[int, str] = {}  # by id of the tensor
         self._provisional: set[int] = set()
+        self._inputs: Sequence[LazyTensor] = ()
+        self._late: dict[object, LazyTensor] = {}
 
     def add_arguments(self, closure: Closure) -> None:
         """Makes the arguments of a closure that the traced function calls outputs, called after its parameters."""
-        for name, tensor in _named_tensors(closure.function, closure.args, closure.kwargs):
-            if tensor not in self:
+        for name, tensor in named_tensors(closure.function, closure.args, closure.kwargs):
+            if id(tensor) not in self._names:
                 self._tensors.append(tensor)
                 self._name(tensor, f"output_{name}")
 
@@ -35,18 +40,39 @@ class Outputs:
         """Makes what the traced function returned outputs; their names wait for the closures that take them."""
         tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, LazyTensor)]
         for index, tensor in enumerate(tensors):
-            if tensor not in self:
+            if id(tensor) not in self._names:
                 self._tensors.append(tensor)
                 self._name(tensor, f"output_values_{index}")
                 self._provisional.add(id(tensor))
 
-    def rename_by_arguments(self, closure: Closure) -> None:
-        """Calls the results that a closure takes after its parameters; the first closure of the first step decides."""
-        for name, tensor in _named_tensors(closure.function, closure.args, closure.kwargs):
-            if id(tensor) in self._provisional:
-                self._provisional.remove(id(tensor))
-                del self._names[id(tensor)]
-                self._name(tensor, f"output_{name}")
+    def set_inputs(self, inputs: Sequence[LazyTensor]) -> None:
+        """The tensors of the batch in the trace, by their places."""
+        self._inputs = inputs
+
+    def add_late(self, source: Source, name: str) -> None:
+        """Makes a value of the step an output when the step is traced already, unless it is one."""
+        if self.find(source) is None:
+            tensor = self._inputs[source] if isinstance(source, int) else source
+            assert isinstance(tensor, LazyTensor)
+            self._late[_key(tensor)] = tensor
+            self._name(tensor, f"output_{name}")
+
+    def find(self, source: Source) -> LazyTensor | None:
+        """The output that has the value of a source at the end of the step; None if there is none."""
+        tensor = self._inputs[source] if isinstance(source, int) else source
+        assert isinstance(tensor, LazyTensor)
+        if (late := self._late.get(_key(tensor))) is not None:
+            return late
+        if tensor._handle.cell is not None:
+            return None  # an output of the trace may be what a state was before it was replaced
+        return next((output for output in self._tensors if _key(output) == _key(tensor)), None)
+
+    def rename_by_argument(self, tensor: LazyTensor, name: str) -> None:
+        """Calls a result after the parameter of a closure that takes it; the first closure of the first step decides."""
+        if id(tensor) in self._provisional:
+            self._provisional.remove(id(tensor))
+            del self._names[id(tensor)]
+            self._name(tensor, f"output_{name}")
 
     def _name(self, tensor: LazyTensor, name: str) -> None:
         unique, number = name, 0
@@ -56,29 +82,42 @@ class Outputs:
         self._names[id(tensor)] = unique
 
     def items(self) -> list[tuple[str, torch.Tensor]]:
-        """Name and tensor of each output, in order."""
+        """Name and tensor of each output of the trace, in order."""
         return [(self._names[id(tensor)], tensor) for tensor in self._tensors]
 
     def named(self, trace: Trace) -> Trace:
-        """The trace with the final names of its outputs."""
+        """The trace with the late outputs, and the final names of all."""
+        if self._late:
+            late = [OutputInfo(name=self._names[id(tensor)], tensor=tensor) for tensor in self._late.values()]
+            trace = trace.with_outputs(late)
         outputs = tuple(replace(output, name=self._names[id(output.tensor)]) for output in trace.outputs)
         return replace(trace, outputs=outputs)
 
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def __contains__(self, tensor: LazyTensor) -> bool:
-        return id(tensor) in self._names
+    def value(self, source: Source, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The value of a source, among those of a step."""
+        output = self.find(source)
+        assert output is not None
+        return values[self._names[id(output)]]
 
     def fill(self, closure: Closure, values: Mapping[str, torch.Tensor]) -> Closure:
         """The closure with the values of a step in its arguments."""
-        args, kwargs = pytree.tree_map_only(
-            LazyTensor, lambda tensor: values[self._names[id(tensor)]], (closure.args, closure.kwargs)
-        )
-        return Closure(function=closure.function, args=args, kwargs=kwargs, at_checkpoint=closure.at_checkpoint)
+
+        def filled(leaf: Any) -> Any:
+            if isinstance(leaf, StepValue):
+                return leaf.evaluate(lambda source: self.value(source, values))
+            return values[self._names[id(leaf)]] if isinstance(leaf, LazyTensor) else leaf
+
+        args, kwargs = pytree.tree_map(filled, (closure.args, closure.kwargs))
+        return replace(closure, args=args, kwargs=kwargs)
 
 
-def _named_tensors(
+def _key(tensor: LazyTensor) -> object:
+    """Equal for tensors that are the same value of a trace, or the same state."""
+    handle = tensor._handle
+    return id(handle.cell) if handle.cell is not None else (handle.trace, handle.value)
+
+
+def named_tensors(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[str, LazyTensor]]:
     arguments: Mapping[str, Any] = inspect.signature(function).bind(*args, **kwargs).arguments
@@ -120,13 +159,14 @@ def unknown_tensor(closure: Closure) -> UsageError:
     name = getattr(closure.function, "__qualname__", repr(closure.function))
     return UsageError(
         f"{name} is called with a device tensor that is not an output of the step: return it from the traced function, "
-        "or call the closure inside the traced function. (Only what the first step asks for is sent.)"
+        "or call the closure inside the traced function. (Only what the first step asks for is sent: call the closure "
+        "in every step, and decide inside of it.)"
     )
 
 
 def weight_in_closure(closure: Closure) -> UsageError:
     """The error for a closure that is called with a parameter of the model."""
-    tensors = _named_tensors(closure.function, closure.args, closure.kwargs)
+    tensors = named_tensors(closure.function, closure.args, closure.kwargs)
     names = [name for name, tensor in tensors if isinstance(tensor, torch.nn.Parameter)]
     return UsageError(
         f"Attempting to get weight tensor {names[0]!r} in a step closure but this is not supported yet. Please use "

@@ -1,6 +1,7 @@
 """The step of an execution as the script makes it: its trace, its outputs, and the closures that are called in it."""
 
 from abc import ABC
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -12,9 +13,9 @@ from cstorch import state
 from cstorch.errors import UsageError
 from cstorch.execution import Closure
 from cstorch.lowering import lower
-from cstorch.session.execution.outputs import Outputs, unknown_tensor, weight_in_closure
+from cstorch.session.execution.outputs import Outputs, named_tensors, unknown_tensor, weight_in_closure
 from cstorch.session.execution.step_checks import check_step
-from cstorch.tracing import Cell, LazyTensor, Trace, is_tracing
+from cstorch.tracing import Cell, LazyTensor, Source, StepAtHand, StepValue, Trace, is_tracing
 
 
 class TracedStep(ABC):
@@ -28,10 +29,12 @@ class TracedStep(ABC):
     def __init__(self) -> None:
         self.calls: list[Closure] = []  # closures of the step at hand, in order
         self.outputs = Outputs()
+        self.at_hand = StepAtHand()
         self._calls_in_trace: list[Closure] = []  # of the recording: they are called in every step
         self._model: nn.Module | None = None
         self._trace: Trace | None = None
         self._text = ""  # the CIRH of the first step
+        self._is_open = False  # the trace can still have other outputs
 
     @property
     def trace(self) -> Trace:
@@ -55,7 +58,7 @@ class TracedStep(ABC):
         return self._trace is not None and bool(self._trace.optimizers)
 
     def _begin_recording(self) -> None:
-        self.outputs, self._calls_in_trace = Outputs(), []
+        self.outputs, self._calls_in_trace, self._is_open = Outputs(), [], True
 
     def _end_recording(self, trace: Trace) -> None:
         self._trace = trace
@@ -69,8 +72,7 @@ class TracedStep(ABC):
         return module
 
     def _lower(self) -> ModuleOp:
-        for call in self.calls:
-            self.outputs.rename_by_arguments(call)
+        self._is_open = False
         return lower(self.outputs.named(self.trace))
 
     def check_same_program(self, step: int) -> None:
@@ -109,9 +111,43 @@ class TracedStep(ABC):
         if is_tracing():
             self._calls_in_trace.append(closure)
             return
-        if any(isinstance(leaf, LazyTensor) and leaf not in self.outputs for leaf in leaves):
-            raise unknown_tensor(closure)
-        self.calls.append(closure)
+        self.calls.append(self._with_step_values(closure))
+
+    def _with_step_values(self, closure: Closure) -> Closure:
+        """The closure with what its tensors stand for now; what that takes of the first step becomes outputs."""
+        arguments = (closure.args, closure.kwargs)
+        args, kwargs = pytree.tree_map_only(LazyTensor, self.at_hand.value_of, arguments)
+        found = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, StepValue)]
+        tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, LazyTensor)]
+        values = {id(tensor): value for tensor, value in zip(tensors, found, strict=True)}
+        for name, tensor in named_tensors(closure.function, closure.args, closure.kwargs):
+            source = values[id(tensor)].source
+            if self._is_open and source is not None and values[id(tensor)].value is None:
+                self._add_output(source, name)
+        for part in (part for value in found for part in value.sources()):
+            assert part.source is not None
+            if self._is_open:
+                self._add_output(part.source, self._name_of(part.source))
+            elif not self.has_output(part.source):
+                raise unknown_tensor(closure)
+        return replace(closure, args=args, kwargs=kwargs)
+
+    def _add_output(self, source: Source, name: str) -> None:
+        known = self.outputs.find(source)
+        if known is None:
+            self.outputs.add_late(source, name)
+        else:
+            self.outputs.rename_by_argument(known, name)
+
+    def has_output(self, source: Source) -> bool:
+        """Whether the value of a source arrives in the script."""
+        return self._trace is not None and self.outputs.find(source) is not None
+
+    def _name_of(self, source: Source) -> str:
+        if isinstance(source, int):
+            return f"input_{source}"
+        cell = source._handle.cell if isinstance(source, LazyTensor) else None
+        return next((name.replace(".", "_") for name, known in self.cells.items() if known is cell), "value")
 
     def close(self) -> None:
         """Lets go of the script's objects."""

@@ -16,8 +16,10 @@ from torch._ops import OpOverload
 from cstorch.tracing.context import context
 from cstorch.tracing.device.dispatch import dispatch
 from cstorch.tracing.device.late_dynamo import import_dynamo_late
+from cstorch.tracing.eager.outside_step import outside_backward
 from cstorch.tracing.operators import aten
 from cstorch.tracing.rewrites.attention import attention
+from cstorch.tracing.tensors.step_values import check_known
 from cstorch.tracing.tensors.tensor import DEVICE, LazyTensor
 
 _library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
@@ -113,6 +115,8 @@ def register() -> None:
     _know_autocast()
     import_dynamo_late()
     LazyTensor._dispatch = staticmethod(dispatch)
+    LazyTensor._check_known = staticmethod(check_known)
+    LazyTensor._outside_backward = staticmethod(outside_backward)
     _library.impl("empty.memory_format", _empty, "Lazy")  # type: ignore[no-untyped-call]
     _library.impl("empty_strided", _empty_strided, "Lazy")  # type: ignore[no-untyped-call]
     for name, operation in _FACTORIES.items():

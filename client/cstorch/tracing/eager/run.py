@@ -8,6 +8,7 @@ from torch._ops import OpOverload
 
 from cstorch.tracing import messages
 from cstorch.tracing.eager.deferral import defer
+from cstorch.tracing.eager.outside_step import without_values, written_down
 from cstorch.tracing.operators import Operator, aten, operator
 from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.operands import TAKES_CPU_TENSORS, moves_to_host
@@ -38,11 +39,14 @@ class _Pair(NamedTuple):
 def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run one ATen call.
 
-    Raises TraceError for tensors of a traced step, which have no value here, and for tensors of the CPU beside those of
-    the device.
+    Raises TraceError where the value of a tensor of a traced step is needed and is not known here, and for tensors of the
+    CPU beside those of the device.
     """
     if func not in TAKES_CPU_TENSORS:
         _check_devices(func, [*args, *kwargs.values()])
+    args = without_values(func, args)
+    if (expression := written_down(func, args, kwargs)) is not NotImplemented:
+        return expression
     op = operator(func)
     if (op.views and not op.written) or op.reshapes:
         return _view(func, op, args, kwargs)
@@ -94,8 +98,9 @@ def _view(func: OpOverload, op: Operator, args: tuple[Any, ...], kwargs: Mapping
     """A view concerns shapes only: the bytes are not touched, nor fetched."""
     source = args[0]
     assert isinstance(source, LazyTensor)
-    if source._handle.cell is None:
-        raise messages.stale(source)
+    assert source._handle.cell is not None
+    if source._handle.base is not None:
+        source._handle.base.is_viewed = True
     out = func(*(_meta(argument) for argument in args), **kwargs)
     if op.reshapes:
         follow_meta(source)
@@ -113,8 +118,7 @@ def _bytes(argument: Any, pairs: list[_Pair]) -> Any:
     """The argument with CPU tensors for device tensors; each pair is added to `pairs`."""
     if isinstance(argument, LazyTensor):
         cell, meta = argument._handle.cell, argument._handle.meta
-        if cell is None:
-            raise messages.stale(argument)
+        assert cell is not None
         whole = data = cell.data()
         if meta.dtype != cell.dtype:
             data = data.view(-1).view(meta.dtype)

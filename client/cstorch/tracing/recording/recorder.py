@@ -22,6 +22,7 @@ from cstorch.tracing.recording.parts import Argument, Call, Made, Met, Ref
 from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.operands import TAKES_CPU_TENSORS, as_meta, is_whole
 from cstorch.tracing.tensors.random_counter import COUNTER, random_counter
+from cstorch.tracing.tensors.step_values import settle
 from cstorch.tracing.tensors.tensor import META, Base, Handle, LazyTensor, cell_of, follow_meta
 
 CONSTANT_ELEMENTS = 1024
@@ -81,6 +82,7 @@ class Recorder:
         handle = tensor._handle
         if handle.trace == self.number:
             return handle.value
+        settle(handle)
         cell = handle.cell
         if cell is None:
             raise messages.stale(tensor)

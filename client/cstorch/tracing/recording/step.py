@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from cstorch.tracing.device.modes import captured, device_modes
 from cstorch.tracing.provenance import Scopes
 from cstorch.tracing.recording.functional import functionalize
 from cstorch.tracing.recording.kept_gradients import kept_gradients
+from cstorch.tracing.recording.parts import Argument
 from cstorch.tracing.recording.recorder import Recorder
 from cstorch.tracing.recording.trace import InputInfo, OutputInfo, StateInfo, Trace
 from cstorch.tracing.recording.unregistered_state import check_unregistered_state
@@ -98,15 +99,17 @@ class OpenTrace:
                 recorder.counter.add_(1)
             self._modes.close()
             context.recorder = None
-            trace = _finish(recorder, states, before, self._inputs, outputs, result)
+            kept = kept_gradients(recorder, before, self._optimizers)
+            step_end = _StepEnd(recorder, _state_ends(recorder, states, before), result, self._optimizers, kept)
+            infos = [_output_info(name, tensor) for name, tensor in outputs]
+            trace = step_end.trace([(info, recorder.value_of(info.tensor)) for info in infos])
             carried = [*before.values(), *(get() for get in states.values())]
             known = [*self._inputs, *(tensor for _, tensor in outputs), *carried]
             check_unregistered_state(recorder, known, before.values(), self._optimizers)
-            kept = kept_gradients(recorder, before, self._optimizers)
         finally:
             self.close()
         _settle(states, self._cells)
-        return replace(trace, optimizers=tuple(dict.fromkeys(self._optimizers)), kept_gradients=kept)
+        return trace
 
     def close(self) -> None:
         """Ends the recording without a result, unless it has ended."""
@@ -120,21 +123,17 @@ class OpenTrace:
         _drop_gradients(self._recorder, self._before.values())
 
 
-def _finish(
-    recorder: Recorder,
-    states: Mapping[str, Getter],
-    before: Mapping[str, LazyTensor],
-    inputs: Sequence[LazyTensor],
-    outputs: Sequence[tuple[str, torch.Tensor]],
-    result: Any,
-) -> Trace:
-    """Functionalise the recording, and leave out the state that the step does not touch."""
-    output_values = []
-    for name, tensor in outputs:
-        if not isinstance(tensor, LazyTensor):
-            raise TraceError(f"the output {name!r} is not a tensor on the device: {tensor!r}")
-        output_values.append(recorder.value_of(tensor))
-    new_values: dict[int, tuple[int, str]] = {}  # the state's value at the start -> the value that is the new state
+def _output_info(name: str, tensor: torch.Tensor) -> OutputInfo:
+    if not isinstance(tensor, LazyTensor):
+        raise TraceError(f"the output {name!r} is not a tensor on the device: {tensor!r}")
+    return OutputInfo(name=name, tensor=tensor)
+
+
+def _state_ends(
+    recorder: Recorder, states: Mapping[str, Getter], before: Mapping[str, LazyTensor]
+) -> dict[int, int]:
+    """The value of each state at the start of the step -> the value that is the state at its end."""
+    ends: dict[int, tuple[int, str]] = {}  # with the name of the state that has said so
     for name, getter in states.items():
         tensor = getter()
         if not isinstance(tensor, LazyTensor):
@@ -145,14 +144,63 @@ def _finish(
                 f"the step replaced the state {name!r}, which is a view of another tensor; update it in place instead"
             )
         start = recorder.argument(name).value
-        final, other = new_values.setdefault(start, (recorder.value_of(tensor) if is_replaced else start, name))
+        final, other = ends.setdefault(start, (recorder.value_of(tensor) if is_replaced else start, name))
         if final != (recorder.value_of(tensor) if is_replaced else start):
             raise messages.shared_state_replaced(name, other)
-    state_arguments = [argument for argument in recorder.arguments if argument.kind == "state"]
-    input_arguments = [argument for argument in recorder.arguments if argument.kind == "input"]
-    constants = [argument for argument in recorder.arguments if argument.kind == "constant"]
-    ends = [new_values.get(argument.value, (argument.value, ""))[0] for argument in state_arguments]
-    graph = functionalize([*state_arguments, *input_arguments, *constants], recorder.calls, [*ends, *output_values])
+    return {start: final for start, (final, _) in ends.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _StepEnd:
+    """A recording that has come to its end, of which graphs with more or fewer outputs can be made.
+
+    ends: the value of each state at the start of the step -> the value that is the state at its end.
+    """
+
+    recorder: Recorder
+    ends: Mapping[int, int]
+    result: Any
+    optimizers: Sequence[torch.optim.Optimizer]
+    kept_gradients: tuple[str, ...]
+
+    def trace(self, outputs: Sequence[tuple[OutputInfo, int]]) -> Trace:
+        """Functionalises the recording, and leaves out the state that the step does not touch.
+
+        Args:
+            outputs: with the value of each.
+        """
+        arguments = self.recorder.arguments
+        state_arguments = [argument for argument in arguments if argument.kind == "state"]
+        input_arguments = [argument for argument in arguments if argument.kind == "input"]
+        constants = [argument for argument in arguments if argument.kind == "constant"]
+        ends = [self.ends.get(argument.value, argument.value) for argument in state_arguments]
+        graph = functionalize(
+            [*state_arguments, *input_arguments, *constants],
+            self.recorder.calls,
+            [*ends, *(value for _, value in outputs)],
+        )
+        return Trace(
+            number=self.recorder.number,
+            graph=graph,
+            states=tuple(_leave_out_untouched(graph, state_arguments)),
+            inputs=tuple(
+                InputInfo(name=argument.name, shape=tuple(argument.meta.shape), dtype=argument.meta.dtype)
+                for argument in input_arguments
+            ),
+            outputs=tuple(info for info, _ in outputs),
+            result=self.result,
+            optimizers=tuple(dict.fromkeys(self.optimizers)),
+            kept_gradients=self.kept_gradients,
+            with_outputs=lambda more: self.trace([*outputs, *((info, self._end_value(info)) for info in more)]),
+        )
+
+    def _end_value(self, output: OutputInfo) -> int:
+        value = self.recorder.value_of(output.tensor)
+        return self.ends.get(value, value)
+
+
+def _leave_out_untouched(graph: fx.Graph, state_arguments: Sequence[Argument]) -> list[StateInfo]:
+    """Erases the states that the step does not touch; returns the others."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     end = graph.output_node()
     results: list[Any] = list(end.args[0])  # type: ignore[arg-type]
@@ -171,18 +219,7 @@ def _finish(
     for argument, start in zip(state_arguments, placeholders, strict=False):
         if argument.name not in names:
             graph.erase_node(start)
-    return Trace(
-        graph=graph,
-        states=tuple(infos),
-        inputs=tuple(
-            InputInfo(name=argument.name, shape=tuple(argument.meta.shape), dtype=argument.meta.dtype)
-            for argument in input_arguments
-        ),
-        outputs=tuple(
-            OutputInfo(name=name, tensor=tensor) for name, tensor in outputs if isinstance(tensor, LazyTensor)
-        ),
-        result=result,
-    )
+    return infos
 
 
 def _check_same_type(name: str, start: fx.Node, final: fx.Node) -> None:

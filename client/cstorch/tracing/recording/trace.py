@@ -1,5 +1,6 @@
 """A traced step: a graph of pure functions, and what goes into it and comes out."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,15 +41,21 @@ class OutputInfo:
 class Trace:
     """A traced step as a graph of pure ATen functions.
 
+    number: of the recording, which no other one in the process has; its tensors bear it.
+
     The placeholders of `graph` are the states and then the inputs, in these orders; its results are the new values of
     the changed states and then the outputs. `result` is what the step returned, `optimizers` those that stepped in it.
     `kept_gradients` names the parameters to whose gradients plain PyTorch would add those of the next step.
+    `with_outputs` makes the same trace with more outputs: tensors of the trace, or whole states, whose values at the end
+    of the step they are.
     """
 
+    number: int
     graph: fx.Graph
     states: tuple[StateInfo, ...]
     inputs: tuple[InputInfo, ...]
     outputs: tuple[OutputInfo, ...]
     result: Any
-    optimizers: tuple[torch.optim.Optimizer, ...] = ()
-    kept_gradients: tuple[str, ...] = ()
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    with_outputs: "Callable[[Sequence[OutputInfo]], Trace]"
+    kept_gradients: tuple[str, ...]

@@ -7,10 +7,11 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch._ops import OpOverload
 
-from cstorch.errors import TraceTypeError
+from cstorch.errors import TraceError, TraceTypeError
 from cstorch.tracing.context import context
 from cstorch.tracing.messages import value_read
 from cstorch.tracing.tensors.cell import Cell
+from cstorch.tracing.tensors.step_value import StepValue
 
 DEVICE = torch.device("lazy")
 META = torch.device("meta")
@@ -19,19 +20,22 @@ Dispatch: TypeAlias = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any]],
 
 
 class Base:
-    """Stands for the storage of a tensor made in a traced step; shared with its views."""
+    """Stands for the storage of a tensor that has no cell: one made in a traced step, shared with its views, or in the
+    body of a loop, where `is_viewed` says that another tensor may share it."""
 
-    __slots__ = ("written",)
+    __slots__ = ("is_viewed", "written")
 
     def __init__(self) -> None:
         self.written = False
+        self.is_viewed = False
 
 
 @dataclass(slots=True, eq=False)
 class Handle:
     """What a LazyTensor stands for: a meta tensor for shape, strides and type, and where its value comes from.
 
-    `cell` is None for a tensor made in a traced step; then `trace` numbers that trace and `value` the value in it.
+    `cell` is None for a tensor made in a traced step; then `trace` numbers that trace and `value` the value in it. Or
+    `deferred` says how a value of a step is computed when the step has run.
     """
 
     meta: torch.Tensor
@@ -39,6 +43,7 @@ class Handle:
     trace: int = 0
     value: int = -1
     base: Base | None = None
+    deferred: StepValue | None = None
 
 
 class LazyTensor(torch.Tensor):
@@ -47,7 +52,10 @@ class LazyTensor(torch.Tensor):
     Outside a traced step, operations run at once on the CPU, on the bytes of the cell. Within one they are recorded.
     """
 
-    _dispatch: ClassVar[Dispatch]  # runs or records one ATen call; set when the device is registered
+    # Set when the device is registered.
+    _dispatch: ClassVar[Dispatch]  # runs or records one ATen call
+    _check_known: ClassVar[Callable[[torch.Tensor], None]]  # raises where the value cannot be read or replaced
+    _outside_backward: ClassVar[Callable[[], TraceError]]
     _handle: Handle
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -105,7 +113,14 @@ class LazyTensor(torch.Tensor):
     def data_ptr(self) -> int:
         raise RuntimeError("a tensor on the Cerebras device has no data pointer; use tensor.cpu() outside the step")
 
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        if context.recorder is None and self._handle.deferred is not None:
+            raise self._outside_backward()
+        super().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if context.recorder is None:
+            self._check_known(self)
         if id(self) not in memo:
             with torch.no_grad():
                 copy: torch.Tensor = self.detach().clone()
@@ -155,6 +170,8 @@ class LazyTensor(torch.Tensor):
                 self.copy_(value)
             return
         assert isinstance(value, LazyTensor)
+        self._check_known(self)
+        self._check_known(value)
         self._handle = value._handle
 
 

@@ -1,0 +1,255 @@
+"""Values of a step outside of it: known by shape and type at once, and as numbers when the step has run.
+
+A step runs when the script has left the body of its loop. What the body computes of the step's results, of states and of
+the batch is kept as expressions, which are evaluated on the CPU when the outputs of the step arrive.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from cstorch.errors import StateError, TraceError
+from cstorch.tracing.provenance import user_line
+from cstorch.tracing.tensors.cell import Cell
+from cstorch.tracing.tensors.operands import as_meta, is_whole
+from cstorch.tracing.tensors.step_value import Source, StepValue
+from cstorch.tracing.tensors.tensor import Base, Handle, LazyTensor, new_tensor
+
+LARGEST_STATE_BYTES = 1 << 20
+"""A larger state is no part of what is computed outside of the step: it would travel to the client in every step."""
+
+Phase = Literal["before", "after", "closures"]
+
+
+@dataclass(slots=True, kw_only=True)
+class StepAtHand:
+    """The step that the script is in.
+
+    number: from 1; 0 before the first.
+    phase: whether the traced function was called in it, or the closures run.
+    trace: the number of the recording that it repeats, 0 before there is one.
+    is_last: whether no other step follows the closures that run.
+    states: what it reads or changes, by the id of the cell.
+    """
+
+    number: int = 0
+    phase: Phase = "before"
+    is_last: bool = False
+    trace: int = 0
+    states: dict[int, Cell] = field(default_factory=dict)
+    _shown: list[weakref.ref[LazyTensor]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """The next step begins."""
+        self.number += 1
+        self.phase = "before"
+        self._shown = []
+
+    def is_state(self, handle: Handle) -> bool:
+        """Whether the cluster has the tensor's value, and changes it in steps."""
+        return handle.cell is not None and id(handle.cell) in self.states
+
+    def show(self, value: StepValue, meta: torch.Tensor) -> LazyTensor:
+        """A tensor for the script that has this value."""
+        tensor = LazyTensor(Handle(meta, deferred=value, base=Base()))
+        self.keep(tensor)
+        return tensor
+
+    def keep(self, tensor: LazyTensor) -> None:
+        """Has a tensor get its value when the step has run."""
+        self._shown.append(weakref.ref(tensor))
+
+    def evaluate(self, is_given: Callable[[Source], bool], given: Callable[[Source], torch.Tensor]) -> None:
+        """Gives all tensors that the script still has their values, as far as the step's outputs suffice."""
+        for reference in self._shown:
+            tensor = reference()
+            value = tensor._handle.deferred if tensor is not None else None
+            if value is not None and all(is_given(part.source) for part in value.sources() if part.source is not None):
+                value.evaluate(given)
+        self._shown = []
+
+    def value_of(self, tensor: LazyTensor) -> StepValue:
+        """What a tensor stands for at this moment.
+
+        Raises:
+            TraceError: its value cannot be had at this place of the loop.
+        """
+        handle = tensor._handle
+        settle(handle)
+        if handle.deferred is not None:
+            if handle.deferred.step != self.number:
+                raise never_came(handle.deferred)
+            return handle.deferred
+        if handle.cell is None or self.is_state(handle):
+            return self._value_of_step(tensor)
+        return StepValue(step=self.number, value=_bytes_of(handle).clone())
+
+    def _value_of_step(self, tensor: LazyTensor) -> StepValue:
+        """Of a tensor of the trace, or a state."""
+        handle = tensor._handle
+        if handle.cell is None and handle.trace != self.trace:
+            raise TraceError(
+                f"at {user_line()} {tensor!r} is used, which was computed in the traced step of another execution: its "
+                "value is available inside a @cstorch.step_closure of that execution only"
+            )
+        if self.phase == "before":
+            raise TraceError(
+                f"at {user_line()} {tensor!r} is used before the @cstorch.trace function is called in step "
+                f"{self.number}: its value is that of a step before, which the cluster has left behind. Use it behind "
+                "the call of the traced function, where it has the value of this step"
+            )
+        if self.phase == "closures":
+            raise TraceError(
+                f"at {user_line()} a closure uses {tensor!r}, whose value it was not given. Give it to the closure as "
+                "an argument: `note(loss, tensor)` instead of reading it in the body of `note`"
+            )
+        cell = handle.cell
+        if cell is None:
+            return StepValue(step=self.number, source=tensor)
+        if cell.nbytes > LARGEST_STATE_BYTES:
+            raise TraceError(
+                f"at {user_line()} something is computed of {tensor!r} outside of the traced function: its "
+                f"{cell.nbytes} bytes would be sent to the script in every step. Compute it in the @cstorch.trace "
+                "function and return the result"
+            )
+        whole = StepValue(step=self.number, source=new_tensor(cell))
+        meta = handle.meta
+        if meta.dtype == cell.dtype and is_whole(meta, cell):
+            return whole
+        layout = (tuple(meta.shape), tuple(meta.stride()), int(meta.storage_offset()))
+        return StepValue(step=self.number, call=(torch.ops.aten.as_strided.default, (whole, *layout), {}))
+
+
+class _Here(threading.local):
+    step: StepAtHand | None = None
+
+
+_here = _Here()
+
+
+def step_at_hand() -> StepAtHand | None:
+    """The step of the execution whose loop this thread is in."""
+    return _here.step
+
+
+def enter_loop(step: StepAtHand | None) -> None:
+    """This thread is in a loop over steps from now on; None: in none."""
+    _here.step = step
+
+
+def settle(handle: Handle) -> None:
+    """A value that has become known is one of a tensor like any other."""
+    deferred = handle.deferred
+    if deferred is not None and deferred.value is not None:
+        handle.cell = Cell(tuple(handle.meta.shape), handle.meta.dtype)
+        handle.cell.write(deferred.value)
+        handle.meta = torch.empty(handle.cell.shape, dtype=handle.cell.dtype, device="meta")
+        handle.deferred = None
+
+
+def check_known(tensor: torch.Tensor) -> None:
+    """To be called by who reads or replaces a tensor's value past the operations of torch.
+
+    Raises:
+        TraceError: the value is that of a step, and not known at this place of the loop.
+    """
+    if not isinstance(tensor, LazyTensor):
+        return
+    settle(tensor._handle)
+    step = step_at_hand()
+    if step is not None and step.phase != "closures" and step.is_state(tensor._handle):
+        raise unknown_yet(step)
+    if tensor._handle.deferred is not None:
+        raise unknown_value(tensor._handle.deferred)
+
+
+READ_LATER = """\
+A step runs when the script has left the body of the loop. To read a value of the step, hand it to a step closure:
+
+    @cstorch.step_closure
+    def note(loss):
+        losses.append(loss.item())
+
+    for batch in executor:
+        note(training_step(batch))
+
+To read or save weights and other state, do it in a checkpoint closure, or after the loop:
+
+    @cstorch.checkpoint_closure
+    def save():
+        cstorch.save({"model": model.state_dict()}, "step.mdl")
+
+    for batch in executor:  # a DataExecutor with checkpoint_steps=...
+        training_step(batch)
+        save()"""
+
+PATTERNS = "docs/patterns.md has this for best weights, running averages, early stopping and evaluation within training."
+
+
+def unknown_yet(step: StepAtHand) -> TraceError:
+    """The error for a value of the step at hand that is wanted in the body of the loop."""
+    return TraceError(
+        f"at {user_line()} a value of step {step.number} is needed in the loop, where it is not known yet. "
+        f"{READ_LATER}\n\nWhat the batch holds is known in the input_fn, and in the traced function as a tensor. {PATTERNS}"
+    )
+
+
+def unknown_value(value: StepValue) -> TraceError:
+    """The error for a value that is wanted at a place where it is not known."""
+    step = step_at_hand()
+    return unknown_yet(step) if step is not None and step.number == value.step else never_came(value)
+
+
+def never_came(value: StepValue) -> TraceError:
+    """The error for a value of an earlier step that is not known."""
+    return TraceError(
+        f"at {user_line()} a value of step {value.step} is used, which was not sent to the script: either the step is "
+        "no activation step (activation_steps of the DataExecutor), or the value is none that the traced function "
+        "returned or that a closure was given in the first step. Return it from the @cstorch.trace function; what is "
+        "carried from step to step is best computed in the traced function, in a buffer or with cstorch.metrics"
+    )
+
+
+def in_place_refused() -> TraceError:
+    """The error for a change of a tensor that the cluster changes itself."""
+    return TraceError(
+        f"at {user_line()} a tensor of the step is changed in the body of the loop, where the cluster would not see it. "
+        "Change state in the @cstorch.trace function, or between executions; for a tensor of your own write "
+        "`total = total + loss` instead of `total += loss`"
+    )
+
+
+def changed_in_closure(tensor: LazyTensor) -> StateError:
+    """The error for a change of state in a closure."""
+    return StateError(
+        f"at {user_line()} the state {tensor!r} is changed in a closure, while the execution goes on: the change would "
+        "be lost. Change state in the @cstorch.trace function, or between executions"
+    )
+
+
+def _bytes_of(handle: Handle) -> torch.Tensor:
+    assert handle.cell is not None
+    data = handle.cell.data()
+    if handle.meta.dtype != handle.cell.dtype:
+        data = data.view(-1).view(handle.meta.dtype)
+    return data.as_strided(handle.meta.shape, handle.meta.stride(), handle.meta.storage_offset())
+
+
+def host_argument(argument: Any, step: StepAtHand) -> Any:
+    """The argument of a call as it is kept until the values come."""
+    if isinstance(argument, LazyTensor):
+        return step.value_of(argument)
+    if isinstance(argument, torch.Tensor):
+        return argument.detach().clone()
+    if isinstance(argument, (list, tuple)):
+        return [host_argument(item, step) for item in argument]
+    return argument
+
+
+def shapes_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What the call returns, on meta tensors."""
+    return function(*map(as_meta, args), **{name: as_meta(argument) for name, argument in kwargs.items()})
