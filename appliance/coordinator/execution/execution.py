@@ -270,6 +270,10 @@ class Execution:
         epoch.results.consumed(self._client.consumed_step)
         return done_steps
 
+    def lose_states(self) -> None:
+        """Whoever keeps states may have lost them: if no step has run, those that it begins with are put back first."""
+        self._keeps_nothing = True
+
     def restore(self, *, from_any_step: bool) -> None:
         """After it: put the states back on those who keep them. Raises as resume.
 

@@ -7,6 +7,7 @@ import numpy
 import pytest
 
 from appliance.coordinator.execution.recovery_points import FIRST_POINT, LAST_POINT
+from appliance.coordinator.executions import Executions
 from appliance.coordinator.recovery import recovery
 from wsc.v1 import coordinator_pb2, node_pb2
 
@@ -89,6 +90,26 @@ def test_an_execution_begins_with_the_end_of_the_one_before(cluster: Any, one: A
     replace_memoryx(cluster)
     assert not last_start(cluster, 3).done_steps
     assert last_load(cluster).recovery_point == end
+
+
+def test_an_execution_that_begins_while_somebody_is_replaced_has_its_states_put_back(
+    cluster: Any, one: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore = Executions.restore
+
+    def restore_when_it_has_begun(executions: Executions) -> None:
+        cluster.until(lambda: executions.current is not None)
+        restore(executions)
+
+    monkeypatch.setattr(Executions, "restore", restore_when_it_has_begun)
+    train(one)
+    end = last_start(cluster, 1).last_recovery_point
+    replace_memoryx(cluster)
+    one.begin(NUM_STEPS)
+    start(one, wrote=False)
+    last_start(cluster, 2)
+    assert last_load(cluster).recovery_point == end
+    run(one, NUM_STEPS)
 
 
 def test_if_that_end_could_not_be_kept_the_next_keeps_its_start(cluster: Any, one: Any) -> None:
