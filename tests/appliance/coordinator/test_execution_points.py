@@ -1,5 +1,6 @@
 """Which recovery point a job goes on from: one whose states are those of its execution, or none."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -187,3 +188,26 @@ def test_what_the_client_has_written_is_wanted_again_on_the_end_of_the_one_befor
     assert last_load(cluster).recovery_point == end
     assert order_of(last_start(cluster, 3).recovery_point) == FIRST_POINT
     run(one, NUM_STEPS)
+
+
+def test_steps_that_are_run_again_are_not_stopped_though_the_client_has_all(cluster: Any, one: Any) -> None:
+    """The end was reached, and is lost with who kept the states: it has to be reached again."""
+    cluster.behaviour.gives_up = lambda number: order_of(number) == LAST_POINT
+    one.begin(NUM_STEPS, checkpoint_steps=(NUM_STEPS,))
+    one.start()
+    run(one, NUM_STEPS)
+    one.receive("checkpoint")
+    held, steps = threading.Event(), list[int]()
+
+    def hold(context: object, step: int) -> None:
+        if step == NUM_STEPS - 2:
+            held.set()
+            threading.Event().wait(1.0)  # a stop that is not due comes in this time
+        steps.append(step)
+
+    cluster.behaviour.on_step["memoryx-0"] = hold
+    replace_memoryx(cluster)
+    assert held.wait(20)
+    one.send(checkpoint_taken=coordinator_pb2.CheckpointTaken(step=NUM_STEPS))
+    one.receive("finished")
+    assert steps == list(range(1, NUM_STEPS + 1))
