@@ -53,8 +53,10 @@ class Executions:
         """Between executions: put the states back on the nodes. Raises as Execution.restore."""
         with self._lock:
             last = self._record.execution
+            if self._current is not None:
+                self._current.lose_states()  # it has begun just now
             if last is None or self._current is not None:
-                return  # what begins now puts them back
+                return
             execution = self._make(
                 last.index, last.begin, ClientProgress(), follows_left=last.follows_left, loses_states=True
             )

@@ -199,6 +199,7 @@ class Job:
         with self._changed:
             self._changed.notify_all()
             if execution is not None:
+                self._inputs.began(begin.loader)
                 self._reporter.add_artifact(begin.artifact)
                 if self._over:
                     execution.abandon()

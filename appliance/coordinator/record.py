@@ -199,12 +199,22 @@ class JobRecord:
         self._change(change)
 
     def began(self, index: int, begin: coordinator_pb2.Begin) -> record_pb2.RecordedExecution:
-        """An execution was begun."""
+        """An execution was begun; the inputs that were prepared before its own are not needed any more."""
         before = self.execution
         execution = record_pb2.RecordedExecution(
             index=index, begin=begin, follows_left=before is not None and before.left
         )
-        self._change(lambda record: record.execution.CopyFrom(execution))
+        loaders = list(self._record.loaders)
+        old = loaders[: loaders.index(begin.loader)] if begin.loader in loaders else []
+
+        def change(record: record_pb2.JobRecord) -> None:
+            record.execution.CopyFrom(execution)
+            for loader in old:
+                record.loaders.remove(loader)
+
+        self._change(change)
+        for loader in old:
+            (self._folder / _input_file(loader)).unlink(missing_ok=True)
         return execution
 
     def started(self, index: int) -> None:

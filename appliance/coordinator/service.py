@@ -170,6 +170,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             else:
                 yield from self._load_and_start(execution)
             yield from execution.responses()
+            self._finish(execution)  # so that the client can begin the next at once
         except GeneratorExit:  # gRPC drops a generator whose client is gone
             self._job.session.check_connection()
             with contextlib.suppress(JobFailed, TimeoutError):
@@ -178,7 +179,6 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         except (Abandoned, grpc.RpcError) as error:
             self._stop(execution)
             raise Abandoned from error
-        self._stop(execution)  # so that the client can begin the next at once
         yield execution.finished()
 
     def _load_and_start(self, execution: Execution) -> Iterator[coordinator_pb2.ExecuteResponse]:
@@ -194,6 +194,16 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 return
             except EpochOver:
                 self._job.recovery.wait_until_live()
+
+    def _finish(self, execution: Execution) -> None:
+        """Wait for the end, and stop all nodes there, and not in steps that are run again after a death."""
+        while True:
+            execution.wait_until_done()
+            with self._job.recovery.lock:
+                if execution.is_done:
+                    execution.stop()
+                    self._job.end_execution(execution)
+                    return
 
     def _stop(self, execution: Execution) -> None:
         with self._job.recovery.lock:  # the recovery finds it running, or not at all

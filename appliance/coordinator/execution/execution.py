@@ -121,7 +121,7 @@ class Execution:
         point = None
         if self._points is not None and self._keeps_nothing and self.index > 1:  # the first begins with nothing
             try:
-                point = self._points.usable()
+                point = self._points.usable_start()
             except NoRecoveryPoint as error:
                 lost = f"the states that this execution begins with are lost: {error}"
                 raise self._verdict.fail(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=lost)) from error
@@ -163,7 +163,7 @@ class Execution:
             self._client.is_started = True
 
     def responses(self) -> Iterator[coordinator_pb2.ExecuteResponse]:
-        """Outputs and checkpoints in the order of the steps, and then the end. Raises JobFailed, Abandoned."""
+        """Outputs and checkpoints in the order of the steps. Raises JobFailed, Abandoned."""
         shown = time.monotonic()
         has_outputs = bool(self._plan().coordinator.outputs)
         for step in self._schedule.steps_for_client(has_outputs=has_outputs):
@@ -180,10 +180,17 @@ class Execution:
                 with self._waiting.changed:
                     self._client.told.add(step)
                 yield coordinator_pb2.ExecuteResponse(checkpoint=ready)
-        self._waiting.until(self._is_done)
+
+    def wait_until_done(self) -> None:
+        """Until all steps are, and the client has taken all checkpoints. Raises JobFailed, Abandoned."""
+        self._waiting.until(lambda: self.is_done)
         self._on_progress(self._schedule.num_steps)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it can be stopped. A death undoes it where the states after the last step are not kept yet."""
         # The nodes keep the last snapshot until they are told to stop.
-        self._waiting.until(lambda: self._schedule.checkpoint_steps <= self._client.taken)
+        return self._schedule.checkpoint_steps <= self._client.taken and self._has_ended()
 
     def finished(self) -> coordinator_pb2.ExecuteResponse:
         """The last message, after stop."""
@@ -269,6 +276,10 @@ class Execution:
         assert epoch.results is not None
         epoch.results.consumed(self._client.consumed_step)
         return done_steps
+
+    def lose_states(self) -> None:
+        """Whoever keeps states may have lost them: if no step has run, those that it begins with are put back first."""
+        self._keeps_nothing = True
 
     def restore(self, *, from_any_step: bool) -> None:
         """After it: put the states back on those who keep them. Raises as resume.
@@ -370,12 +381,13 @@ class Execution:
             self._schedule.last_output_step(step) if has_outputs else 0,
         )
 
-    def _is_done(self) -> bool:
-        """Whether all steps are, and nothing of their states can be lost."""
+    def _has_ended(self) -> bool:
+        """Whether all steps are done, and nothing of their states can be lost."""
         epoch = self._current()
-        if epoch.over or not epoch.all_finished:
+        if not epoch.all_finished:
             return False
-        return self._points is None or self._points.has(epoch.last_recovery_point)
+        is_kept = self._points is None or self._points.has(epoch.last_recovery_point)
+        return is_kept and not epoch.over  # asked last: what is given up when it is over is not kept
 
     def _take_outputs(self) -> coordinator_pb2.OutputBatch | None:
         """What the client has not got, if it pays to send it."""

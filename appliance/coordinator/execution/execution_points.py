@@ -68,6 +68,13 @@ class ExecutionPoints:
                 return point
         raise NoRecoveryPoint("the states of the job could not be kept anywhere to go on from")
 
+    def usable_start(self) -> RecoveryPoint:
+        """What an execution begins with of which no step counts yet. Raises as usable."""
+        point = self.usable()
+        if self.done_steps(point):
+            raise NoRecoveryPoint("only those after some of its steps are kept")
+        return point
+
     def has_start(self) -> bool:
         """Whether the end of the execution before is kept: what this one begins with, if nothing is written."""
         point = self._points.complete

@@ -24,8 +24,15 @@ class Inputs:
             self._prepared[prepared.loader] = prepared
         self._hand_over(prepared, self._nodes.topology.workers)
 
+    def began(self, loader: str) -> None:
+        """An execution with this input has begun: those that were prepared before it are not needed any more."""
+        with self._lock:
+            names = list(self._prepared)
+            for name in names[: names.index(loader)] if loader in names else ():
+                del self._prepared[name]
+
     def prepare_again(self, workers: Iterable[Member]) -> None:
-        """Hand all inputs to these workers, which are new."""
+        """Hand all inputs that are needed to these workers, which are new."""
         with self._lock:
             inputs = list(self._prepared.values())
         for prepared in inputs:

@@ -289,7 +289,9 @@ class Recovery:
         try:
             if execution is not None and execution.is_started:
                 return execution.resume()
-            if execution is None and not self._executions.is_awaited:
+            if execution is not None:
+                execution.lose_states()
+            elif not self._executions.is_awaited:
                 self._executions.restore()
         except NoRecoveryPoint as error:
             failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=f"{causes}; {error}")

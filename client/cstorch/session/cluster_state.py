@@ -140,6 +140,9 @@ class ClusterState:
                 initial_states(cells, made, [name for name in made if staged.get(name) == shard]),
                 unstaged=partial(initial_states, cells, made, ()),
             )
+            for name in names:
+                if cells[name].remote:
+                    cells[name].data()  # of another name: while a shard is written to, it cannot be read
             outgoing = [
                 Outgoing(name=name, nbytes=cells[name].nbytes, value=cells[name].data)
                 for name in names

@@ -1,5 +1,6 @@
 """Which recovery point a job goes on from: one whose states are those of its execution, or none."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy
 import pytest
 
 from appliance.coordinator.execution.recovery_points import FIRST_POINT, LAST_POINT
+from appliance.coordinator.executions import Executions
 from appliance.coordinator.recovery import recovery
 from wsc.v1 import coordinator_pb2, node_pb2
 
@@ -91,6 +93,26 @@ def test_an_execution_begins_with_the_end_of_the_one_before(cluster: Any, one: A
     assert last_load(cluster).recovery_point == end
 
 
+def test_an_execution_that_begins_while_somebody_is_replaced_has_its_states_put_back(
+    cluster: Any, one: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore = Executions.restore
+
+    def restore_when_it_has_begun(executions: Executions) -> None:
+        cluster.until(lambda: executions.current is not None)
+        restore(executions)
+
+    monkeypatch.setattr(Executions, "restore", restore_when_it_has_begun)
+    train(one)
+    end = last_start(cluster, 1).last_recovery_point
+    replace_memoryx(cluster)
+    one.begin(NUM_STEPS)
+    start(one, wrote=False)
+    last_start(cluster, 2)
+    assert last_load(cluster).recovery_point == end
+    run(one, NUM_STEPS)
+
+
 def test_if_that_end_could_not_be_kept_the_next_keeps_its_start(cluster: Any, one: Any) -> None:
     cluster.behaviour.gives_up = lambda number: order_of(number) == LAST_POINT
     train(one)
@@ -166,3 +188,26 @@ def test_what_the_client_has_written_is_wanted_again_on_the_end_of_the_one_befor
     assert last_load(cluster).recovery_point == end
     assert order_of(last_start(cluster, 3).recovery_point) == FIRST_POINT
     run(one, NUM_STEPS)
+
+
+def test_steps_that_are_run_again_are_not_stopped_though_the_client_has_all(cluster: Any, one: Any) -> None:
+    """The end was reached, and is lost with who kept the states: it has to be reached again."""
+    cluster.behaviour.gives_up = lambda number: order_of(number) == LAST_POINT
+    one.begin(NUM_STEPS, checkpoint_steps=(NUM_STEPS,))
+    one.start()
+    run(one, NUM_STEPS)
+    one.receive("checkpoint")
+    held, steps = threading.Event(), list[int]()
+
+    def hold(context: object, step: int) -> None:
+        if step == NUM_STEPS - 2:
+            held.set()
+            threading.Event().wait(1.0)  # a stop that is not due comes in this time
+        steps.append(step)
+
+    cluster.behaviour.on_step["memoryx-0"] = hold
+    replace_memoryx(cluster)
+    assert held.wait(20)
+    one.send(checkpoint_taken=coordinator_pb2.CheckpointTaken(step=NUM_STEPS))
+    one.receive("finished")
+    assert steps == list(range(1, NUM_STEPS + 1))
