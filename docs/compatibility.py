@@ -193,6 +193,8 @@ def _different_parameters(value: Any, reference: list[str]) -> Iterator[str]:
         if default not in ("", "<default>", given) and not _is_default(given, default):
             own_default = "needed" if given is inspect.Parameter.empty else repr(given)
             yield f"`{name}` is {own_default}, not {default} by default"
+    if not takes_any and any(text.startswith("**") for text in reference):
+        yield "takes no names but its own"  # scripts make configuration classes of signatures
     by_name = [name for name in known if name in own and own[name].kind is inspect.Parameter.KEYWORD_ONLY]
     anywhere = [text.partition("=")[0] for text in itertools.takewhile(lambda text: text[0] != "*", reference)]
     only_here = [f"`{name}`" for name in by_name if name in anywhere]

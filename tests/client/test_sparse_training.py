@@ -1,6 +1,8 @@
 """Sparse training on the CPU backend, beside the same written out; configuration; what is refused."""
 
 import copy
+import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -194,3 +196,13 @@ def test_what_is_refused() -> None:
         cstorch.optim.SGD(network().parameters(), lr=0.1).apply(sparse.configure(0.5))
     with pytest.raises(TypeError, match="to a module or an optimizer, not to int"):
         sparse.configure(0.5).apply(3)
+
+
+@pytest.mark.parametrize("algorithm", [sparse.Static, sparse.GMP, sparse.SET, sparse.RigL])
+def test_an_algorithm_takes_what_its_base_takes_and_nothing_else(algorithm: Any) -> None:
+    algorithm(sparsity=0.5, init_method="topk")
+    with pytest.raises(TypeError, match="param_filters"):
+        algorithm(sparsity=0.5, param_filters=["*"])
+    # A configuration class that a script makes of the signature leaves room for settings of `configure`.
+    kinds = [parameter.kind for parameter in inspect.signature(algorithm).parameters.values()]
+    assert inspect.Parameter.VAR_KEYWORD in kinds

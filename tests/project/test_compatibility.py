@@ -42,6 +42,7 @@ def test_each_status_occurs_where_it_must() -> None:
         (["a", "*", "c"], ""),
         (["c", "a"], "by name only: `c`"),
         (["b", "a"], "takes `a`, `b` in this order"),
+        (["a", "**kwargs"], "takes no names but its own"),
         (["e=torch.float32"], ""),
         (["e=torch.float16"], "`e` is torch.float32, not torch.float16 by default"),
         (["c=<default>", ".first", ".second", ".third"], "by name only: all; has no `third`"),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from cstorch import state
-from cstorch.sparse.base import InitMethod, SparseParameter, SparsityAlgorithm
+from cstorch.sparse.base import SparseParameter, SparsityAlgorithm
 from cstorch.sparse.schedules import HyperParameterSchedule, ScheduleLike, UpdateLike, make_update_schedule
 
 
@@ -19,17 +19,18 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm, ABC):
 
     sparsity: as in SparsityAlgorithm; the first mask has that of step 0.
     update: {"freq", "start", "stop"}, {"steps"}, a function of the step, or None for every step.
+    **kwargs: as in Static.
     """
 
     def __init__(
         self,
         sparsity: ScheduleLike | None = None,
         update: UpdateLike = None,
-        init_method: str | InitMethod = "random",
+        **kwargs: Any,
     ) -> None:
         if sparsity is None:
             raise ValueError(f"{type(self).__name__} needs a sparsity")
-        super().__init__(sparsity, init_method)
+        super().__init__(sparsity, **kwargs)
         self.step = torch.zeros((), dtype=torch.int64)
         self.is_update_step = make_update_schedule(update)
 

@@ -1,10 +1,16 @@
 """Static sparsity: the first mask stays."""
 
-from cstorch.sparse.base import InitMethod, SparsityAlgorithm
+from typing import Any
+
+from cstorch.sparse.base import SparsityAlgorithm
 
 
 class Static(SparsityAlgorithm):
-    """The mask never changes. sparsity: a number; None with init_method="from_zeros"."""
+    """The mask never changes. sparsity: a number; None with init_method="from_zeros".
 
-    def __init__(self, sparsity: float | None = None, init_method: str | InitMethod = "random") -> None:
-        super().__init__(sparsity, init_method)
+    All else is as SparsityAlgorithm takes it. It goes through `**kwargs`, as in the real class: scripts that make a
+    configuration class of the signature take that as leave for the settings of `configure`, such as param_filter.
+    """
+
+    def __init__(self, sparsity: float | None = None, **kwargs: Any) -> None:
+        super().__init__(sparsity, **kwargs)
