@@ -208,13 +208,19 @@ row(
     rule=rules.given,
     result_names="x_backprop scale_backprop offset_backprop",
 )
-_GROUPS = f"{_NORM} affine=BOOL? num_groups=INT"
-row("GroupNorm", "input gamma? beta?", prepare_group_norm, attributes=_GROUPS, rule=_first_operand)
+_GROUPS = "data_format=STRING affine=BOOL? num_groups=INT"
+row(
+    "GroupNorm",
+    "input gamma? beta?",
+    prepare_group_norm,
+    attributes=f"{_GROUPS} epsilon=FLOAT",
+    rule=_first_operand,
+)
 row(
     "GroupNormGrad",
     "y_backprop x scale",
     prepare_group_norm_grad,
-    attributes=_GROUPS,
+    attributes=f"{_GROUPS} epsilon=FLOAT?",
     results=3,
     rule=lambda site: (site.operands[1], site.operands[2], site.operands[2]),
     result_names="x_backprop scale_backprop offset_backprop",
