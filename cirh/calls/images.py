@@ -182,9 +182,9 @@ def _stride_of(
     different = any(w > 1 and count > 1 for w, count in zip(window, made, strict=True))
     if len(found) > 1 and different:
         raise CirhError(
-            f"{site.name}: windows {list(window)} make {list(made)} of {list(image)} with stride=1, and without a stride "
-            "but with ceil_mode=True: the text is the same for both, and neither is executed; for the latter write the "
-            "stride (stride=2 for windows of 2)"
+            f"{site.name}: windows {list(window)} make {list(made)} of {list(image)} with stride=1, and also without a "
+            "stride but with ceil_mode=True: the text is the same for both, and neither is executed; for the latter "
+            "write the stride (stride=2 for windows of 2)"
         )
     return next(iter(found.items()))
 

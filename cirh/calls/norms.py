@@ -8,6 +8,7 @@ import torch
 from cirh.calls.images import check_format
 from cirh.dialect.errors import CirhError
 from cirh.dialect.spec import Call, Site
+from cirh.dialect.types import TensorInfo
 
 aten = torch.ops.aten
 
@@ -58,16 +59,19 @@ def prepare_batch_norm(site: Site) -> Call:
 
 
 def prepare_batch_norm_grad(site: Site) -> Call:
-    """Results: the gradients of input, scale and offset, where the statistics are those of the batch."""
+    """Results: the gradients of input, scale and offset.
+
+    Where the norm does not train, its statistics are not among the operands: the compiler takes those of the norm.
+    """
     _check_channels(site, 1, range(2, 3))
     epsilon, exact = epsilon_of(site), _exact(site)
     gradient, given, weights = site.operands
-    if not site.get("is_training"):
-        raise CirhError(f"{site.name}: the gradient by given statistics is not executed; train with is_training")
     if gradient != given or site.results != (given, weights, weights):
         raise CirhError(f"{site.name}: its results are not of the types of its operands")
 
     def batch_norm_grad(gradient: torch.Tensor, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not site.get("is_training"):
+            raise CirhError(f"{site.name}: the gradient by given statistics cannot be executed without the norm itself")
         weight = scale.to(exact)
         _, mean, rstd = aten._native_batch_norm_legit.no_stats(x, weight, None, True, 0.0, epsilon)
         made = aten.native_batch_norm_backward.default(
@@ -107,21 +111,26 @@ def prepare_group_norm(site: Site) -> Call:
 
 
 def prepare_group_norm_grad(site: Site) -> Call:
-    """Operands: gradient, input, scale. Results: the gradients of input, scale and offset.
+    """Operands: gradient, input, and maybe a scale. Results: the gradients of input, and then of scale and offset.
 
     The vendor's client writes no epsilon: it is that of the norm itself, whose statistics the compiler takes.
     """
-    if len(site.operands) != 3:
-        raise CirhError(f"{site.name}: without a scale is not executed; give the norm weights (affine=True)")
     sizes, exact = group_sizes(site, 1), _exact(site)
-    _check_channels(site, 1, range(2, 3), sizes[-1])
-    shape = site.operands[2].shape
+    _check_channels(site, 1, range(2, len(site.operands)), sizes[-1])
 
-    def group_norm_grad(gradient: torch.Tensor, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def group_norm_grad(gradient: torch.Tensor, x: torch.Tensor, *scales: torch.Tensor) -> tuple[torch.Tensor, ...]:
         epsilon = epsilon_of(site)
-        g, y, gamma = (tensor.to(exact).contiguous() for tensor in (gradient, x, scale.reshape(-1)))
+        g, y = gradient.to(exact).contiguous(), x.to(exact).contiguous()
+        gamma = next((scale.reshape(-1).to(exact).contiguous() for scale in scales), None)
         _, mean, rstd = aten.native_group_norm.default(y, gamma, None, *sizes, epsilon)
-        made = aten.native_group_norm_backward.default(g, y, mean, rstd, gamma, *sizes, [True, True, True])
-        return made[0].to(x.dtype), *(each.to(scale.dtype).reshape(shape) for each in made[1:])
+        mask = [True, bool(scales), bool(scales)]
+        made = aten.native_group_norm_backward.default(g, y, mean, rstd, gamma, *sizes, mask)
+        return made[0].to(x.dtype), *(each.to(s.dtype).reshape(s.shape) for s in scales for each in made[1:])
 
     return Call(group_norm_grad)
+
+
+def group_norm_grad_types(site: Site) -> tuple[TensorInfo, ...]:
+    """Those of the gradients, as many as there are."""
+    _, image, *scales = site.operands
+    return (image, *(scale for scale in scales for _ in range(2)))
