@@ -12,14 +12,18 @@ from cirh.dialect.spec import Call, Site
 
 aten = torch.ops.aten
 # By rank: the batch first, then channels.
-_FORMATS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
+_FORMATS = {2: ("NC",), 3: ("NCL", "NCW"), 4: ("NCHW",), 5: ("NCDHW",)}
 
 
 def check_format(site: Site, rank: int) -> None:
     """CirhError unless a tensor of this rank has its channels in dimension 1."""
     given, known = site.get("data_format"), _FORMATS.get(rank)
-    if known is None or given != known:
-        raise CirhError(f"{site.name}: data_format {given!r} of a tensor of rank {rank}; {known} is executed")
+    if known is None or given not in known:
+        formats = ", ".join(name for names in _FORMATS.values() for name in names)
+        raise CirhError(
+            f"{site.name}: data_format {given!r} of a tensor of rank {rank} is not executed; the channels must be in "
+            f"dimension 1 ({formats}): x.transpose(1, -1), x.movedim(-1, 1)"
+        )
 
 
 def _numbers(site: Site, name: str, count: int, least: int) -> tuple[int, ...]:
@@ -30,11 +34,22 @@ def _numbers(site: Site, name: str, count: int, least: int) -> tuple[int, ...]:
 
 
 def _places(
-    size: Sequence[int], window: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    size: Sequence[int],
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    *,
+    is_ceil: bool = False,
 ) -> tuple[int, ...]:
-    """At how many places a window stands, in each dimension."""
-    each = zip(size, window, stride, padding, dilation, strict=True)
-    return tuple((n + 2 * p - d * (w - 1) - 1) // s + 1 for n, w, s, p, d in each)
+    """At how many places a window stands, in each dimension; is_ceil: also where it goes over the edge, as in torch."""
+    places = []
+    for n, w, s, p, d in zip(size, window, stride, padding, dilation, strict=True):
+        rest = n + 2 * p - d * (w - 1) - 1
+        count = (-(-rest // s) if is_ceil else rest // s) + 1
+        # A window that would begin in the padding behind is left out.
+        places.append(count - 1 if is_ceil and (count - 1) * s >= n + p else count)
+    return tuple(places)
 
 
 def prepare_convolution(site: Site) -> Call:
@@ -117,19 +132,61 @@ def prepare_pool(site: Site) -> Call:
     check_format(site, rank)
     ksize, strides, dilation = (_numbers(site, name, rank, 1) for name in ("ksize", "strides", "dilation"))
     padding = _symmetric(site, rank)
-    if rank < 4 or any(numbers[:2] != (1, 1) for numbers in (ksize, strides)) or padding[:2] != (0, 0):
+    if any(numbers[:2] != (1, 1) for numbers in (ksize, strides)) or padding[:2] != (0, 0):
         raise CirhError(f"{site.name}: windows over samples or channels are not executed")
-    window, stride, pad, step = ksize[2:], strides[2:], padding[2:], dilation[2:]
-    made = (*image[:2], *_places(image[2:], window, stride, pad, step))
-    said = (delta, site.result) if gradient else (site.result, delta)
-    if said != ((made, dtype), (image, dtype)) or any(2 * p > w for p, w in zip(pad, window, strict=True)):
-        raise CirhError(f"{site.name}: pooled, {list(image)} is {list(made)}; the types say otherwise")
+    window, pad, step = ksize[2:], padding[2:], dilation[2:]
+    made, source = (delta, site.result) if gradient else (site.result, delta)
+    if made.shape[:2] != image[:2] or len(made.shape) != rank or {made.dtype, source.dtype} != {dtype}:
+        raise CirhError(f"{site.name}: {made} is not what {site.operands[0]} is pooled to")
+    if source.shape != image or any(2 * p > w for p, w in zip(pad, window, strict=True)):
+        raise CirhError(f"{site.name}: padding {list(pad)} of windows {list(window)} over {list(image)}")
+    stride, is_ceil = _stride_of(site, image[2:], made.shape[2:], (window, strides[2:], pad, step))
     kind = site.get("pool_type")
     if kind == "MAX":
-        return _maximum(len(window), (window, stride, pad, step, False), gradient)
-    if kind != "AVERAGE" or any(pad) or set(step) != {1}:
-        raise CirhError(f"{site.name}: {kind} with padding {list(pad)} and dilation {list(step)} is not executed")
-    return _average(len(window), (window, stride, pad, False, True), gradient)
+        return _maximum(len(window), (window, stride, pad, step, is_ceil), gradient)
+    if kind != "AVERAGE" or set(step) != {1}:
+        raise CirhError(
+            f"{site.name}: pool_type {kind} with dilation {list(step)} is not executed; MAX and AVERAGE are"
+        )
+    if any(pad):
+        raise CirhError(
+            f"{site.name}: means of windows with padding {list(pad)} are not executed, since the text does not say "
+            "whether the padding counts (count_include_pad); where it does, write F.avg_pool2d(F.pad(x, (1, 1, 1, 1)), "
+            "...) with padding=0, which is the same"
+        )
+    return _average(len(window), (window, stride, pad, is_ceil, True), gradient)
+
+
+def _stride_of(
+    site: Site, image: tuple[int, ...], made: tuple[int, ...], settings: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[int, ...], bool]:
+    """How far windows are apart, and whether the last ones go over the edge (ceil_mode).
+
+    The vendor's client writes strides of 1 where the script gives none, which means those of the window, and never
+    writes ceil_mode. The size of the result tells them.
+    """
+    window, given, pad, step = settings
+    found = {}
+    for stride in (given, window) if set(given) == {1} else (given,):
+        for is_ceil in (False, True):
+            if _places(image, window, stride, pad, step, is_ceil=is_ceil) == made:
+                found.setdefault(stride, is_ceil)
+    if not found:
+        floor = _places(image, window, given, pad, step)
+        raise CirhError(
+            f"{site.name}: windows {list(window)} with strides {list(given)}, padding {list(pad)} and dilation "
+            f"{list(step)} make {list(floor)} of {list(image)}; the type of the result says {list(made)} "
+            "(the vendor's client leaves out the dilation of a pooling; slices of x can stand for it)"
+        )
+    # Where a dimension has one window, or windows of one element, any stride is the same.
+    different = any(w > 1 and count > 1 for w, count in zip(window, made, strict=True))
+    if len(found) > 1 and different:
+        raise CirhError(
+            f"{site.name}: windows {list(window)} make {list(made)} of {list(image)} with stride=1, and also without a "
+            "stride but with ceil_mode=True: the text is the same for both, and neither is executed; for the latter "
+            "write the stride (stride=2 for windows of 2)"
+        )
+    return next(iter(found.items()))
 
 
 def _symmetric(site: Site, rank: int) -> tuple[int, ...]:

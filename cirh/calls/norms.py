@@ -8,6 +8,7 @@ import torch
 from cirh.calls.images import check_format
 from cirh.dialect.errors import CirhError
 from cirh.dialect.spec import Call, Site
+from cirh.dialect.types import TensorInfo
 
 aten = torch.ops.aten
 
@@ -20,12 +21,19 @@ def epsilon_of(site: Site) -> float:
     return float(epsilon)
 
 
-def _check_channels(site: Site, image: int, weights: range) -> None:
-    """What is normalised, and its weights: a number for each channel."""
+def _check_channels(site: Site, image: int, weights: range, groups: int | None = None) -> None:
+    """What is normalised, and its weights: a number for each channel; with `groups` maybe in rows of a group each."""
     shape, dtype = site.operands[image]
     check_format(site, len(shape))
-    if any(site.operands[index] != (shape[1:2], dtype) for index in weights):
-        raise CirhError(f"{site.name}: its weights are not as many as {list(shape)} has channels, of its type")
+    channels = shape[1]
+    known = [(channels,)] if groups is None else [(channels,), (groups, channels // groups)]
+    for index in weights:
+        weight = site.operands[index]
+        if weight.shape not in known or weight.dtype is not dtype:
+            raise CirhError(
+                f"{site.name}: weights {weight} for {site.operands[image]}, which has {channels} channels; they must "
+                "be as many, and of its element type"
+            )
 
 
 def prepare_batch_norm(site: Site) -> Call:
@@ -51,16 +59,19 @@ def prepare_batch_norm(site: Site) -> Call:
 
 
 def prepare_batch_norm_grad(site: Site) -> Call:
-    """Results: the gradients of input, scale and offset, where the statistics are those of the batch."""
+    """Results: the gradients of input, scale and offset.
+
+    Where the norm does not train, its statistics are not among the operands: the compiler takes those of the norm.
+    """
     _check_channels(site, 1, range(2, 3))
     epsilon, exact = epsilon_of(site), _exact(site)
     gradient, given, weights = site.operands
-    if not site.get("is_training"):
-        raise CirhError(f"{site.name}: the gradient by given statistics is not executed; train with is_training")
     if gradient != given or site.results != (given, weights, weights):
         raise CirhError(f"{site.name}: its results are not of the types of its operands")
 
     def batch_norm_grad(gradient: torch.Tensor, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not site.get("is_training"):
+            raise CirhError(f"{site.name}: the gradient by given statistics cannot be executed without the norm itself")
         weight = scale.to(exact)
         _, mean, rstd = aten._native_batch_norm_legit.no_stats(x, weight, None, True, 0.0, epsilon)
         made = aten.native_batch_norm_backward.default(
@@ -89,27 +100,37 @@ def prepare_group_norm(site: Site) -> Call:
     """Operands: input, and both gamma and beta, or none of them."""
     if site.segments[1:] not in ((1, 1), (0, 0)):
         raise CirhError(f"{site.name}: takes gamma and beta, or none of them")
-    _check_channels(site, 0, range(1, len(site.operands)))
     epsilon, sizes, exact = epsilon_of(site), group_sizes(site, 0), _exact(site)
+    _check_channels(site, 0, range(1, len(site.operands)), sizes[-1])
 
     def group_norm(x: torch.Tensor, *weights: torch.Tensor) -> Any:
-        gamma, beta = (weight.to(exact).contiguous() for weight in weights) if weights else (None, None)
+        gamma, beta = (weight.to(exact).reshape(-1).contiguous() for weight in weights) if weights else (None, None)
         return aten.native_group_norm.default(x.to(exact).contiguous(), gamma, beta, *sizes, epsilon)[0].to(x.dtype)
 
     return Call(group_norm)
 
 
 def prepare_group_norm_grad(site: Site) -> Call:
-    """Operands: gradient, input, scale. Results: the gradients of input, scale and offset."""
-    if len(site.operands) != 3:
-        raise CirhError(f"{site.name}: without a scale is not executed")
-    _check_channels(site, 1, range(2, 3))
-    epsilon, sizes, exact = epsilon_of(site), group_sizes(site, 1), _exact(site)
+    """Operands: gradient, input, and maybe a scale. Results: the gradients of input, and then of scale and offset.
 
-    def group_norm_grad(gradient: torch.Tensor, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        g, y, gamma = (tensor.to(exact).contiguous() for tensor in (gradient, x, scale))
+    The vendor's client writes no epsilon: it is that of the norm itself, whose statistics the compiler takes.
+    """
+    sizes, exact = group_sizes(site, 1), _exact(site)
+    _check_channels(site, 1, range(2, len(site.operands)), sizes[-1])
+
+    def group_norm_grad(gradient: torch.Tensor, x: torch.Tensor, *scales: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        epsilon = epsilon_of(site)
+        g, y = gradient.to(exact).contiguous(), x.to(exact).contiguous()
+        gamma = next((scale.reshape(-1).to(exact).contiguous() for scale in scales), None)
         _, mean, rstd = aten.native_group_norm.default(y, gamma, None, *sizes, epsilon)
-        made = aten.native_group_norm_backward.default(g, y, mean, rstd, gamma, *sizes, [True, True, True])
-        return made[0].to(x.dtype), made[1].to(scale.dtype), made[2].to(scale.dtype)
+        mask = [True, bool(scales), bool(scales)]
+        made = aten.native_group_norm_backward.default(g, y, mean, rstd, gamma, *sizes, mask)
+        return made[0].to(x.dtype), *(each.to(s.dtype).reshape(s.shape) for s in scales for each in made[1:])
 
     return Call(group_norm_grad)
+
+
+def group_norm_grad_types(site: Site) -> tuple[TensorInfo, ...]:
+    """Those of the gradients, as many as there are."""
+    _, image, *scales = site.operands
+    return (image, *(scale for scale in scales for _ in range(2)))

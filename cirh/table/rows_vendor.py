@@ -10,6 +10,7 @@ from torch.nn import functional
 from cirh.calls.half_products import in_float32
 from cirh.calls.images import prepare_bias_add, prepare_bias_add_grad, prepare_convolution, prepare_pool
 from cirh.calls.norms import (
+    group_norm_grad_types,
     prepare_batch_norm,
     prepare_batch_norm_grad,
     prepare_group_norm,
@@ -208,15 +209,21 @@ row(
     rule=rules.given,
     result_names="x_backprop scale_backprop offset_backprop",
 )
-_GROUPS = f"{_NORM} affine=BOOL? num_groups=INT"
-row("GroupNorm", "input gamma? beta?", prepare_group_norm, attributes=_GROUPS, rule=_first_operand)
+_GROUPS = "data_format=STRING affine=BOOL? num_groups=INT"
+row(
+    "GroupNorm",
+    "input gamma? beta?",
+    prepare_group_norm,
+    attributes=f"{_GROUPS} epsilon=FLOAT",
+    rule=_first_operand,
+)
 row(
     "GroupNormGrad",
-    "y_backprop x scale",
+    "y_backprop x scale?",
     prepare_group_norm_grad,
-    attributes=_GROUPS,
-    results=3,
-    rule=lambda site: (site.operands[1], site.operands[2], site.operands[2]),
+    attributes=f"{_GROUPS} epsilon=FLOAT?",
+    results=None,
+    rule=group_norm_grad_types,
     result_names="x_backprop scale_backprop offset_backprop",
 )
 row(

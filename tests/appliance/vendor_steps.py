@@ -32,6 +32,7 @@ class Step:
     types: Types = field(default_factory=list)
     kinds: str = ""  # for each operand: b batch, s state, c constant; without: all of the batch
     read: int | None = None
+    torch_op: str = "aten::x"
 
     def module(self) -> ModuleOp:
         builder = GraphBuilder()
@@ -41,7 +42,7 @@ class Step:
             argument = builder.dense(tensor) if kind == "c" else builder.argument(_type(tensor), **named)
             values.append(argument)
         given = [tensor_type(*type) for type in self.types] or None
-        source = Source(module="layer", op="aten::x", file="train.py", line=53)
+        source = Source(module="layer", op=self.torch_op, file="train.py", line=53)
         made = builder.op(f"cirh.{self.name}", values, self.attributes, source, types=given)[: self.read]
         return builder.finish([(value, f"output_{number}") for number, value in enumerate(made)])
 

@@ -61,6 +61,7 @@ POOL = {
     "strides": [1, 1, 2, 2],
 }
 NORM = {"data_format": "NCHW", "epsilon": 1e-5, "is_training": True}
+GROUPS = {"data_format": "NCHW", "num_groups": 1}
 IMAGE, KERNEL = (2, 3, 4, 4), (5, 3, 3, 3)
 Shapes = list[tuple[int, ...]]
 
@@ -69,27 +70,35 @@ Shapes = list[tuple[int, ...]]
     ("name", "shapes", "attributes", "results", "message"),
     [
         ("Convolution", [IMAGE, KERNEL], CONVOLUTION, [(2, 5, 3, 3)], "not"),
-        ("Convolution", [IMAGE, KERNEL], {**CONVOLUTION, "data_format": "NHWC"}, [(2, 5, 2, 2)], "NCHW is executed"),
+        (
+            "Convolution",
+            [IMAGE, KERNEL],
+            {**CONVOLUTION, "data_format": "NHWC"},
+            [(2, 5, 2, 2)],
+            "x.movedim",
+        ),
         ("Convolution", [IMAGE, KERNEL], {**CONVOLUTION, "groups": 3}, [(2, 5, 2, 2)], "in 3 groups"),
         ("Convolution", [IMAGE, KERNEL], {**CONVOLUTION, "stride": [0, 1]}, [(2, 5, 2, 2)], "stride"),
         ("Convolution", [IMAGE, KERNEL], {**CONVOLUTION, "padding": [0] * 4}, [(2, 5, 2, 2)], "padding"),
         ("Convolution", [IMAGE, KERNEL], {**CONVOLUTION, "transposed": True}, [(2, 5, 2, 2)], "transposed"),
         ("Convolution", [IMAGE, KERNEL], {**CONVOLUTION, "conv_pass_direction": "BWD"}, [(2, 5, 2, 2)], "none of"),
-        ("Pool", [IMAGE, IMAGE], POOL, [(2, 3, 3, 3)], "pooled"),
+        ("Pool", [IMAGE, IMAGE], POOL, [(2, 3, 3, 3)], r"make \[2, 2\] of \[4, 4\]; .* says \[3, 3\]"),
         ("Pool", [IMAGE, IMAGE], {**POOL, "ksize": [1, 2, 2, 2]}, [(2, 2, 2, 2)], "over samples or channels"),
         ("Pool", [IMAGE, IMAGE], {**POOL, "padding": [0] * 7 + [1]}, [(2, 3, 2, 2)], "on both sides"),
-        ("Pool", [IMAGE, IMAGE], {**POOL, "pool_type": "L2"}, [(2, 3, 2, 2)], "L2 with padding"),
+        ("Pool", [IMAGE, IMAGE], {**POOL, "pool_type": "L2"}, [(2, 3, 2, 2)], "pool_type L2"),
         (
             "Pool",
             [IMAGE, IMAGE],
             {**POOL, "pool_type": "AVERAGE", "padding": [0, 0, 0, 0, 1, 1, 1, 1]},
             [(2, 3, 3, 3)],
-            "AVERAGE with padding",
+            "count_include_pad.*F.pad",
         ),
         ("FusedBatchNorm", [IMAGE, (3,), (3,), (3,), (2,)], NORM, [IMAGE, (3,), (3,)], "channels"),
-        ("FusedBatchNormGrad", [IMAGE, IMAGE, (3,)], {**NORM, "is_training": False}, [IMAGE, (3,), (3,)], "given"),
         ("FusedBatchNormGrad", [IMAGE, IMAGE, (3,)], {"is_training": True}, [IMAGE, (3,), (3,)], "is missing"),
         ("GroupNorm", [IMAGE, (3,)], {**NORM, "num_groups": 3}, [IMAGE], "no attribute 'is_training'"),
+        ("GroupNorm", [IMAGE, (1, 4), (3,)], {**GROUPS, "epsilon": 1e-5}, [IMAGE], "weights"),
+        ("GroupNorm", [IMAGE, (3,), (3,)], GROUPS, [IMAGE], "'epsilon' is missing"),
+        ("GroupNormGrad", [IMAGE, IMAGE, (4,)], GROUPS, [IMAGE, (4,), (4,)], "weights"),
         ("BiasAdd", [IMAGE, (4,)], {"dim": 1}, [IMAGE], "does not fit dimension 1"),
         ("BiasAddGrad", [IMAGE], {"dim": 1}, [(4,)], "is not"),
         ("MeshAllSlice", [IMAGE], {"split_axes": [0], "names": ""}, [KERNEL], "makes"),

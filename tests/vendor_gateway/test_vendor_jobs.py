@@ -71,6 +71,19 @@ def test_a_job_is_ready_at_once_and_hears_its_release(
     assert status(management, job).status == management_pb2.JOB_STATUS_IN_PROGRESS
 
 
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_a_step_without_text_is_the_lowering_of_the_client_that_failed(
+    gateway: VendorGateway, management: management_pb2_grpc.ClusterManagementStub, text: str
+) -> None:
+    """So it is with inputs in uint8, int8 and float64."""
+    request = appliance_pb2.CompileRequest(cirh=text, num_csx=1)
+    with pytest.raises(grpc.RpcError) as caught:
+        appliance(gateway, compile_job(management)).UnaryCompile(request, timeout=10)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL  # type: ignore[attr-defined]
+    for part in ("sent no text", "Lowering failed", "uint8", "x.to(torch.int32)"):
+        assert part in caught.value.details()  # type: ignore[attr-defined]
+
+
 def test_another_release_is_refused_with_the_one_to_install(
     management: management_pb2_grpc.ClusterManagementStub,
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from cstorch.distributed.cluster_config import ClusterConfig
-from cstorch.errors import ClusterError, CstorchError, JobCancelledError, UsageError
+from cstorch.errors import ClusterError, CompileError, CstorchError, JobCancelledError, UsageError
 from cstorch.session.job import Job
 from vendor_gateway.job.compiled import CompiledStep, Resources
 from vendor_gateway.job.execution import Execution, RunSettings
@@ -27,6 +27,12 @@ COMPILE_FOLDER: Final = "cached_compile"
 MAX_STEPS_KEPT: Final = 16  # compiled
 MAX_LABELS: Final = 32
 MAX_REPOSITORY: Final = 1 << 20  # names of states
+_NO_TEXT: Final = (
+    "the client has sent no text for the step: its own program, torch-cirh-opt, could not lower it. The reason is on "
+    "the script's output above ('Lowering failed due to ...'). Element types that it cannot lower are uint8, int8 and "
+    "float64: convert them in the input_fn, as in x.to(torch.int32) or x.to(torch.float32). Of an operation that it "
+    "cannot legalize, write the parts. If it says nothing, add the bin folder of the client's environment to PATH"
+)
 _LABEL_PART: Final = re.compile(r"[^\s=]{1,128}")
 
 
@@ -76,7 +82,9 @@ class Session:
         self._closed = False
 
     def compile(self, text: str, resources: Resources) -> CompiledStep:
-        """Raises CstorchError: CompileError, if the step has no plan on this cluster."""
+        """Raises CstorchError: CompileError, if the step has no plan on this cluster, or the client no text for it."""
+        if not text.strip():
+            raise CompileError(_NO_TEXT)
         with self._changing:
             return self._compile(text, resources)
 

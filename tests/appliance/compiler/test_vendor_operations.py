@@ -1,12 +1,30 @@
 """Operations that only the vendor's client writes, divided over wafers: equal to the same operations undivided."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from plan_simulator import Simulation
-from vendor_steps import BATCH, CHANNELS, F64, I64, IMAGE, NORM, STEPS, TRAINED, Step, Tensor, dot, ints, r
+from torch.nn import functional
+from vendor_steps import (
+    BATCH,
+    CHANNELS,
+    F64,
+    I64,
+    IMAGE,
+    NORM,
+    STEPS,
+    TRAINED,
+    Step,
+    Tensor,
+    dot,
+    ints,
+    pool,
+    r,
+    typed,
+)
 from xdsl.dialects.builtin import ModuleOp
 
 from appliance.compiler.core.errors import CompileError
@@ -29,6 +47,7 @@ from cirh.text.printer import print_module
 pytestmark = pytest.mark.parity
 
 WAFERS = (1, 2, 3)
+GRADIENTS = {"FusedBatchNormGrad": typed(IMAGE, (4,), (4,)), "GroupNormGrad": []}
 BATCH_NORM = "aten._native_batch_norm_legit.no_stats"
 
 
@@ -62,8 +81,8 @@ def test_what_mixes_samples_names_the_line(step: Step, why: str) -> None:
     torch.testing.assert_close(step.divided(1), step.whole(), rtol=1e-9, atol=1e-9)
 
 
-def _norm_step(name: str, attributes: dict[str, Any], dtype: torch.dtype) -> ModuleOp:
-    """A norm and its gradient, in one step."""
+def _norm_step(name: str, attributes: dict[str, Any], dtype: torch.dtype, *more: tuple[str, float]) -> ModuleOp:
+    """A norm and its gradient, in one step. more: attributes that the norm has, and its gradient has not."""
     builder = GraphBuilder()
     image = builder.argument(tensor_type(IMAGE, dtype), input="input_0")
     gradient = builder.argument(tensor_type(IMAGE, dtype), input="input_1")
@@ -71,7 +90,7 @@ def _norm_step(name: str, attributes: dict[str, Any], dtype: torch.dtype) -> Mod
     types = [image.type, *[weights[0].type] * 2]
     operands = {"FusedBatchNorm": weights, "GroupNorm": weights[:2]}[name]
     given: Any = types if name == "FusedBatchNorm" else None
-    made = builder.op(f"cirh.{name}", [image, *operands], attributes, types=given)
+    made = builder.op(f"cirh.{name}", [image, *operands], {**attributes, **dict(more)}, types=given)
     back = builder.op(f"cirh.{name}Grad", [gradient, image, weights[0]], attributes, types=given)
     return builder.finish([(made[0], "output"), *[(value, f"gradient_{n}") for n, value in enumerate(back)]])
 
@@ -90,6 +109,83 @@ def test_a_norm_and_its_gradient_share_statistics(name: str, dtype: torch.dtype)
     assert len(forward) == 1
     tolerance = 1e-9 if dtype is F64 else 2e-3
     torch.testing.assert_close(Kernel.build(module)(values), expected, rtol=tolerance, atol=tolerance)
+
+
+def _by_torch(norm: Callable[..., Tensor], image: Tensor, gradient: Tensor, *weights: Tensor) -> list[Tensor]:
+    """A norm, and its gradients by the image, scale and offset."""
+    leaves = [tensor.clone().requires_grad_() for tensor in (image, *weights)]
+    made = norm(*leaves)
+    return [made.detach(), *torch.autograd.grad(made, leaves, gradient)]
+
+
+def _on_wafers(module: ModuleOp, wafers: int) -> list[Tensor]:
+    plan = compile_module(print_module(module), Target(num_csx=wafers, num_shards=1))
+    check_plan(plan)
+    states = {f"state.{number}": value for number, value in enumerate(CHANNELS)}
+    names = {slot.name for part in plan.memoryx for slot in part.states}
+    simulation = Simulation(plan, {name: value for name, value in states.items() if name in names})
+    (outputs,) = simulation.run([[r(*IMAGE), r(*IMAGE) ** 2]])
+    return list(outputs.values())
+
+
+@pytest.mark.parametrize("wafers", WAFERS)
+def test_a_batch_norm_that_does_not_train_has_gradients(wafers: int) -> None:
+    """Its gradient has no statistics among the operands: they are those of the norm."""
+    scale, offset, mean, variance = CHANNELS
+    module = _norm_step("FusedBatchNorm", {**NORM, "is_training": False}, F64)
+    expected = _by_torch(
+        lambda x, s, o: functional.batch_norm(x, mean, variance, s, o, False, 0.0, 1e-3),
+        r(*IMAGE),
+        r(*IMAGE) ** 2,
+        scale,
+        offset,
+    )
+    torch.testing.assert_close(_on_wafers(module, wafers), expected)
+
+
+@pytest.mark.parametrize("wafers", WAFERS)
+def test_the_gradient_of_a_group_norm_has_the_epsilon_of_the_norm(wafers: int) -> None:
+    attributes = {"data_format": "NCHW", "num_groups": 2}
+    module = _norm_step("GroupNorm", attributes, F64, ("epsilon", 0.3))
+    expected = _by_torch(
+        lambda x, s, o: functional.group_norm(x, 2, s, o, 0.3), r(*IMAGE), r(*IMAGE) ** 2, *CHANNELS[:2]
+    )
+    torch.testing.assert_close(_on_wafers(module, wafers), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "why"),
+    [
+        ("FusedBatchNormGrad", {**NORM, "is_training": False}, "normalise each tensor by one BatchNorm"),
+        ("GroupNormGrad", {"data_format": "NCHW", "num_groups": 2}, "normalise each tensor by one GroupNorm"),
+    ],
+)
+def test_a_gradient_without_its_norm_is_refused(name: str, attributes: dict[str, Any], why: str) -> None:
+    step = Step(name, [r(*IMAGE), r(*IMAGE), r(4)], attributes, GRADIENTS[name], kinds="bbs")
+    with pytest.raises(CompileError, match=rf"train.py:53 \(in layer\): cirh.{name} .*{why}"):
+        step.divided(1)
+
+
+def _pools(backward: bool, sizes: tuple[int, int], made: tuple[int, int]) -> Step:
+    """Adaptive pooling as the client writes it: with windows of one size."""
+    strides = [size // count for size, count in zip(sizes, made, strict=True)]
+    window = [s - (m - 1) * stride for s, m, stride in zip(sizes, made, strides, strict=True)]
+    attributes = pool("AVERAGE", ksize=[1, 1, 1, *window], strides=[1, 1, 1, *strides], gradient=backward)
+    image, pooled = (BATCH, 3, 1, *sizes), (BATCH, 3, 1, *made)
+    second, result = (pooled, image) if backward else (image, pooled)
+    op = "aten::_adaptive_avg_pool2d" + "_backward" * backward
+    return Step("Pool", [r(*image), r(*second)], attributes, [(result, F64)], torch_op=op)
+
+
+@pytest.mark.parametrize("wafers", WAFERS)
+@pytest.mark.parametrize(("sizes", "made"), [((8, 8), (3, 3)), ((7, 9), (7, 4)), ((8, 6), (2, 3)), ((5, 8), (2, 1))])
+def test_adaptive_pooling_has_the_windows_of_torch(sizes: tuple[int, int], made: tuple[int, int], wafers: int) -> None:
+    forward, backward = _pools(False, sizes, made), _pools(True, sizes, made)
+    image = forward.operands[0].clone().requires_grad_()
+    expected = functional.adaptive_avg_pool2d(image[:, :, 0], made)
+    (gradient,) = torch.autograd.grad(expected, image, backward.operands[1][:, :, 0])
+    torch.testing.assert_close(forward.divided(wafers)[0][:, :, 0], expected.detach())
+    torch.testing.assert_close(backward.divided(wafers)[0], gradient)
 
 
 def test_slices_become_operations_without_the_size_of_the_batch() -> None:

@@ -8,12 +8,14 @@ In training the vendor's client gives a batch norm its running statistics, and h
 return them as they were. They are moved here, as torch moves them, or an evaluation would take the first ones.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
+from appliance.compiler.core.errors import refuse
 from appliance.compiler.core.rewriter import Rewriter
 from cirh.calls.network import DEFAULT_EPSILON
 from cirh.calls.norms import epsilon_of, group_sizes
@@ -63,6 +65,9 @@ class _Norms:
         self._last = last
         self._kept = {value: place for place, value in enumerate(last.operands) if isinstance(value, BlockArgument)}
         self._statistics: dict[tuple[SSAValue, str, str], Values] = {}
+        # Of batch norms that do not train, by what they normalise: mean and variance as given, and in float32.
+        self._given: dict[tuple[SSAValue, str], list[tuple[Values, Values]]] = {}
+        self._epsilons: dict[tuple[SSAValue, str], set[float]] = {}  # of group norms, by what they normalise
 
     def layer_norm(self, op: Operation, rewriter: Rewriter) -> Values:
         data, beta, gamma = op.operands
@@ -85,6 +90,7 @@ class _Norms:
         places = [place for statistic in others[2:] if (place := self._running(statistic)) is not None]
         if not attrs(op)["is_training"]:
             operands = [data, scale, offset, mean, variance]
+            self._given.setdefault((data, repr(settings)), []).append((others[2:], [mean, variance]))
             y = rewriter.emit(_EVALUATED, operands, {**settings, SEGMENTS: [1] * 5})[0]
         elif len(places) == 2:
             y = self._move(op, rewriter, [data, scale, offset], {**settings, "training": True}, places)
@@ -113,22 +119,61 @@ class _Norms:
     def batch_norm_grad(self, op: Operation, rewriter: Rewriter) -> Values:
         gradient, data, given = op.operands
         (scale,) = _exact(rewriter, given)
+        if not attrs(op)["is_training"]:
+            statistics = self._statistics_given(op)
+            asked = {
+                "train": False,
+                "eps": epsilon_of(site_of(op)),
+                "output_mask": _ALL,
+                SEGMENTS: [1, 1, 1, 1, 1, 0, 0],
+            }
+            return list(rewriter.emit("aten.native_batch_norm_backward", [gradient, data, scale, *statistics], asked))
         settings = {**_batch_settings(op), "training": True}
         statistics = self._of(rewriter, data, _BATCH_NORM, [data, scale], settings)
         asked = {"train": True, "eps": settings["eps"], "output_mask": _ALL, SEGMENTS: [1, 1, 1, 0, 0, 1, 1]}
         return list(rewriter.emit("aten.native_batch_norm_backward", [gradient, data, scale, *statistics], asked))
 
+    def _statistics_given(self, op: Operation) -> Values:
+        """Those of the norm of the same data, which does not train: the gradient has them not among its operands."""
+        known = self._given.get((op.operands[1], repr(_batch_settings(op))), [])
+        if len({tuple(values) for values, _ in known}) != 1:
+            raise refuse(
+                op,
+                f"is by given statistics, and norms of the same data have {len(known)} different ones",
+                "normalise each tensor by one BatchNorm, or train it",
+            )
+        return known[0][1]
+
     def group_norm(self, op: Operation, rewriter: Rewriter) -> Values:
-        operands = _exact(rewriter, *op.operands)
-        return self._emit(rewriter, op.operands[0], _GROUP_NORM, operands, _group_settings(op, 0))[:1]
+        data, *weights = _exact(rewriter, *op.operands)
+        sizes, epsilon = _group_sizes(op, 0), epsilon_of(site_of(op))
+        self._epsilons.setdefault((op.operands[0], repr(sizes)), set()).add(epsilon)
+        operands = [data, *(_flat(rewriter, weight) for weight in weights)]
+        return self._emit(rewriter, op.operands[0], _GROUP_NORM, operands, {**sizes, "eps": epsilon})[:1]
 
     def group_norm_grad(self, op: Operation, rewriter: Rewriter) -> Values:
-        gradient, data, scale = _exact(rewriter, *op.operands)
-        settings = _group_settings(op, 1)
+        gradient, data, *given = _exact(rewriter, *op.operands)
+        sizes = _group_sizes(op, 1)
+        ones = rewriter.splat(1, types.shape(data)[1:2], types.dtype(data))
+        scale = _flat(rewriter, given[0]) if given else ones
+        settings = {**sizes, "eps": self._group_epsilon(op, sizes)}
         statistics = self._of(rewriter, op.operands[1], _GROUP_NORM, [data, scale], settings)
-        asked = {name: value for name, value in settings.items() if name != "eps"}
         operands = [gradient, data, *statistics, scale]
-        return list(rewriter.emit(f"{_GROUP_NORM}_backward", operands, {**asked, "output_mask": _ALL}))
+        made = rewriter.emit(f"{_GROUP_NORM}_backward", operands, {**sizes, "output_mask": _ALL})
+        return [made[0], *(_shaped(rewriter, each, types.shape(given[0])) for each in made[1:] if given)]
+
+    def _group_epsilon(self, op: Operation, sizes: dict[str, AttrValue]) -> float:
+        """Its own, or that of the norm of the same data: the vendor's client writes none at the gradient."""
+        if "epsilon" in attrs(op):
+            return epsilon_of(site_of(op))
+        known = self._epsilons.get((op.operands[1], repr(sizes)), set())
+        if len(known) != 1:
+            raise refuse(
+                op,
+                f"has no epsilon, and {len(known)} different ones are those of norms of the same data",
+                "normalise each tensor by one GroupNorm",
+            )
+        return next(iter(known))
 
     def _emit(
         self, rewriter: Rewriter, data: SSAValue, name: str, operands: Values, settings: dict[str, AttrValue]
@@ -155,10 +200,20 @@ def _batch_settings(op: Operation) -> dict[str, AttrValue]:
     return {"momentum": 0.0, "eps": epsilon_of(site_of(op))}
 
 
-def _group_settings(op: Operation, image: int) -> dict[str, AttrValue]:
-    site = site_of(op)
-    samples, channels, places, groups = group_sizes(site, image)
-    return {"N": samples, "C": channels, "HxW": places, "group": groups, "eps": epsilon_of(site)}
+def _group_sizes(op: Operation, image: int) -> dict[str, AttrValue]:
+    samples, channels, places, groups = group_sizes(site_of(op), image)
+    return {"N": samples, "C": channels, "HxW": places, "group": groups}
+
+
+def _shaped(rewriter: Rewriter, value: SSAValue, shape: tuple[int, ...]) -> SSAValue:
+    if types.shape(value) == shape:
+        return value
+    return rewriter.emit("cirh.Reshape", [value], types=[types.tensor_type(shape, types.dtype(value))])[0]
+
+
+def _flat(rewriter: Rewriter, weight: SSAValue) -> SSAValue:
+    """A weight that may stand in rows of a group each."""
+    return _shaped(rewriter, weight, (math.prod(types.shape(weight)),))
 
 
 _NORMS: dict[str, Callable[[_Norms, Operation, Rewriter], Values]] = {
