@@ -129,7 +129,6 @@ def replaced_in_step(description: str, where: str) -> TraceError:
 
 def shared_state_replaced(name: str, other: str) -> TraceError:
     return TraceError(
-        f"the states {name!r} and {other!r} share one storage, and the step replaced them by different tensors: which of "
-        f"the two is the new value? Give each a tensor of its own before the step: "
-        f"`self.register_buffer(name, tensor.clone())`."
+        f"the states {name!r} and {other!r} share one storage, and have different values after the step, since one or "
+        f"both were replaced. Give each a tensor of its own before the step: `register_buffer(name, tensor.clone())`."
     )
