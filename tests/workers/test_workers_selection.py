@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -185,3 +186,30 @@ def test_numbers_do_not_become_other_numbers_unasked() -> None:
     chosen = selection(input_names=["input_x", "input_y"])
     with pytest.raises(InputFailure, match="float32"):
         list(own(chosen, iter([{"x": torch.zeros(ROWS, 1), "y": torch.zeros(ROWS)}])))
+
+
+NUMBERS = {
+    "a float": lambda number: 0.5 + number,
+    "an integer": lambda number: number,
+    "of NumPy": lambda number: np.float32(number),
+    "an array": lambda number: np.arange(ROWS) + number,
+    "one more": lambda number: [1] * (number + 1),
+    "another type": lambda number: True if number else 1,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_beside_the_tensors_may_not_change(name: str) -> None:
+    given = ({**batch(number), "lam": {"value": NUMBERS[name](number)}} for number in range(3))
+    with pytest.raises(InputFailure, match=r"(?s)batch 1 of the input_fn input_fn \(train.py:7\) has at .*torch.full"):
+        list(own(selection(), given))
+
+
+@pytest.mark.parametrize("value", [3, float("nan"), np.ones(2), np.float64("nan"), None, "text", np.array(["a"])])
+def test_a_number_beside_the_tensors_may_be_the_same(value: Any) -> None:
+    assert len(list(own(selection(), ({**batch(number), "lam": value} for number in range(3))))) == 3
+
+
+def test_names_of_samples_may_change() -> None:
+    given = ({**batch(number), "name": [f"{number}.png"], "path": np.array([f"{number}"])} for number in range(3))
+    assert len(list(own(selection(), given))) == 3

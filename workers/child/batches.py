@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .constants import Constants
 from .failures import InputFailure
 from .loader_state import Position
 
@@ -21,6 +22,7 @@ class Selection:
     def __init__(self, prepare: dict[str, Any], load: dict[str, Any], source: str) -> None:
         """source: what the input_fn is called, and where it is written."""
         self._source = source
+        self._constants = Constants(source)
         self._wafer: int = prepare["wafer"]
         self._worker: int = prepare["worker"]
         self._num_workers: int = prepare["num_workers"]
@@ -42,6 +44,7 @@ class Selection:
         before_all = position.states(last_step=self._worker)
         num_own = 0
         for number, batch in enumerate(batches):
+            self._constants.check(number, batch)
             tensors = self._named(number, batch) if self._names else _tensors(batch)
             if len(tensors) != len(self._members):
                 raise InputFailure(

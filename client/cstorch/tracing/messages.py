@@ -101,9 +101,30 @@ def drawn_on_host(line: str) -> TraceError:
 def created_in_step(tensor: Any, where: str, holder: str) -> TraceError:
     return TraceError(
         f"{tensor!r}, created at {where}, is kept {holder} after the step. It would be created anew in every step, so "
-        f"nothing would be carried from one step to the next. Create state before the step: in `preinitialize` of an "
-        f"optimizer, in `__init__` of a module (a buffer), or under `with backend.device:`. To keep a result, return "
-        f"it from the step or pass it to a step closure."
+        f"nothing would be carried from one step to the next. Create state before the step: in `__init__` of a module "
+        f"(a buffer), or under `with backend.device:`. To keep a result, return it from the step or pass it to a step "
+        f"closure."
+    )
+
+
+def created_by_optimizer(tensor: Any, where: str, name: str, kind: type[torch.optim.Optimizer]) -> TraceError:
+    created = (
+        f"{tensor!r}, created at {where}, is kept as {name!r} in the state of {kind.__name__} after the step. It would "
+        f"be created anew in every step, so nothing would be carried from one step to the next. "
+    )
+    if kind.__module__.startswith("torch.optim."):
+        return TraceError(
+            f"{created}Use cstorch.optim.{kind.__name__}, which creates its state before the first step, or another "
+            f"optimizer of cstorch.optim."
+        )
+    return TraceError(
+        f"{created}Derive {kind.__name__} from cstorch.optim.Optimizer, and create the state in its `preinitialize`:\n"
+        f"    def preinitialize(self):\n"
+        f"        for group in self.param_groups:\n"
+        f"            for p in group['params']:\n"
+        f"                self.state[p][{name!r}] = cstorch.zeros_like(p)\n"
+        f"What counts steps must be a tensor that `step` updates in place (`self.increment_global_step(p)`), and no "
+        f"number."
     )
 
 
@@ -117,7 +138,6 @@ def replaced_in_step(description: str, where: str) -> TraceError:
 
 def shared_state_replaced(name: str, other: str) -> TraceError:
     return TraceError(
-        f"the states {name!r} and {other!r} share one storage, and the step replaced them by different tensors: which of "
-        f"the two is the new value? Give each a tensor of its own before the step: "
-        f"`self.register_buffer(name, tensor.clone())`."
+        f"the states {name!r} and {other!r} share one storage, and have different values after the step, since one or "
+        f"both were replaced. Give each a tensor of its own before the step: `register_buffer(name, tensor.clone())`."
     )

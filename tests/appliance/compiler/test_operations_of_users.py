@@ -330,3 +330,28 @@ def test_tokens_that_are_counted_by_expert_are_refused_with_the_way_out() -> Non
     """As experts do that get their tokens sorted: the shape of their products depends on values."""
     with pytest.raises(CompileError, match=r"`aten::histc`.*experts_implementation=\"batched_mm\""):
         Traced(lambda m: lambda x: torch.histc(x, bins=4), nn.Module(), torch.rand(4, 3), double=False)
+
+
+EMBEDDINGS = {
+    "sparse": {"sparse": True},
+    "padded and sparse": {"sparse": True, "padding_idx": 0},
+    "limited": {"max_norm": 1.0},
+    "limited by the sum": {"max_norm": 0.5, "norm_type": 1.0, "padding_idx": 2},
+}
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_embedding(name: str, kind: type[nn.Module]) -> None:
+    def step(m: Any, i: torch.Tensor) -> list[torch.Tensor]:
+        made = m(i)
+        gradient = torch.autograd.grad((made * torch.linspace(0.5, 2, 5, device=i.device)).sum(), m.weight)[0]
+        return [made, gradient.to_dense() if gradient.is_sparse else gradient]
+
+    settings = {"mode": "sum"} if kind is nn.EmbeddingBag else {}
+    model = kind(7, 5, **settings, **EMBEDDINGS[name])
+    with torch.no_grad():
+        model.weight[4] *= 0.01
+    rows = torch.tensor([[0, 3, 4], [3, 3, 2], [1, 0, 4], [2, 2, 2]])
+    traced = Traced(lambda m: lambda batch: step(m, batch[0]), model, [rows], double=False)
+    traced.check([[rows], [rows.flip(0)]], CLUSTERS, rtol=1e-5)

@@ -19,8 +19,8 @@ def kept_gradients(
     """The names of parameters to whose gradients plain PyTorch would add those of the next step.
 
     What clears gradients at the beginning of a step (`zero_grad`, `p.grad = None`) looks at them while there are none;
-    at its end it drops them, or makes zeros of them. Where optimizers stepped, gradients of other parameters than theirs
-    are nobody's.
+    at its end it drops them, or makes zeros of them. Where optimizers stepped, the gradients of other parameters than
+    theirs are used by nobody.
     """
     updated = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     gradients = {

@@ -30,8 +30,7 @@ def check_unregistered_state(
         for values in optimizer.state.values():
             for name, value in values.items() if isinstance(values, dict) else ():
                 if id(value) in made and id(value) not in expected:
-                    holder = f"as {name!r} in the state of {type(optimizer).__name__}"
-                    raise messages.created_in_step(value, _where(made[id(value)]), holder)
+                    raise messages.created_by_optimizer(value, _where(made[id(value)]), name, type(optimizer))
     if not any(_is_kept_state(item, expected) for item in recorder.made):
         return
     gc.collect()  # what only a reference cycle keeps is not kept by the user

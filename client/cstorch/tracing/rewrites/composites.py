@@ -15,6 +15,31 @@ from cstorch.tracing.rewrites import halves, losses, masked_writes
 from cstorch.tracing.tensors.tensor import LazyTensor
 
 
+def _embedding(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> torch.Tensor:
+    """With a dense gradient, which has the same numbers as a sparse one."""
+    if max_norm is not None:
+        with torch.no_grad():
+            _limit_rows(weight, input, max_norm, norm_type)
+    return functional.embedding(input, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
+
+
+def _limit_rows(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> None:
+    """torch.embedding_renorm_: the rows that are looked up are shortened in place to a norm of max_norm."""
+    norms = torch.linalg.vector_norm(weight, norm_type, 1, keepdim=True)
+    shortened = torch.where(norms > max_norm, weight * (max_norm / (norms + 1e-7)), weight)
+    ones = torch.ones(indices.shape, dtype=weight.dtype, device=weight.device).flatten()
+    counts = weight.new_zeros(weight.shape[0]).index_add(0, indices.flatten(), ones)
+    weight.copy_(torch.where(counts.unsqueeze(1) > 0, shortened, weight))
+
+
 def _embedding_bag(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -43,7 +68,7 @@ def _embedding_bag(
         raise ValueError("embedding_bag with mode='max' does not support sparse gradients")
     if padding_idx is not None:
         padding_idx %= weight.shape[0]
-    rows = functional.embedding(input, weight, padding_idx, max_norm, norm_type, sparse=sparse)
+    rows = _embedding(input, weight, padding_idx, max_norm, norm_type)
     kept = None if padding_idx is None else (input != padding_idx).unsqueeze(-1)
     if mode == "max":
         return _largest(rows, kept)
@@ -73,6 +98,7 @@ def _multinomial(
 
 
 _COMPOSITES: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,
     functional.ctc_loss: losses.ctc_loss,
     functional.gaussian_nll_loss: losses.gaussian_nll_loss,
