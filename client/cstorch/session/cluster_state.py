@@ -22,7 +22,7 @@ checkpoint step (checkpoint_steps of the DataExecutor), or after the loop:
     def keep():
         if losses[-1] < best["loss"]:
             best["loss"] = losses[-1]
-            best["weights"] = {name: value.cpu() for name, value in model.state_dict().items()}
+            best["weights"] = copy.deepcopy(model.state_dict())
 
     for batch in executor:  # a DataExecutor with checkpoint_steps=1
         note(training_step(batch))  # a step closure that appends to losses: it runs before checkpoint closures

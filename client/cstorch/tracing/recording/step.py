@@ -182,6 +182,7 @@ class _StepEnd:
             outputs=tuple(info for info, _ in outputs),
             result=self.result,
             optimizers=tuple(dict.fromkeys(self.optimizers)),
+            repeats=self.recorder.repeats,
             with_outputs=lambda more: self.trace([*outputs, *((info, self._end_value(info)) for info in more)]),
         )
 

@@ -45,6 +45,7 @@ class Trace:
 
     The placeholders of `graph` are the states and then the inputs, in these orders; its results are the new values of
     the changed states and then the outputs. `result` is what the step returned, `optimizers` those that stepped in it.
+    `repeats` is what every step that repeats it does in Python.
     `with_outputs` makes the same trace with more outputs: tensors of the trace, or whole states, whose values at the end
     of the step they are.
     """
@@ -56,4 +57,5 @@ class Trace:
     outputs: tuple[OutputInfo, ...]
     result: Any
     optimizers: tuple[torch.optim.Optimizer, ...]
+    repeats: Sequence[Callable[[], None]]
     with_outputs: "Callable[[Sequence[OutputInfo]], Trace]"

@@ -151,6 +151,14 @@ def settle(handle: Handle) -> None:
         handle.deferred = None
 
 
+def is_of_step(tensor: Any) -> bool:
+    """Whether a tensor has its value from a step, and is not known yet."""
+    if not isinstance(tensor, LazyTensor):
+        return False
+    settle(tensor._handle)
+    return tensor._handle.cell is None
+
+
 def check_known(tensor: torch.Tensor) -> None:
     """To be called by who reads or replaces a tensor's value past the operations of torch.
 
