@@ -107,6 +107,20 @@ class Execution(ABC):
         """A call of a closure."""
 
 
+_NESTED = """\
+another DataExecutor is being iterated; finish its loop before you start the next one: an execution runs one graph, from \
+its first step to its last. To evaluate every `n` steps of training, let the executions follow each other:
+
+    for _ in range(num_steps // n):
+        model.train()
+        for batch in cstorch.utils.data.DataExecutor(training_loader, num_steps=n):
+            note_training(training_step(batch))
+        model.eval()
+        for batch in cstorch.utils.data.DataExecutor(evaluation_loader, num_steps=m):
+            note_evaluation(evaluation_step(batch))
+
+Weights and the state of the optimizer go on from one execution to the next; docs/patterns.md has the whole script."""
+
 _current: Execution | None = None
 
 
@@ -124,7 +138,7 @@ def enter(execution: Execution) -> Iterator[None]:
     """
     global _current
     if _current is not None:
-        raise UsageError("another DataExecutor is being iterated; finish its loop before you start the next one")
+        raise UsageError(_NESTED)
     _current = execution
     try:
         yield

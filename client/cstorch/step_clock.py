@@ -7,24 +7,33 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_step_ended: float | None = None
+_step: tuple[float, float] | None = None  # when it began, and when it ended
 
 
 def now() -> float:
     """Seconds, as of time.monotonic."""
-    return time.monotonic() if _step_ended is None else _step_ended
+    return time.monotonic() if _step is None else _step[1]
+
+
+def began() -> float:
+    """When what is measured now began, as of time.monotonic: the step of the closures that run, or else this moment.
+
+    A clock that a closure starts counts the step of the closure.
+    """
+    return time.monotonic() if _step is None else _step[0]
 
 
 @contextmanager
-def closures_of_step(ended: float) -> Iterator[None]:
+def closures_of_step(began: float, ended: float) -> Iterator[None]:
     """While the closures of a step run in this process, which has one execution at a time.
 
     Args:
-        ended: when the step did, as of time.monotonic.
+        began: when the step did, or the one before it ended, as of time.monotonic.
+        ended: when the step did.
     """
-    global _step_ended
-    _step_ended = ended
+    global _step
+    _step = began, ended
     try:
         yield
     finally:
-        _step_ended = None
+        _step = None

@@ -15,10 +15,21 @@ from cstorch.tracing.tensors.cell import Cell
 from interconnect.links.elements import torch_dtype
 from wsc.v1 import coordinator_pb2
 
-NOT_NOW = (
-    "the execution has begun and the cluster is ahead of the script. Read state in a @cstorch.checkpoint_closure, on a "
-    "checkpoint step (checkpoint_steps of the DataExecutor), or after the loop"
-)
+NOT_NOW = """\
+the execution has begun and the cluster is ahead of the script. Read state in a @cstorch.checkpoint_closure, on a \
+checkpoint step (checkpoint_steps of the DataExecutor), or after the loop:
+
+    @cstorch.checkpoint_closure
+    def keep():
+        if losses[-1] < best["loss"]:
+            best["loss"] = losses[-1]
+            best["weights"] = copy.deepcopy(model.state_dict())
+
+    for batch in executor:  # a DataExecutor with checkpoint_steps=1
+        note(training_step(batch))  # a step closure that appends to losses: it runs before checkpoint closures
+        keep()
+
+docs/patterns.md has the whole script, with cstorch.save as well."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,12 +17,14 @@ class StepRecorder(Protocol):
     looked_at: the ids of tensors whose gradient the step has read, or assigned, while they had none.
     draws: the place of the next random operation of the step.
     scopes: the modules that operations belong to.
+    repeats: what a repeated call of the step does in Python.
     """
 
     number: int
     looked_at: set[int]
     draws: int
     scopes: Scopes
+    repeats: list[Callable[[], None]]
 
     def knows(self, cell: object) -> bool:
         """Whether a cell is state of the step, as far as it is recorded."""
@@ -50,6 +52,13 @@ def name_operations(name: str) -> AbstractContextManager[None]:
     """Within it, operations that this thread traces belong to a part of this name of the module that runs."""
     recorder = context.recorder
     return nullcontext() if recorder is None else recorder.scopes.named(name)
+
+
+def repeat(function: Callable[[], None]) -> None:
+    """Calls a function now and, where a step is traced, again in every step that repeats it."""
+    function()
+    if context.recorder is not None:
+        context.recorder.repeats.append(function)
 
 
 def is_tracing() -> bool:

@@ -52,6 +52,13 @@ def mixed_devices(func: OpOverload, device: str) -> TraceError:
 
 def stale(tensor: Any) -> TraceError:
     """The error for a tensor of a traced step that is used where its value is not available."""
+    if context.recorder is not None:
+        return TraceError(
+            f"at {user_line()} {tensor!r} is used in a traced step and was computed in another one, or in the body of "
+            "the loop, so it has no value here. A model that keeps what its first call computes (`if self.mask is None: "
+            "self.mask = ...`), or an argument of an earlier step, does this. Compute it in every call; or make it in "
+            '`__init__`, `self.register_buffer("mask", mask, persistent=False)`, and update it in place'
+        )
     return TraceError(
         f"{tensor!r} was computed in a traced step: its value is only available inside a @cstorch.step_closure. (At "
         f"{user_line()}.) To keep a value from step to step, create the tensor before the step and update it in place."

@@ -1,6 +1,7 @@
 """What is done around the loops and steps of the trainer, besides the steps."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ class Callback:
     def on_batch(self, trainer: "Trainer", batch: Any) -> None: ...
     def on_backward(self, trainer: "Trainer") -> None: ...
     def on_step(self, trainer: "Trainer") -> None: ...
+    def on_batch_end(self, trainer: "Trainer", batch: Any) -> None: ...
     def on_loop_end(self, trainer: "Trainer") -> None: ...
 
 
@@ -147,6 +149,63 @@ class Telemetry(Callback):
         if trainer.backend.is_csx:
             client = stack.enter_context(TelemetryClient(trainer.backend.cluster.client, self.max_buffer_size))
             client.push({"steps": float(trainer.global_step)}, labels={"step": str(trainer.global_step)})
+
+
+class Scale(Callback):
+    """A dynamic loss scale, which it watches behind the step; and what else a script computes there for its logs."""
+
+    def __init__(self, init_scale: float = 1024.0, min_loss_scale: float = 1.0) -> None:
+        self.settings = {"init_scale": init_scale, "min_loss_scale": min_loss_scale, "steps_per_increase": 3}
+        self.scaler: cstorch.amp.GradScaler
+        self.recent: Any = 0.0
+
+    def on_setup(self, trainer: "Trainer") -> None:
+        self.scaler = trainer.scaler = cstorch.amp.GradScaler("dynamic", **self.settings)
+
+    def on_batch_end(self, trainer: "Trainer", batch: Any) -> None:
+        self.check(self.scaler.get_scale(), self.scaler.get_non_clamped_scale())
+        self.recent = 0.5 * self.recent + 0.5 * trainer.returned.detach().float()
+        rates = [group["lr"] for group in trainer.optimizer.param_groups]
+        self.note(trainer, self.recent, rates, trainer.schedulers[0].get_last_value(), batch["labels"])
+
+    @cstorch.step_closure
+    def check(self, scale: Any, unbounded: Any) -> None:
+        if unbounded < scale:
+            raise ApplianceNanError("the loss scale is below its bound")
+
+    @cstorch.step_closure
+    def note(self, trainer: "Trainer", recent: Any, rates: list[Any], rate: Any, labels: torch.Tensor) -> None:
+        assert float(rates[0]) == float(rate)
+        trainer.log(recent_loss=recent, rate_behind=rates[0], labels=labels.double().mean())
+
+
+class Remaining(Callback):
+    """How long the loop takes for a batch: from the time at which values of one arrive to that of the next."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_loop(self, trainer: "Trainer", stack: Any) -> None:
+        self.times.clear()
+        stack.callback(register_after_tensor_to_cpu(self.arrived).remove)
+
+    def arrived(self, tensor: torch.Tensor, name: str) -> None:
+        self.times[-1] = time.time()
+
+    def on_batch(self, trainer: "Trainer", batch: Any) -> None:
+        self.begin(trainer)
+
+    @cstorch.step_closure
+    def begin(self, trainer: "Trainer") -> None:
+        self.times.append(0.0 if trainer.backend.is_csx else time.time())
+
+    def on_step(self, trainer: "Trainer") -> None:
+        self.look(trainer.loss)
+
+    @cstorch.step_closure
+    def look(self, loss: torch.Tensor) -> None:
+        assert self.times == sorted(self.times)
+        assert self.times[0] > 0
 
 
 class CheckLoss(Callback):

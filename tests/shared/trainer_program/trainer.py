@@ -64,6 +64,8 @@ class Trainer:
         self.scopes: dict[int, str] = {}
         self.executor: DataExecutor
         self.loss: torch.Tensor
+        self.returned: torch.Tensor
+        self.scaler = cstorch.amp.GradScaler()
         self.call("on_setup")
 
     def call(self, hook: str, *args: Any) -> None:
@@ -111,7 +113,8 @@ class Trainer:
             self.executor = DataExecutor(loader, num_steps=steps, checkpoint_steps=checkpoints, profiler_activities=[])
             for batch in self.executor:
                 self.global_step += 1
-                self.training_step(batch)
+                self.returned = self.training_step(batch)
+                self.call("on_batch_end", batch)
                 self.save()
             self.call("on_loop_end")
 
@@ -119,9 +122,11 @@ class Trainer:
     def training_step(self, batch: Any) -> torch.Tensor:
         self.call("on_batch", batch)
         self.loss = self.compiled(batch)
-        self.loss.backward()
+        self.scaler.scale(self.loss).backward()
+        self.scaler.unscale_(self.optimizer)
         self.call("on_backward")
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad()
         for schedule in self.schedulers:
             schedule.step()
@@ -156,6 +161,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "schedulers": [schedule.state_dict() for schedule in self.schedulers],
             "dataloader": self.training.state_dict(),
+            "grad_scaler": self.scaler.state_dict(),
             "global_step": self.global_step,
         }
         self.checkpoint.save(state, self.checkpoint.path(self))
@@ -167,6 +173,7 @@ class Trainer:
         for schedule, own in zip(self.schedulers, state["schedulers"], strict=True):
             schedule.load_state_dict(own)
         self.training.load_state_dict(state["dataloader"], strict=True)
+        self.scaler.load_state_dict(state["grad_scaler"])
         self.global_step = state["global_step"]
 
 

@@ -9,7 +9,8 @@ import torch
 from cstorch import state
 from cstorch.core.closures import step_closure
 from cstorch.optim.optimizer import Optimizer
-from cstorch.tracing.context import is_tracing
+from cstorch.tracing import is_of_step
+from cstorch.tracing.context import is_tracing, repeat
 
 Tags = str | list[str | None] | None
 
@@ -87,12 +88,13 @@ class Scheduler(ABC):
     def update_last_value(self) -> None:
         """Evaluate, write the groups, and have the number in them when the step has run."""
         value = self.get()
-        self.update_groups(value)
+        repeat(lambda: self.update_groups(value))
         step_closure(self.update_groups)(value)
 
     def write_to_groups(self) -> None:
         """Write the value for the current epoch into the groups, as a tensor of the step."""
-        self.update_groups(self.get())
+        value = self.get()
+        repeat(lambda: self.update_groups(value))
 
     def update_groups(self, value: torch.Tensor) -> None:
         """Write a value into the groups of this schedule."""
@@ -106,9 +108,9 @@ class Scheduler(ABC):
         return value
 
     def get_last_value(self) -> Any:
-        """The value of the last epoch evaluated: a number, in a traced step a tensor."""
+        """The value of the last epoch evaluated: a number; in a traced step, and in the loop until it has run, a tensor."""
         value = self._last_value[0]
-        return value if is_tracing() else float(value)
+        return value if is_tracing() or is_of_step(value) else float(value)
 
     def _applies_to(self, group: Mapping[str, Any]) -> bool:
         if self.param_group_tags is None:

@@ -17,10 +17,12 @@ from cstorch.session.cluster_session import outcome
 from cstorch.session.execution.compiling import compile_step
 from cstorch.session.execution.input import prepared_input
 from cstorch.session.execution.input_states import read_state
+from cstorch.session.execution.outputs import takes_values
 from cstorch.session.execution.run import Run
 from cstorch.session.execution.target import Target
 from cstorch.session.execution.traced_step import TracedStep
 from cstorch.session.initialisation import Staged
+from cstorch.session.tensor_hooks import call_tensor_hooks
 
 logger = logging.getLogger("cstorch.execution")
 
@@ -41,6 +43,7 @@ class ClusterExecution(Execution):
         self._input: Future[None] | None = None  # the workers have the input_fn
         self._staged: Staged | None = None  # initial values that the cluster makes meanwhile
         self._run: Run | None = None
+        self._last_ended: float | None = None  # the step before whose closures ran, as of time.monotonic
         self._is_finished = False
         self._is_in_closure = False
         self._input_states: list[bytes] | None = None  # of the checkpoint step whose closures run
@@ -107,9 +110,17 @@ class ClusterExecution(Execution):
         self._is_in_closure = True
         try:
             ended = self._run.began + self._run.seconds if values else time.monotonic()
-            with step_clock.closures_of_step(ended):
-                for call in filled:
+            with step_clock.closures_of_step(self._last_ended or self._run.began, ended):
+                arrived = False
+                for closure, call in zip(calls, filled, strict=True):
+                    if not arrived and takes_values(closure):
+                        # Not before: what runs ahead of it may prepare for the values, as plain PyTorch's forward pass.
+                        call_tensor_hooks(values)
+                        arrived = True
                     call.run()
+                if not arrived:
+                    call_tensor_hooks(values)
+            self._last_ended = ended
         finally:
             self._is_in_closure = False
 

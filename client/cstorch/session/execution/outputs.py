@@ -130,6 +130,12 @@ def named_tensors(
             yield f"{name}_{index}", tensor
 
 
+def takes_values(closure: Closure) -> bool:
+    """Whether a closure, as it was called, takes values of a step."""
+    leaves = pytree.tree_leaves((closure.args, closure.kwargs))
+    return any(isinstance(leaf, LazyTensor | StepValue) for leaf in leaves)
+
+
 def unpack(outputs: Sequence[plan_pb2.Output], received: coordinator_pb2.StepOutputs) -> dict[str, torch.Tensor]:
     """The outputs of a step as CPU tensors, by name.
 

@@ -16,7 +16,6 @@ from cstorch.session.execution.stream import ExecutionStream
 from cstorch.session.execution.target import Target
 from cstorch.session.initialisation import Staged
 from cstorch.session.job import Job
-from cstorch.session.tensor_hooks import call_tensor_hooks
 from cstorch.session.transfer import ShardReplacedError
 from cstorch.tracing import Cell
 from wsc.v1 import coordinator_pb2, plan_pb2
@@ -107,9 +106,7 @@ class Run:
             return {}
         received = self._stream.receive_outputs()
         self.seconds = received.seconds
-        values = unpack(self._compiled.outputs, received)
-        call_tensor_hooks(values)
-        return values
+        return unpack(self._compiled.outputs, received)
 
     @contextmanager
     def checkpoint(self, step: int) -> Iterator[list[bytes]]:

@@ -22,8 +22,9 @@ from cstorch.tracing.tensors.step_values import (
     settle,
     shapes_of,
     step_at_hand,
+    unknown_state,
     unknown_value,
-    unknown_yet,
+    unknown_value_yet,
 )
 from cstorch.tracing.tensors.tensor import LazyTensor, new_tensor
 
@@ -66,7 +67,9 @@ def written_down(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, A
     if torch._C._current_autograd_node() is not None:
         raise outside_backward()
     if op.reads_values or moves_to_host(func, args, kwargs):
-        raise unknown_yet(step) if deferred is None else unknown_value(deferred)
+        if found[0]._handle.cell is not None:
+            raise unknown_state(step)
+        raise unknown_value_yet(step) if deferred is None else unknown_value(deferred)
     if op.random:
         raise TraceError(
             f"at {user_line()} `{op.name}` draws random numbers for a value of the step, in the body of the loop: draw "

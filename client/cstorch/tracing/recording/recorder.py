@@ -5,7 +5,7 @@ Views and in-place operations are recorded as they are. What they mean is worked
 
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ class Recorder:
         self.made: list[Made] = []
         self.looked_at: set[int] = set()
         self.scopes = scopes
+        self.repeats: list[Callable[[], None]] = []
         self.draws = 0  # the place of the next random operation; goes back where something is computed again
         self.counter: LazyTensor | None = None  # of random numbers, if the step draws any
         self._values = 0

@@ -191,6 +191,7 @@ class _StepEnd:
             result=self.result,
             optimizers=tuple(dict.fromkeys(self.optimizers)),
             kept_gradients=self.kept_gradients,
+            repeats=self.recorder.repeats,
             with_outputs=lambda more: self.trace([*outputs, *((info, self._end_value(info)) for info in more)]),
         )
 

@@ -46,6 +46,7 @@ class Trace:
     The placeholders of `graph` are the states and then the inputs, in these orders; its results are the new values of
     the changed states and then the outputs. `result` is what the step returned, `optimizers` those that stepped in it.
     `kept_gradients` names the parameters to whose gradients plain PyTorch would add those of the next step.
+    `repeats` is what every step that repeats it does in Python.
     `with_outputs` makes the same trace with more outputs: tensors of the trace, or whole states, whose values at the end
     of the step they are.
     """
@@ -57,5 +58,6 @@ class Trace:
     outputs: tuple[OutputInfo, ...]
     result: Any
     optimizers: tuple[torch.optim.Optimizer, ...]
+    repeats: Sequence[Callable[[], None]]
     with_outputs: "Callable[[Sequence[OutputInfo]], Trace]"
     kept_gradients: tuple[str, ...]

@@ -151,33 +151,46 @@ def settle(handle: Handle) -> None:
         handle.deferred = None
 
 
+def is_of_step(tensor: Any) -> bool:
+    """Whether a tensor has its value from a step, and is not known yet."""
+    if not isinstance(tensor, LazyTensor):
+        return False
+    settle(tensor._handle)
+    return tensor._handle.cell is None
+
+
 def check_known(tensor: torch.Tensor) -> None:
     """To be called by who reads or replaces a tensor's value past the operations of torch.
 
     Raises:
-        TraceError: the value is that of a step, and not known at this place of the loop.
+        StateError: it is state, which is not known in the body of the loop.
+        TraceError: it is a value of a step, and not known at this place of the loop.
     """
     if not isinstance(tensor, LazyTensor):
         return
     settle(tensor._handle)
     step = step_at_hand()
     if step is not None and step.phase != "closures" and step.is_state(tensor._handle):
-        raise unknown_yet(step)
+        raise unknown_state(step)
     if tensor._handle.deferred is not None:
         raise unknown_value(tensor._handle.deferred)
 
 
-READ_LATER = """\
-A step runs when the script has left the body of the loop. To read a value of the step, hand it to a step closure:
+_READ_VALUE = """\
+A step runs when the script has left the body of its loop. To read a value of it, hand it to a step closure:
 
     @cstorch.step_closure
-    def note(loss):
+    def note(loss, labels):
         losses.append(loss.item())
 
-    for batch in executor:
-        note(training_step(batch))
+    for inputs, labels in executor:
+        note(training_step(inputs, labels), labels)
 
-To read or save weights and other state, do it in a checkpoint closure, or after the loop:
+What the batch holds can also be read in the input_fn. docs/patterns.md has more."""
+
+_READ_STATE = """\
+A step runs when the script has left the body of its loop, so its state is not known before. Read or save it in a \
+checkpoint closure, on a checkpoint step, or after the loop:
 
     @cstorch.checkpoint_closure
     def save():
@@ -185,23 +198,25 @@ To read or save weights and other state, do it in a checkpoint closure, or after
 
     for batch in executor:  # a DataExecutor with checkpoint_steps=...
         training_step(batch)
-        save()"""
+        save()
 
-PATTERNS = "docs/patterns.md has this for best weights, running averages, early stopping and evaluation within training."
+docs/patterns.md has this for the best weights and early stopping."""
 
 
-def unknown_yet(step: StepAtHand) -> TraceError:
+def unknown_value_yet(step: StepAtHand) -> TraceError:
     """The error for a value of the step at hand that is wanted in the body of the loop."""
-    return TraceError(
-        f"at {user_line()} a value of step {step.number} is needed in the loop, where it is not known yet. "
-        f"{READ_LATER}\n\nWhat the batch holds is known in the input_fn, and in the traced function as a tensor. {PATTERNS}"
-    )
+    return TraceError(f"at {user_line()} a value of step {step.number} is read in the loop. {_READ_VALUE}")
+
+
+def unknown_state(step: StepAtHand) -> StateError:
+    """The error for state that is wanted in the body of the loop."""
+    return StateError(f"at {user_line()} state is read in the loop, in step {step.number}. {_READ_STATE}")
 
 
 def unknown_value(value: StepValue) -> TraceError:
     """The error for a value that is wanted at a place where it is not known."""
     step = step_at_hand()
-    return unknown_yet(step) if step is not None and step.number == value.step else never_came(value)
+    return unknown_value_yet(step) if step is not None and step.number == value.step else never_came(value)
 
 
 def never_came(value: StepValue) -> TraceError:
