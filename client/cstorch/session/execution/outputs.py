@@ -21,6 +21,7 @@ class Outputs:
 
     def __init__(self) -> None:
         self._tensors: list[LazyTensor] = []
+        self._others: list[LazyTensor] = []  # of other traces; they are kept so that their ids stay their own
         self._names: dict[int, str] = {}  # by id of the tensor
         self._provisional: set[int] = set()
 
@@ -54,6 +55,12 @@ class Outputs:
             number += 1
             unique = f"{name}_{number}"
         self._names[id(tensor)] = unique
+
+    def add_same(self, others: "Outputs") -> None:
+        """Takes the tensors of another trace of the same step for those at the same places here."""
+        for tensor, other in zip(self._tensors, others._tensors, strict=True):
+            self._names[id(other)] = self._names[id(tensor)]
+        self._others += others._tensors
 
     def items(self) -> list[tuple[str, torch.Tensor]]:
         """Name and tensor of each output, in order."""

@@ -16,6 +16,7 @@ from cstorch.tracing.context import context
 from cstorch.tracing.device.modes import captured, device_modes
 from cstorch.tracing.provenance import Scopes
 from cstorch.tracing.recording.functional import functionalize
+from cstorch.tracing.recording.kept_constants import keep_recipes
 from cstorch.tracing.recording.recorder import Recorder
 from cstorch.tracing.recording.trace import InputInfo, OutputInfo, StateInfo, Trace
 from cstorch.tracing.recording.unregistered_state import check_unregistered_state
@@ -63,7 +64,8 @@ class OpenTrace:
             raise TraceError(
                 "a traced step was called within another traced step; call the inner function without @trace"
             )
-        self._states = states
+        # A constant of an earlier trace that the step made a buffer of a module: no state, as it has no value before.
+        self._states = states = {name: getter for name, getter in states.items() if not _is_remade(getter())}
         self._before = {name: _state_tensor(name, getter) for name, getter in states.items()}
         self._recorder = recorder = Recorder(Scopes(modules, _owners(modules)))
         for name, tensor in self._before.items():
@@ -100,9 +102,14 @@ class OpenTrace:
             carried = [*before.values(), *(get() for get in states.values())]
             known = [*self._inputs, *(tensor for _, tensor in outputs), *carried]
             check_unregistered_state(recorder, known, before.values(), self._optimizers)
+            for state in trace.states:
+                if state.changed:
+                    state.cell.changes_in_steps = True
+                    if (error := recorder.taken_as_fixed.get(id(state.cell))) is not None:
+                        raise error
+            keep_recipes(recorder.made, recorder.calls, recorder.arguments)
         finally:
             self.close()
-        _settle(recorder, states, before)
         return replace(trace, optimizers=tuple(dict.fromkeys(self._optimizers)))
 
     def close(self) -> None:
@@ -115,6 +122,7 @@ class OpenTrace:
         context.functions.clear()
         self._hook.remove()
         _drop_gradients(self._recorder, self._before.values())
+        _settle(self._recorder, self._states, self._before)
 
 
 def _finish(
@@ -175,6 +183,8 @@ def _finish(
             OutputInfo(name=name, tensor=tensor) for name, tensor in outputs if isinstance(tensor, LazyTensor)
         ),
         result=result,
+        calls=tuple(recorder.calls),
+        arguments=tuple(recorder.arguments),
     )
 
 
@@ -190,7 +200,10 @@ def _check_same_type(name: str, start: fx.Node, final: fx.Node) -> None:
 def _settle(recorder: Recorder, states: Mapping[str, Getter], before: Mapping[str, LazyTensor]) -> None:
     """Give each tensor that replaced a state the state's cell."""
     for name, getter in states.items():
-        tensor = getter()
+        try:
+            tensor = getter()
+        except KeyError:  # deleted by a step that has failed
+            continue
         if isinstance(tensor, LazyTensor) and tensor._handle.trace == recorder.number:
             cell = _cell(before[name])
             tensor._handle = Handle(torch.empty(cell.shape, dtype=cell.dtype, device="meta"), cell)
@@ -209,6 +222,10 @@ def _add_state(recorder: Recorder, name: str, tensor: LazyTensor) -> None:
     if not recorder.knows(cell) and meta.is_contiguous() and meta.numel() == cell.numel:
         cell.reshape(tuple(meta.shape))  # made as a view of a temporary, such as torch.arange(6).view(2, 3)
     recorder.add_state(name, cell)
+
+
+def _is_remade(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, LazyTensor) and tensor._handle.recipe is not None and tensor._handle.cell is None
 
 
 def _state_tensor(name: str, getter: Getter) -> LazyTensor:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from cstorch.tracing.recording.parts import Argument, Call
 from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.tensor import LazyTensor
 
@@ -42,6 +43,7 @@ class Trace:
 
     The placeholders of `graph` are the states and then the inputs, in these orders; its results are the new values of
     the changed states and then the outputs. `result` is what the step returned, `optimizers` those that stepped in it.
+    `calls` and `arguments` are the recording that the graph was made of: all that was called, used or not.
     """
 
     graph: fx.Graph
@@ -49,4 +51,6 @@ class Trace:
     inputs: tuple[InputInfo, ...]
     outputs: tuple[OutputInfo, ...]
     result: Any
+    calls: tuple[Call, ...]
+    arguments: tuple[Argument, ...]
     optimizers: tuple[torch.optim.Optimizer, ...] = ()

@@ -31,7 +31,8 @@ class Base:
 class Handle:
     """What a LazyTensor stands for: a meta tensor for shape, strides and type, and where its value comes from.
 
-    `cell` is None for a tensor made in a traced step; then `trace` numbers that trace and `value` the value in it.
+    `cell` is None for a tensor made in a traced step; then `trace` numbers that trace and `value` the value in it, and
+    `recipe` says how a later trace can make it again, if it depends on constants alone.
     """
 
     meta: torch.Tensor
@@ -39,6 +40,7 @@ class Handle:
     trace: int = 0
     value: int = -1
     base: Base | None = None
+    recipe: object = None
 
 
 class LazyTensor(torch.Tensor):
