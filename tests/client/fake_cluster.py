@@ -7,7 +7,7 @@ import contextlib
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -105,7 +105,9 @@ class FakeShard:
             self._cluster.live[state.name] = state.value().clone()
         self._cluster.written[-1].extend(state.name for state in states)
 
-    def initialise(self, states: list[node_pb2.InitialState]) -> None:
+    def initialise(
+        self, states: list[node_pb2.InitialState], unstaged: Callable[[], Sequence[node_pb2.InitialState]]
+    ) -> None:
         for state in states:
             buffer = state.program.buffers[state.program.result]
             value = torch.empty(buffer.elements, dtype=torch_dtype(buffer.element_type))

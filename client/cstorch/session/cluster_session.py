@@ -4,7 +4,7 @@ import contextlib
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +52,7 @@ class ClusterSession:
 
     def __init__(self, config: ClusterConfig, compile_dir: str, embedded: EmbeddedCluster | None) -> None:
         self._config = replace(config)  # as it is now, whatever the script does to it later
+        self.checked_programs: set[tuple[Hashable, bytes]] = set()  # whose later calls were traced
         self._first_trains: bool | None = None  # whether the first step that was compiled trains
         self._compile_dir = compile_dir
         self._strategy = execution_strategy()  # of the job

@@ -9,7 +9,7 @@ from cstorch.errors import ClusterError
 from cstorch.session.connecting import connect
 from cstorch.session.job import Job
 from cstorch.state import Getter
-from cstorch.tracing import Cell, LazyTensor, cell_of
+from cstorch.tracing import Cell, LazyTensor
 from interconnect.rpc.server import through
 from wsc.v1 import coordinator_pb2, initialisation_pb2, node_pb2, node_pb2_grpc
 
@@ -33,7 +33,7 @@ class Staged:
         programs = {}
         for name, getter in getters.items():
             tensor = getter()
-            cell = cell_of(tensor) if isinstance(tensor, LazyTensor) else None
+            cell = tensor._handle.cell if isinstance(tensor, LazyTensor) else None
             made = cell.initialisation if cell is not None else None
             if cell is not None and made is not None and not made.is_fill and cell not in self._versions:
                 programs[name] = made.program()

@@ -12,6 +12,12 @@ aten = torch.ops.aten
 
 # Ops whose result depends on values, or reaches the host, but that carry no tag that says so.
 _READS = frozenset({aten.is_nonzero.default, aten.item.default, aten._pin_memory.default})
+SHAPE_ONLY = frozenset(
+    {aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default}
+    | {aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default}
+    | {aten.new_empty_strided.default}
+)
+"""Of their first argument these take the shape and the type, and not the value."""
 _DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 

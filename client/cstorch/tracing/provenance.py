@@ -43,15 +43,35 @@ def _show(filename: str) -> str | None:
     return absolute if relative.startswith(os.pardir) else relative
 
 
+def _shown_name(filename: str) -> str | None:
+    try:
+        return _shown[filename]
+    except KeyError:
+        shown = _shown[filename] = _show(filename)
+        return shown
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether a file is neither torch's, nor cstorch's, nor of the standard library."""
+    return bool(filename) and _shown_name(filename) is not None
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost line of the user's that an error passed, as "train.py:53"."""
+    found = "an unknown line"
+    traceback = error.__traceback__
+    while traceback is not None:
+        if (shown := _shown_name(traceback.tb_frame.f_code.co_filename)) is not None:
+            found = f"{shown}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return found
+
+
 def user_frame() -> tuple[str, int]:
     """File and line of the innermost frame outside torch, cstorch and the standard library, or ("", 0)."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        filename = frame.f_code.co_filename
-        try:
-            shown = _shown[filename]
-        except KeyError:
-            shown = _shown[filename] = _show(filename)
+        shown = _shown_name(frame.f_code.co_filename)
         if shown is not None:
             return shown, frame.f_lineno
         frame = frame.f_back

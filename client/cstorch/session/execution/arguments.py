@@ -1,7 +1,6 @@
 """The arguments of the traced function: those of its first call are what every step runs with."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from cstorch.errors import UsageError
+from cstorch.session.execution.findings import report
 from cstorch.tracing import LazyTensor, user_line
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -19,6 +19,7 @@ class Arguments:
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._function = function
+        self._first = args, kwargs
         self._leaves, self._structure = self._flatten(args, kwargs)
         self._has_warned = False
 
@@ -33,10 +34,25 @@ class Arguments:
         leaves, structure = pytree.tree_flatten_with_path(dict(given))
         return leaves, structure
 
+    def by_name(self) -> dict[str, Any]:
+        """The first ones, by the names of the parameters."""
+        return {path[0].key + pytree.keystr(path[1:]): value for path, value in self._leaves}  # type: ignore[attr-defined]
+
+    def with_tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The first ones, with the tensors of a later call."""
+        first, structure = pytree.tree_flatten(self._first)
+        now, other_structure = pytree.tree_flatten((args, kwargs))
+        if structure != other_structure:  # by name where the first were by position, or the other way round
+            return args, kwargs
+        leaves = [new if isinstance(new, torch.Tensor) else old for old, new in zip(first, now, strict=True)]
+        made: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, structure)
+        return made
+
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Warns, once, of a Python value that is another one than in the first call.
 
         Raises:
+            TraceError: of it, where WAFERBOX_STRICT is 1.
             UsageError: the arguments have another structure than in the first call.
         """
         leaves, structure = self._flatten(args, kwargs)
@@ -52,12 +68,11 @@ class Arguments:
             if _differs(first, now):
                 self._has_warned = True
                 name = path[0].key + pytree.keystr(path[1:])  # type: ignore[attr-defined]
-                warnings.warn(
+                report(
                     f"at {user_line()} the argument {name!r} of the @cstorch.trace function is {_shown(now)}, and was "
                     f"{_shown(first)} in the first step. The function was traced once, and every step runs with its "
                     "first values: the change is not seen. What changes from step to step must be a tensor of the "
-                    "batch, or a tensor that the step updates in place",
-                    stacklevel=4,
+                    "batch, or a tensor that the step updates in place"
                 )
                 return
 

@@ -1,6 +1,7 @@
 """An execution whose step is a function of the script, marked by cstorch.trace."""
 
 import itertools
+import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,10 @@ from cstorch.errors import StateError, UsageError
 from cstorch.execution import Executor
 from cstorch.session.execution.arguments import Arguments
 from cstorch.session.execution.cluster_execution import LEFT_EARLY, ClusterExecution
+from cstorch.session.execution.program_check import CheckedProgram, ProgramCheck
 from cstorch.session.execution.target import Target
 from cstorch.session.execution.traced_step import TracedStep
-from cstorch.tracing import LazyTensor, StepValue, enter_loop, is_tracing, settle, trace_step, user_line
+from cstorch.tracing import LazyTensor, StepValue, Trace, enter_loop, is_tracing, settle, trace_step, user_line
 
 
 class TracedFunction(TracedStep):
@@ -27,8 +29,13 @@ class TracedFunction(TracedStep):
         "in place"
     )
 
-    def __init__(self) -> None:
+    def __init__(self, num_steps: int, checked: set[CheckedProgram]) -> None:
         super().__init__()
+        self.step_seconds: float | None = None  # what a step takes on the cluster, when that is known
+        self._num_steps = num_steps
+        self._checked = checked
+        self._calls_made = 0
+        self._check: ProgramCheck | None = None
         self._batch: Any = None  # the first one
         self._function: Callable[..., Any] | None = None
         self._arguments: Arguments | None = None  # that it was recorded with
@@ -67,9 +74,10 @@ class TracedFunction(TracedStep):
                 f"at {user_line()} the @cstorch.trace function was called twice for one batch: it is one step. Do all "
                 "of it in one call"
             )
+        self._calls_made += 1
         if self._function is None or self._arguments is None:
             self._function, self._arguments = function, Arguments(function, args, kwargs)
-            self._record(function, args, kwargs)
+            self._record_first(function, args, kwargs)
         elif self._function is not function:
             raise UsageError(
                 f"at {user_line()} a second @cstorch.trace function was called in one execution: an execution runs one "
@@ -82,6 +90,9 @@ class TracedFunction(TracedStep):
                 if isinstance(tensor, LazyTensor):
                     self._check_argument(tensor)
             self._arguments.check(args, kwargs)
+            assert self._check is not None
+            again = self._arguments.with_tensors_of(args, kwargs)
+            self._check.check(self._calls_made, self._text, self.step_seconds, lambda: self._trace_again(*again))
             for repeat in self.trace.repeats:
                 repeat()
         self.at_hand.phase = "after"
@@ -115,8 +126,36 @@ class TracedFunction(TracedStep):
                 "carried from step to step in a buffer of the model, and update that in the traced function"
             )
 
+    def _record_first(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert self._arguments is not None
+        self._check = ProgramCheck(function, self._arguments.by_name(), self._num_steps, self._checked)
+        began = time.monotonic()
+        self._record(function, args, kwargs)
+        self._check.traced(self.trace, time.monotonic() - began)
+
     def _record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._begin_recording()
+        self._end_recording(self._trace_of(function, args, kwargs))
+        self.at_hand.traces = {self.trace.number}
+        self.at_hand.states = {id(cell): cell for cell in self.cells.values()}
+
+    def _trace_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
+        """A trace of another call, which is dropped: nothing here is changed by it.
+
+        Should it be the same program, its outputs are known here, as the script may have kept them.
+        """
+        assert self._function is not None
+        kept = self.outputs, self._calls_in_trace, self._result, self._is_open
+        self._begin_recording()
+        try:
+            trace = self._trace_of(self._function, args, kwargs)
+            if kept[0].add_same(self.outputs):
+                self.at_hand.traces.add(trace.number)
+            return trace
+        finally:
+            self.outputs, self._calls_in_trace, self._result, self._is_open = kept
+
+    def _trace_of(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
 
         def step(batch: Any) -> Any:
             tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, LazyTensor)]
@@ -134,9 +173,7 @@ class TracedFunction(TracedStep):
             self.outputs.add_results(result)
             return self.outputs.items()
 
-        self._end_recording(trace_step(step, self._batch, state.named_getters(), state.module_paths(), collect))
-        self.at_hand.trace = self.trace.number
-        self.at_hand.states = {id(cell): cell for cell in self.cells.values()}
+        return trace_step(step, self._batch, state.named_getters(), state.module_paths(), collect)
 
     def _input_of(self, tensor: torch.Tensor, inputs: dict[int, torch.Tensor]) -> Any:
         """What the function gets for one of its arguments."""
@@ -151,14 +188,16 @@ class TracedFunction(TracedStep):
 
     def close(self) -> None:
         super().close()
-        self._batch = self._result = None
+        self._batch = self._result = self._check = None
 
 
 class FunctionExecution(ClusterExecution):
     """One run of a DataExecutor on the cluster, with one call of the traced function for each batch."""
 
     def __init__(self, executor: Executor, target: Target) -> None:
-        self._function = TracedFunction()
+        session = target.session
+        checked = session.checked_programs if session is not None else set()  # without one a single step is traced
+        self._function = TracedFunction(executor.num_steps, checked)
         super().__init__(executor, target, self._function)
 
     def batches(self) -> Generator[Any]:
@@ -181,6 +220,8 @@ class FunctionExecution(ClusterExecution):
                 elif backends.csx.debug.retrace_every_iteration:
                     self._function.check_same_program(step)
                 self._end_step(step)
+                if self._run is not None and self._run.seconds:
+                    self._function.step_seconds = self._run.seconds / step
             self._finish()
         finally:
             enter_loop(None)

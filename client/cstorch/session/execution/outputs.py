@@ -24,6 +24,7 @@ class Outputs:
 
     def __init__(self) -> None:
         self._tensors: list[LazyTensor] = []
+        self._same: dict[object, LazyTensor] = {}  # of other traces of the step, which the script may have kept
         self._names: dict[int, str] = {}  # by id of the tensor
         self._provisional: set[int] = set()
         self._inputs: Sequence[LazyTensor] = ()
@@ -61,6 +62,7 @@ class Outputs:
         """The output that has the value of a source at the end of the step; None if there is none."""
         tensor = self._inputs[source] if isinstance(source, int) else source
         assert isinstance(tensor, LazyTensor)
+        tensor = self._same.get(_key(tensor), tensor)
         if (late := self._late.get(_key(tensor))) is not None:
             return late
         if tensor._handle.cell is not None:
@@ -80,6 +82,13 @@ class Outputs:
             number += 1
             unique = f"{name}_{number}"
         self._names[id(tensor)] = unique
+
+    def add_same(self, others: "Outputs") -> bool:
+        """Takes the tensors of another trace for those at the same places here, if there are as many."""
+        if len(self._tensors) != len(others._tensors):
+            return False
+        self._same.update((_key(other), tensor) for tensor, other in zip(self._tensors, others._tensors, strict=True))
+        return True
 
     def items(self) -> list[tuple[str, torch.Tensor]]:
         """Name and tensor of each output of the trace, in order."""

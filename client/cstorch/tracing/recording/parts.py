@@ -22,7 +22,8 @@ class Ref:
 @dataclass(frozen=True, slots=True)
 class Call:
     """`results` numbers the tensors returned, in order; None stands for a result that is an argument written in place
-    or is no tensor. `draw`: its place among the random operations of the step."""
+    or is no tensor. `draw`: its place among the random operations of the step. `like`: the meta tensor of the first
+    argument, where the operation takes the shape of that alone."""
 
     func: Callable[..., Any]
     args: tuple[Any, ...]
@@ -30,11 +31,15 @@ class Call:
     results: tuple[int | None, ...]
     source: Source
     draw: int | None = None
+    like: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """A value that the recording starts from: state (with its cell), an input of the step, or a small constant."""
+    """A value that the recording starts from: state (with its cell), an input of the step, or a small constant.
+
+    digest: of the bytes of a CPU tensor that the step takes as it is, be it a small constant or travel as state.
+    """
 
     kind: str
     name: str
@@ -42,6 +47,7 @@ class Argument:
     meta: torch.Tensor
     cell: Cell | None = None
     constant: torch.Tensor | None = None
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 Views and in-place operations are recorded as they are. What they mean is worked out afterwards, by `functional`.
 """
 
+import hashlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,10 +16,11 @@ from torch._ops import OpOverload
 from cirh.dialect.source import Source
 from cstorch.errors import TraceError
 from cstorch.tracing import messages
-from cstorch.tracing.operators import arguments_by_name, aten, draws_numbers, operator
+from cstorch.tracing.operators import SHAPE_ONLY, arguments_by_name, aten, draws_numbers, operator
 from cstorch.tracing.provenance import Scopes, user_line
 from cstorch.tracing.recording.aliases import check_alias
 from cstorch.tracing.recording.host_random import HostRandom
+from cstorch.tracing.recording.kept_constants import Recipe
 from cstorch.tracing.recording.parts import Argument, Call, Made, Met, Ref
 from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.operands import TAKES_CPU_TENSORS, as_meta, is_whole
@@ -49,17 +52,19 @@ class Recorder:
         self._views: dict[int, tuple[Handle, int]] = {}
         self._constants: dict[int, tuple[torch.Tensor, int]] = {}
         self._host_random = HostRandom()
+        self._remade: dict[tuple[int, int], int] = {}  # constants of earlier traces, by trace and value
+        self.taken_as_fixed: dict[int, TraceError] = {}  # by id of a cell: the error, should the step change it
         self._unnamed = 0
         self._large_constants = 0
 
     # What the recording starts from.
 
-    def add_state(self, name: str, cell: Cell) -> Argument:
+    def add_state(self, name: str, cell: Cell, digest: bytes = b"") -> Argument:
         """Announce a state; a cell that is known already keeps its first name."""
         known = self._states.get(id(cell))
         if known is None:
             meta = torch.empty(cell.shape, dtype=cell.dtype, device=META)
-            known = Argument(kind="state", name=name, value=self._new_value(), meta=meta, cell=cell)
+            known = Argument(kind="state", name=name, value=self._new_value(), meta=meta, cell=cell, digest=digest)
             self._states[id(cell)] = known
             self.arguments.append(known)
         self._named[name] = known
@@ -86,7 +91,7 @@ class Recorder:
         settle(handle)
         cell = handle.cell
         if cell is None:
-            raise messages.stale(tensor)
+            return self._remake(tensor)
         state = self._states.get(id(cell))
         if state is None:
             state = self.add_state(f"state.tensors.{self._unnamed}", cell)
@@ -108,6 +113,45 @@ class Recorder:
             self.calls.append(Call(aten.as_strided.default, (Ref(state.value), *layout), {}, (value,), source))
             known = self._views[id(handle)] = (handle, value)
         return known[1]
+
+    def _remake(self, tensor: LazyTensor) -> int:
+        """The value of a tensor that an earlier trace has made: it is made again, if it depends on constants alone."""
+        handle = tensor._handle
+        known = self._remade.get((handle.trace, handle.value))
+        if known is not None:
+            return known
+        recipe = handle.recipe
+        if not isinstance(recipe, Recipe):
+            raise messages.stale(tensor)
+        values: dict[int, int] = {}
+        for argument, version in zip(recipe.arguments, recipe.versions, strict=True):
+            cell = argument.cell
+            if cell is None:
+                assert argument.constant is not None
+                values[argument.value] = self._constant(argument.constant)
+                continue
+            if cell.changes_in_steps or cell.version != version:
+                raise messages.stale(tensor)
+            self.taken_as_fixed[id(cell)] = messages.stale(tensor)
+            if id(cell) not in self._states:
+                self.add_state(f"state.tensors.{self._unnamed}", cell, argument.digest)
+                self._unnamed += 1
+            values[argument.value] = self._states[id(cell)].value
+        for call in recipe.calls:
+            args = call.args
+            if call.like is not None:
+                like = self._new_value()
+                kwargs = {"dtype": call.like.dtype, "device": META}
+                self.calls.append(
+                    Call(aten.empty.memory_format, (list(call.like.shape),), kwargs, (like,), call.source)
+                )
+                args = (Ref(like), *args[1:])
+                values[like] = like
+            results = [None if value is None else values.setdefault(value, self._new_value()) for value in call.results]
+            renumbered = _renumbered((args, call.kwargs), values)
+            self.calls.append(replace(call, args=renumbered[0], kwargs=renumbered[1], results=tuple(results)))
+        self._remade[handle.trace, handle.value] = values[handle.value]
+        return values[handle.value]
 
     # Recording.
 
@@ -134,6 +178,8 @@ class Recorder:
             raise messages.unsupported(func, "its result depends on values, which are not known yet.") from error
         source = self.scopes.source(op.name)
         for tensor in _written(op.written, op.written_names, args, kwargs):
+            if tensor._handle.cell is None and tensor._handle.trace != self.number:
+                raise messages.stale(tensor)
             if tensor._handle.base is not None:
                 tensor._handle.base.written = True
         if op.reshapes:
@@ -141,7 +187,8 @@ class Recorder:
         base = tensors[0]._handle.base if op.views and tensors else None
         results: list[int | None] = []
         wrapped = [self._wrap(meta, tensors, base, results, source) for meta in _results(out)]
-        self.calls.append(Call(func, recorded, recorded_kwargs, tuple(results), source, draw))
+        like = metas[0] if func in SHAPE_ONLY else None
+        self.calls.append(Call(func, recorded, recorded_kwargs, tuple(results), source, draw, like))
         if isinstance(out, (list, tuple)):
             return type(out)(wrapped) if type(out) in (list, tuple) else tuple(wrapped)
         return wrapped[0] if wrapped else out
@@ -210,18 +257,41 @@ class Recorder:
             if tensor.numel() > CONSTANT_ELEMENTS:
                 cell = Cell(tuple(tensor.shape), tensor.dtype)
                 cell.write(tensor)
-                value = self.add_state(f"state.constants.{self._large_constants}", cell).value
+                value = self.add_state(f"state.constants.{self._large_constants}", cell, _digest(tensor)).value
                 self._large_constants += 1
             else:
                 value = self._new_value()
                 name = f"constant_{len(self._constants)}"
                 constant = tensor.detach().clone()
                 self.arguments.append(
-                    Argument(kind="constant", name=name, value=value, meta=constant.to(META), constant=constant)
+                    Argument(
+                        kind="constant",
+                        name=name,
+                        value=value,
+                        meta=constant.to(META),
+                        constant=constant,
+                        digest=_digest(constant),
+                    )
                 )
             # The tensor is kept so that its id is not given to another one during this recording.
             known = self._constants[id(tensor)] = (tensor, value)
         return known[1]
+
+
+def _renumbered(nest: Any, values: Mapping[int, int]) -> Any:
+    if isinstance(nest, Ref):
+        return Ref(values[nest.value])
+    if isinstance(nest, (list, tuple)):
+        return type(nest)([_renumbered(item, values) for item in nest])
+    if isinstance(nest, dict):
+        return {name: _renumbered(item, values) for name, item in nest.items()}
+    return nest
+
+
+def _digest(tensor: torch.Tensor) -> bytes:
+    """Of the bytes of a CPU tensor, so that equal ones are known without being kept."""
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
+    return hashlib.blake2b(data.numpy().data, digest_size=16).digest()
 
 
 def _results(out: Any) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from cstorch.tracing.context import context
 from cstorch.tracing.device.modes import captured, device_modes
 from cstorch.tracing.provenance import Scopes
 from cstorch.tracing.recording.functional import functionalize
+from cstorch.tracing.recording.kept_constants import keep_recipes
 from cstorch.tracing.recording.kept_gradients import kept_gradients
 from cstorch.tracing.recording.parts import Argument
 from cstorch.tracing.recording.recorder import Recorder
@@ -65,7 +66,8 @@ class OpenTrace:
             raise TraceError(
                 "a traced step was called within another traced step; call the inner function without @trace"
             )
-        self._states = states
+        # A constant of an earlier trace that the step made a buffer of a module: no state, as it has no value before.
+        self._states = states = {name: getter for name, getter in states.items() if not _is_remade(getter())}
         self._before = {name: _state_tensor(name, getter) for name, getter in states.items()}
         self._cells = {name: _cell(tensor) for name, tensor in self._before.items()}
         self._recorder = recorder = Recorder(Scopes(modules, _owners(modules)))
@@ -106,9 +108,14 @@ class OpenTrace:
             carried = [*before.values(), *(get() for get in states.values())]
             known = [*self._inputs, *(tensor for _, tensor in outputs), *carried]
             check_unregistered_state(recorder, known, before.values(), self._optimizers)
+            for state in trace.states:
+                if state.changed:
+                    state.cell.changes_in_steps = True
+                    if (error := recorder.taken_as_fixed.get(id(state.cell))) is not None:
+                        raise error
+            keep_recipes(recorder.made, recorder.calls, recorder.arguments)
         finally:
             self.close()
-        _settle(states, self._cells)
         return trace
 
     def close(self) -> None:
@@ -121,6 +128,7 @@ class OpenTrace:
         context.functions.clear()
         self._hook.remove()
         _drop_gradients(self._recorder, self._before.values())
+        _settle(self._states, self._cells)
 
 
 def _output_info(name: str, tensor: torch.Tensor) -> OutputInfo:
@@ -129,9 +137,7 @@ def _output_info(name: str, tensor: torch.Tensor) -> OutputInfo:
     return OutputInfo(name=name, tensor=tensor)
 
 
-def _state_ends(
-    recorder: Recorder, states: Mapping[str, Getter], before: Mapping[str, LazyTensor]
-) -> dict[int, int]:
+def _state_ends(recorder: Recorder, states: Mapping[str, Getter], before: Mapping[str, LazyTensor]) -> dict[int, int]:
     """The value of each state at the start of the step -> the value that is the state at its end."""
     ends: dict[int, tuple[int, str]] = {}  # with the name of the state that has said so
     for name, getter in states.items():
@@ -192,6 +198,8 @@ class _StepEnd:
             optimizers=tuple(dict.fromkeys(self.optimizers)),
             kept_gradients=self.kept_gradients,
             repeats=self.recorder.repeats,
+            calls=tuple(self.recorder.calls),
+            arguments=tuple(self.recorder.arguments),
             with_outputs=lambda more: self.trace([*outputs, *((info, self._end_value(info)) for info in more)]),
         )
 
@@ -235,7 +243,10 @@ def _check_same_type(name: str, start: fx.Node, final: fx.Node) -> None:
 def _settle(states: Mapping[str, Getter], cells: Mapping[str, Cell]) -> None:
     """Give each tensor that replaced a state the state's cell, also one that was another state before."""
     for name, getter in states.items():
-        tensor, cell = getter(), cells[name]
+        try:
+            tensor, cell = getter(), cells[name]
+        except KeyError:  # deleted by a step that has failed
+            continue
         if isinstance(tensor, LazyTensor) and tensor._handle.cell is not cell:
             tensor._handle = Handle(torch.empty(cell.shape, dtype=cell.dtype, device="meta"), cell)
 
@@ -253,6 +264,10 @@ def _add_state(recorder: Recorder, name: str, tensor: LazyTensor) -> None:
     if not recorder.knows(cell) and meta.is_contiguous() and meta.numel() == cell.numel:
         cell.reshape(tuple(meta.shape))  # made as a view of a temporary, such as torch.arange(6).view(2, 3)
     recorder.add_state(name, cell)
+
+
+def _is_remade(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, LazyTensor) and tensor._handle.recipe is not None and tensor._handle.cell is None
 
 
 def _state_tensor(name: str, getter: Getter) -> LazyTensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from cstorch.tracing.recording.parts import Argument, Call
 from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.tensor import LazyTensor
 
@@ -49,6 +50,7 @@ class Trace:
     `repeats` is what every step that repeats it does in Python.
     `with_outputs` makes the same trace with more outputs: tensors of the trace, or whole states, whose values at the end
     of the step they are.
+    `calls` and `arguments` are the recording that the graph was made of: all that was called, used or not.
     """
 
     number: int
@@ -57,6 +59,8 @@ class Trace:
     inputs: tuple[InputInfo, ...]
     outputs: tuple[OutputInfo, ...]
     result: Any
+    calls: tuple[Call, ...]
+    arguments: tuple[Argument, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
     repeats: Sequence[Callable[[], None]]
     with_outputs: "Callable[[Sequence[OutputInfo]], Trace]"

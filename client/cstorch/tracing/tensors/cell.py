@@ -27,17 +27,19 @@ class Cell:
     there are none yet, and `initialisation` says how they will be made: by the next read, or on the cluster. It stays
     when they are read (`is_made`), and goes when they are written.
     `version` counts the writes by the client: whoever keeps a copy elsewhere sees whether it is out of date.
+    `changes_in_steps` says that a traced step gives it new values.
     """
 
     __slots__ = (
         *("__weakref__", "_fetch", "_finalizer", "_initialisation", "_memory", "_offset", "_view"),
-        *("dtype", "is_made", "shape", "version"),
+        *("changes_in_steps", "dtype", "is_made", "shape", "version"),
     )
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.shape = tuple(shape)
         self.dtype = dtype
         self.version = 0
+        self.changes_in_steps = False
         self._memory: torch.Tensor | None = None
         self._offset: int | None = None
         self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]

@@ -7,6 +7,8 @@ counter of a checkpoint.
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -24,6 +26,16 @@ class RandomCounter:
         self._cell: Cell | None = None
         self._seed = 0
         self._restarts = 0
+        self._is_held = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it the counter does not begin anew, whatever the seed: the trace at hand is dropped."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
 
     def tensor(self) -> LazyTensor:
         """The counter, int64 of rank 0. It begins anew if torch has another seed than when it began."""
@@ -31,7 +43,7 @@ class RandomCounter:
         if cell is None:
             cell = self._cell = Cell((), torch.int64)
             self._begin(cell)
-        elif self._seed != torch.initial_seed():
+        elif self._seed != torch.initial_seed() and not self._is_held:
             self._begin(cell)
         return new_tensor(cell)
 

@@ -31,7 +31,7 @@ class StepAtHand:
 
     number: from 1; 0 before the first.
     phase: whether the traced function was called in it, or the closures run.
-    trace: the number of the recording that it repeats, 0 before there is one.
+    traces: the numbers of the recording that it repeats, and of others that are the same program.
     is_last: whether no other step follows the closures that run.
     states: what it reads or changes, by the id of the cell.
     """
@@ -39,7 +39,7 @@ class StepAtHand:
     number: int = 0
     phase: Phase = "before"
     is_last: bool = False
-    trace: int = 0
+    traces: set[int] = field(default_factory=set)
     states: dict[int, Cell] = field(default_factory=dict)
     _shown: list[weakref.ref[LazyTensor]] = field(default_factory=list)
 
@@ -91,7 +91,7 @@ class StepAtHand:
     def _value_of_step(self, tensor: LazyTensor) -> StepValue:
         """Of a tensor of the trace, or a state."""
         handle = tensor._handle
-        if handle.cell is None and handle.trace != self.trace:
+        if handle.cell is None and handle.trace not in self.traces:
             raise TraceError(
                 f"at {user_line()} {tensor!r} is used, which was computed in the traced step of another execution: its "
                 "value is available inside a @cstorch.step_closure of that execution only"

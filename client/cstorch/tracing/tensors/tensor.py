@@ -34,8 +34,9 @@ class Base:
 class Handle:
     """What a LazyTensor stands for: a meta tensor for shape, strides and type, and where its value comes from.
 
-    `cell` is None for a tensor made in a traced step; then `trace` numbers that trace and `value` the value in it. Or
-    `deferred` says how a value of a step is computed when the step has run.
+    `cell` is None for a tensor made in a traced step; then `trace` numbers that trace and `value` the value in it, and
+    `recipe` says how a later trace can make it again, if it depends on constants alone. Or `deferred` says how a value
+    of a step is computed when the step has run.
     """
 
     meta: torch.Tensor
@@ -44,6 +45,7 @@ class Handle:
     value: int = -1
     base: Base | None = None
     deferred: StepValue | None = None
+    recipe: object = None
 
 
 class LazyTensor(torch.Tensor):

@@ -1,0 +1,393 @@
+"""Later calls of the traced function: what Python would do otherwise is found, with its line and value."""
+
+import functools
+import itertools
+import random
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_cluster import FakeCluster, StartCluster
+from torch import nn
+from torch.nn import functional as F
+from user_script import Script, step_of_cluster
+
+import cstorch
+
+counter = 0
+
+
+@pytest.fixture
+def cluster(start_cluster: StartCluster) -> FakeCluster:
+    return start_cluster(step_of_cluster)
+
+
+class Net(nn.Module):
+    """A model whose forward pass a test gives."""
+
+    def __init__(self, forward: Callable[["Net", torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+        self.own = forward
+        self.count = 0
+        self.temperature = 1.0
+        self.hidden: Any = None
+        self.seen: list[Any] = []
+        self.register_buffer("table", torch.arange(2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.own(self, x)
+
+
+class Planted(Script):
+    """A script whose model does what a test says, and whose step can be replaced."""
+
+    def __init__(
+        self, folder: Path, cluster: FakeCluster, forward: Callable[[Net, torch.Tensor], torch.Tensor]
+    ) -> None:
+        super().__init__(folder, cluster)
+        self.model = Net(forward)
+        self.net = cstorch.compile(self.model)
+        self.optimizer = cstorch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+
+    def train(self, batch: Any) -> torch.Tensor:
+        loss = self.net(batch).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+def plain(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.linear(x)
+
+
+# Faults: each a forward pass, what it says of the Python value, and the text of the line that it names.
+
+
+def counted(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.count += 1
+    return net.linear(x) * net.count  # here
+
+
+def cooled(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.temperature *= 0.5
+    return net.linear(x) / net.temperature  # here
+
+
+def one_of_two(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.count += 1
+    y = net.linear(x)
+    if net.count < 3:
+        return y
+    return y.tanh()  # here
+
+
+def after_hundred(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.count += 1
+    y = net.linear(x)
+    if net.count <= 100:
+        return y
+    return y.tanh()  # here
+
+
+def every_fifth(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.count += 1
+    y = net.linear(x)
+    if net.count % 5 == 0:
+        y = y.relu()  # here
+    return y
+
+
+def python_random(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.linear(x) * random.random()  # here
+
+
+def numpy_random(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.linear(x) + float(np.random.rand())  # here
+
+
+def numpy_tensor(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.linear(x) + torch.tensor(np.random.rand(2).astype("float32")).to(x.device)  # here
+
+
+def torch_number(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.linear(x) * torch.rand(()).item()  # here
+
+
+def drawn_decision(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.linear(x)
+    return y.tanh() if net.count + round(random.random() * 1e6) % 2 else y.relu()  # here
+
+
+def growing_list(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.seen.append(1)
+    return net.linear(x) / len(net.seen)  # here
+
+
+def carried(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.linear(x)
+    if net.hidden is not None:
+        y = y + net.hidden  # here
+    net.hidden = y.detach()
+    return y
+
+
+def of_a_global(net: Net, x: torch.Tensor) -> torch.Tensor:
+    global counter
+    counter += 1
+    return net.linear(x) * counter  # here
+
+
+class Settings:
+    calls = 0
+    __slots__ = ("rate",)
+
+    def __init__(self) -> None:
+        self.rate = 1.0
+
+
+settings = Settings()
+
+
+def of_a_slot(net: Net, x: torch.Tensor) -> torch.Tensor:
+    settings.rate += 1
+    return net.linear(x) * settings.rate  # here
+
+
+def of_a_class(net: Net, x: torch.Tensor) -> torch.Tensor:
+    Settings.calls += 1
+    return net.linear(x) * Settings.calls  # here
+
+
+counts: dict[str, int] = {"calls": 0}
+
+
+def of_a_dict(net: Net, x: torch.Tensor) -> torch.Tensor:
+    counts["calls"] += 1
+    return net.linear(x) * counts["calls"]  # here
+
+
+def of_a_default(net: Net, x: torch.Tensor, memory: list[int] = []) -> torch.Tensor:  # noqa: B006 - that is the fault
+    memory.append(1)
+    return net.linear(x) * len(memory)  # here
+
+
+factors = itertools.cycle([1.0, 0.5])
+
+
+def of_a_cycle(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.linear(x) * next(factors)  # here
+
+
+finite = iter([1.0, 1.0])
+
+
+def used_up(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.linear(x) * next(finite)  # here
+
+
+def unfreezing(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.count += 1
+    net.frozen.requires_grad_(net.count > 1)
+    return net.frozen(net.linear(x))  # here
+
+
+def constant_of_count(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.count += 1
+    return net.linear(x)[:, : net.count]  # here
+
+
+FAULTS = {
+    counted: r"model\.count was 0 and is 1",
+    cooled: r"\.temperature was 1.0 and is 0.5",
+    one_of_two: r"\.count was 0 and is 2",
+    after_hundred: r"\.count was 0 and is",
+    every_fifth: r"\.count was 0 and is",
+    python_random: r"draws random numbers from `random`",
+    numpy_random: r"draws random numbers from `numpy.random`",
+    numpy_tensor: r"draws random numbers from `numpy.random`",
+    torch_number: r"draws random numbers from `torch` on the CPU",
+    growing_list: r"\.seen was of 0 elements and is of 1 elements",
+    carried: r"was computed in another one",
+    of_a_global: r"counter was \d+ and is \d+",
+    of_a_slot: r"settings.rate was",
+    of_a_class: r"Settings.calls was \d+ and is \d+",
+    of_a_dict: r"counts\['calls'\] was \d+ and is \d+",
+    of_a_default: r"default 0 of .*of 0 elements and is of 1",
+    of_a_cycle: r"an iterator may be the cause",
+    used_up: r"(an iterator with 2 left and is an iterator with 1 left|StopIteration)",
+    unfreezing: r"\.count was 0 and is 1",
+    constant_of_count: r"\.count was 0 and is 1",
+}
+
+
+def _line(function: Callable[..., Any]) -> str:
+    lines = Path(__file__).read_text().splitlines()
+    first = function.__code__.co_firstlineno
+    return f"test_later_calls.py:{next(n for n in range(first, first + 20) if '# here' in lines[n - 1])} "
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_is_found_with_its_line_and_value(
+    cluster: FakeCluster, tmp_path: Path, fault: Callable[[Net, torch.Tensor], torch.Tensor]
+) -> None:
+    script = Planted(tmp_path, cluster, fault)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        script.loop(script.step, num_steps=300 if fault is after_hundred else 6)
+    (message,) = [str(item.message) for item in caught if "traced once" in str(item.message)]
+    assert _line(fault) in message
+    assert re.search(FAULTS[fault], message), message
+
+
+# Steps that are right, whatever Python does in them.
+
+
+def mask_made_once(net: Net, x: torch.Tensor) -> torch.Tensor:
+    if net.hidden is None:
+        net.hidden = torch.ones(2, 2, device=x.device).triu(1) == 0
+    return net.linear(x) @ net.hidden.to(x.dtype)
+
+
+def table_of_a_buffer(net: Net, x: torch.Tensor) -> torch.Tensor:
+    if net.hidden is None:
+        angles = torch.arange(4, device=x.device)[:, None] * net.table
+        net.hidden = angles.cos(), angles.sin()
+    return net.linear(x) * net.hidden[0] + net.hidden[1]
+
+
+def zeros_like_made_once(net: Net, x: torch.Tensor) -> torch.Tensor:
+    if net.hidden is None:
+        net.hidden = torch.zeros_like(x) + 1
+    return net.linear(x) * net.hidden
+
+
+def buffer_made_late(net: Net, x: torch.Tensor) -> torch.Tensor:
+    if not hasattr(net, "late"):
+        net.register_buffer("late", torch.arange(2, device=x.device) * 2.0, persistent=False)
+    return net.linear(x) * net.late
+
+
+def mask_of_the_cpu(net: Net, x: torch.Tensor) -> torch.Tensor:
+    if net.hidden is None:
+        net.hidden = torch.ones(2, 2).triu()
+    return net.linear(x) @ net.hidden.to(x.device)
+
+
+def large_mask_of_the_cpu(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.linear(x) + torch.ones(50, 50).triu().to(x.device)[:4, :2]
+
+
+def logged_count(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.count += 1
+    if net.count % 100 == 0:
+        net.seen.append(net.count)
+    return net.linear(x)
+
+
+def kept_loss(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.linear(x)
+    net.seen.append(y.detach())
+    net.hidden = y
+    return y
+
+
+def unused_draw(net: Net, x: torch.Tensor) -> torch.Tensor:
+    if torch.rand([]) < 0.0 or random.random() < 0 or np.random.rand() < 0:  # layers left out with a chance of 0
+        return x
+    return net.linear(x)
+
+
+def unused_count(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.count += 1
+    _ = x.sum() * net.count
+    return net.linear(x)
+
+
+def dropped(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(net.linear(x)) + torch.randn(2, device=x.device)
+
+
+def registered_count(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.table.add_(1)
+    return torch.where(net.table > 3, net.linear(x), x)
+
+
+def replaced_buffer(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.table = net.table * 0.9 + x[0] * 0.1
+    return net.linear(x) * net.table
+
+
+def sets_its_mode(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.eval()
+    y = net.linear(x)
+    net.train()
+    return y
+
+
+def timed(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.count += round(np.random.rand() * 1000)
+    net.seen.append({"time": random.random()})
+    return net.linear(x)
+
+
+@functools.lru_cache(maxsize=8)
+def cached_positions(length: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(length, device=device)
+
+
+def lru_cache(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.linear(x) * cached_positions(2, x.device)
+
+
+def module_made_once(net: Net, x: torch.Tensor) -> torch.Tensor:
+    if net.hidden is None:
+        net.hidden = nn.LogSoftmax(-1)
+    return net.hidden(net.linear(x))
+
+
+def closures_in_the_step(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.linear(x)
+    cstorch.step_closure(lambda value: net.seen.append(1))(y.mean())
+    return y
+
+
+RIGHT = [
+    plain,
+    mask_made_once,
+    table_of_a_buffer,
+    zeros_like_made_once,
+    buffer_made_late,
+    mask_of_the_cpu,
+    large_mask_of_the_cpu,
+    logged_count,
+    kept_loss,
+    unused_draw,
+    unused_count,
+    dropped,
+    registered_count,
+    replaced_buffer,
+    sets_its_mode,
+    timed,
+    lru_cache,
+    module_made_once,
+    closures_in_the_step,
+]
+
+
+@pytest.mark.parametrize("forward", RIGHT, ids=lambda forward: forward.__name__)
+def test_what_is_right_is_silent(
+    cluster: FakeCluster, tmp_path: Path, forward: Callable[[Net, torch.Tensor], torch.Tensor]
+) -> None:
+    script = Planted(tmp_path, cluster, forward)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):  # the second execution meets what the first has left
+            script.loop(script.step, num_steps=3)
