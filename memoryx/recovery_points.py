@@ -237,7 +237,8 @@ class RecoveryPoints:
 
     def _link(self, folder: Path, point: RecoveryPoint, before: int, number: int, begin: float) -> None:
         """A point of the same states as one before is the same file."""
-        if not point.complete:
+        if not point.complete:  # it could not be written, which was told of it alone
+            self._announce(node_pb2.RecoveryPointKept(recovery_point=number, given_up=True))
             return
         try:
             copy_point(folder, before, number)

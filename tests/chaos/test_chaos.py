@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import pytest
-from chaos_trial import SIZES, Laboratory, laboratory
+from chaos_trial import SIZES, Laboratory, laboratory, with_executions
 from injected_faults import Fault
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -61,5 +61,25 @@ def test_results_are_those_of_the_undisturbed_run(chaos: Laboratory, faults: Seq
     outcome = chaos.run(TWO, faults)
     assert outcome.survived, outcome.errors
     assert outcome.identical
+    assert not outcome.left
+    assert outcome.injected == len(faults)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault(victim="worker-1", moment="stop again", epoch=4)],
+        [
+            Fault(victim="memoryx-1", moment="step again", at=6, epoch=2),
+            Fault(victim="coordinator", moment="line", at=40),
+        ],
+    ],
+    ids=lambda faults: " and ".join(map(str, faults)),
+)
+def test_later_executions_have_the_states_that_they_begin_with(chaos: Laboratory, faults: Sequence[Fault]) -> None:
+    """Training, evaluation and states that the script changes, one after the other in one job."""
+    outcome = chaos.run(with_executions(TWO), faults)
+    assert outcome.survived, outcome.errors
+    assert outcome.identical, outcome.errors
     assert not outcome.left
     assert outcome.injected == len(faults)

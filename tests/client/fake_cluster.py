@@ -7,7 +7,7 @@ import contextlib
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -98,16 +98,17 @@ class FakeCluster:
 class FakeShard:
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
+        self._writes = False
 
     def write(self, states: list[Outgoing]) -> None:
+        self._writes = True
         for state in states:
             assert state.value().nbytes == state.nbytes
             self._cluster.live[state.name] = state.value().clone()
+        self._writes = False
         self._cluster.written[-1].extend(state.name for state in states)
 
-    def initialise(
-        self, states: list[node_pb2.InitialState], unstaged: Callable[[], Sequence[node_pb2.InitialState]]
-    ) -> None:
+    def initialise(self, states: list[node_pb2.InitialState], unstaged: Callable[[], object]) -> None:
         for state in states:
             buffer = state.program.buffers[state.program.result]
             value = torch.empty(buffer.elements, dtype=torch_dtype(buffer.element_type))
@@ -116,6 +117,7 @@ class FakeShard:
         self._cluster.written[-1].extend(state.name for state in states)
 
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> Iterator[torch.Tensor]:
+        assert not self._writes, "one transfer at a time"
         source = self._cluster.live if step == 0 else self._cluster.snapshots[step]
         assert source[name].dtype == dtype
         yield source[name].reshape(shape)

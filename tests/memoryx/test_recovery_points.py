@@ -499,6 +499,22 @@ def test_a_point_that_nobody_can_write_holds_nothing(member: Member, monkeypatch
     member.expect_kept(4)
 
 
+def test_points_of_the_same_states_are_given_up_with_one_that_cannot_be_written(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def fail(*_: object) -> None:
+        assert go_on.wait(SECONDS)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(PointWriter, "write", fail)
+    member.keep_first(1)
+    member.keep_last(2)
+    go_on.set()
+    member.expect_given_up(1, 2)
+
+
 def test_what_a_dead_process_has_left_unfinished_goes(member: Member, folder: Path) -> None:
     folder.mkdir(parents=True, mode=0o700)
     folder.parent.chmod(0o700)
