@@ -91,7 +91,7 @@ def _differences(
             if name not in made:
                 yield f"no {name} among {sorted(made)}"
             elif not _close(made[name], expected, expected):
-                yield f"{name} of step {step} is {made[name].flatten()[:3].tolist()}, not {expected.flatten()[:3].tolist()}"
+                yield f"{name} of step {step} is {made[name].flatten()[:3]}, not {expected.flatten()[:3]}"
     for name, expected in record["last"].items():
         state, first = states.get(f"state.model.{name}"), record["first"][name]
         if state is not None:

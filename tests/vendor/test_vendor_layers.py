@@ -1,7 +1,7 @@
 """Layers and functions of torch by the vendor's client: what it makes of each, run here on one wafer and on two.
 
-The client traces and lowers each small model without a cluster; the plan of its text runs in one process, beside what the
-client's own CPU backend gave. What the client itself cannot lower is no case of ours: the reason is printed.
+The client traces and lowers each small model without a cluster; the plan of its text runs in one process, beside what
+the client's own CPU backend gave. What the client itself cannot lower is no case of ours: the reason is printed.
 """
 
 import os

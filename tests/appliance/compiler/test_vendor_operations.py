@@ -250,7 +250,7 @@ def test_random_numbers_that_have_keys_stay_as_they_are() -> None:
 
 
 def test_an_input_of_bytes_is_refused_by_name_with_a_way_out() -> None:
-    """A mask in uint8, which the vendor's client compares as it is: the text says int8, and which was meant it does not."""
+    """A mask in uint8, which the vendor's client compares as it is: the text says int8 for both types."""
     builder = GraphBuilder()
     mask = builder.argument(tensor_type((BATCH, 3), torch.int8), input="input_1")
     (same,) = builder.op("cirh.Compare", [mask, mask], {"comparison_direction": "EQ"})
