@@ -11,6 +11,7 @@ from cirh.dialect.errors import CirhError
 from cirh.dialect.spec import Call, Site
 
 aten = torch.ops.aten
+_PASSES = ("FWD", "BWD_INPUT", "BWD_KERNEL")
 # By rank: the batch first, then channels.
 _FORMATS = {2: ("NC",), 3: ("NCL", "NCW"), 4: ("NCHW",), 5: ("NCDHW",)}
 
@@ -53,20 +54,21 @@ def _places(
 
 
 def prepare_convolution(site: Site) -> Call:
-    """A convolution (FWD: image, kernel), or its gradient by the image (BWD_INPUT: gradient, kernel) or by the kernel
-    (BWD_KERNEL: image, gradient)."""
+    """A pass of a convolution. What a transposed one makes of an output is the gradient by the image of a plain one.
+
+    So FWD and BWD_INPUT (operands: data, kernel) make an output of an image, or, where `transposed` is set, an image of
+    an output: BWD_INPUT has it set for a plain convolution, and FWD for a transposed one. BWD_KERNEL (operands: image,
+    gradient by the output; of a transposed one, gradient by the image and output) makes a kernel.
+    """
     first, second = (operand.shape for operand in site.operands)
     result, direction = site.result.shape, site.get("conv_pass_direction")
-    orders = {
-        "FWD": (first, second, result),
-        "BWD_INPUT": (result, second, first),
-        "BWD_KERNEL": (first, result, second),
-    }
-    if direction not in orders:
-        raise CirhError(f"{site.name}: conv_pass_direction {direction!r} is none of {', '.join(orders)}")
-    if site.get("transposed", False) and direction != "BWD_INPUT":
-        raise CirhError(f"{site.name}: {direction} of a transposed convolution is not executed")
-    image, kernel, output = orders[direction]
+    if direction not in _PASSES:
+        raise CirhError(f"{site.name}: conv_pass_direction {direction!r} is none of {', '.join(_PASSES)}")
+    is_transposed = bool(site.get("transposed", False))
+    if direction == "BWD_KERNEL":
+        image, kernel, output = first, result, second
+    else:
+        image, kernel, output = (result, second, first) if is_transposed else (first, second, result)
     check_format(site, len(image))
     count = len(image) - 2
     stride, dilation = _numbers(site, "stride", count, 1), _numbers(site, "dilation", count, 1)
@@ -78,15 +80,13 @@ def prepare_convolution(site: Site) -> Call:
         raise CirhError(f"{site.name}: {list(image)} convolved with {list(kernel)} is {list(made)}, not {list(output)}")
     if len({site.result.dtype, *(operand.dtype for operand in site.operands)}) > 1:
         raise CirhError(f"{site.name}: operands and result are of different element types")
-    if direction == "FWD":
-        settings = (None, stride, padding, dilation, False, (0,) * count, groups)
-        return Call(lambda x, weight: aten.convolution.default(x, weight, *settings))
-    backward = partial(
-        _convolution_backward, (None, stride, padding, dilation, False, (0,) * count, groups), image, kernel
-    )
-    if direction == "BWD_INPUT":
+    settings = (None, stride, padding, dilation, False, (0,) * count, groups)
+    backward = partial(_convolution_backward, settings, image, kernel)
+    if direction == "BWD_KERNEL":
+        return Call(lambda x, gradient: backward(gradient, x, None)[1])
+    if is_transposed:
         return Call(lambda gradient, weight: backward(gradient, None, weight)[0])
-    return Call(lambda x, gradient: backward(gradient, x, None)[1])
+    return Call(lambda x, weight: aten.convolution.default(x, weight, *settings))
 
 
 def _convolution_backward(

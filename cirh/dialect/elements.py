@@ -50,6 +50,11 @@ def element_dtype(name: str) -> torch.dtype:
     return element.dtype
 
 
+def can_be_sent(dtype: torch.dtype) -> bool:
+    """Whether the wire has a code for a torch dtype."""
+    return _BY_DTYPE[dtype].wire is not None
+
+
 def element_to_proto(dtype: torch.dtype) -> "plan_pb2.ElementType.ValueType":
     """The wire's code for a torch dtype; CirhError if it has none."""
     wire = _BY_DTYPE[dtype].wire

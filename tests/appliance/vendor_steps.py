@@ -153,6 +153,19 @@ STEPS = {
         typed(IMAGE),
         kinds="bs",
     ),
+    "Convolution, transposed": Step(
+        "Convolution",
+        [r(*OUTPUT), r(*KERNEL)],
+        {**convolution("FWD"), "transposed": True},
+        typed(IMAGE),
+        kinds="bs",
+    ),
+    "Convolution, transposed, gradient of the kernel": Step(
+        "Convolution", [r(*IMAGE), r(*OUTPUT)], {**convolution("BWD_KERNEL"), "transposed": True}, typed(KERNEL)
+    ),
+    "Convolution, transposed, gradient of the image": Step(
+        "Convolution", [r(*IMAGE), r(*KERNEL)], convolution("BWD_INPUT"), typed(OUTPUT), kinds="bs"
+    ),
     "Convolution, gradient of the kernel": Step(
         "Convolution", [r(*IMAGE), r(*OUTPUT)], convolution("BWD_KERNEL"), typed(KERNEL)
     ),

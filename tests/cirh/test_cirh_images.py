@@ -151,8 +151,41 @@ def test_convolutions_and_their_gradients_are_those_of_torch(
         ("BWD_INPUT", [gradient, kernel], by_image),
         ("BWD_KERNEL", [image, gradient], by_kernel),
     ):
-        made = run("Convolution", operands, {**attributes, "conv_pass_direction": direction}, wanted.shape)
-        torch.testing.assert_close(made, wanted)
+        passed = {**attributes, "conv_pass_direction": direction, "transposed": direction == "BWD_INPUT"}
+        torch.testing.assert_close(run("Convolution", operands, passed, wanted.shape), wanted)
+
+
+@SOME
+@given(convolutions(), st.integers(0, 2))
+def test_transposed_convolutions_and_their_gradients_are_those_of_torch(
+    case: tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], more: int
+) -> None:
+    """The channels are 8, to 4."""
+    (samples, _, *sizes), kernel, settings = case[0], filled(*case[1]), case[2]
+    image = filled(samples, 8, *sizes)
+    limits = zip(settings["stride"], settings["dilation"], strict=True)
+    padded = {**settings, "output_padding": [min(more, max(s, d) - 1) for s, d in limits]}
+    function = getattr(F, f"conv_transpose{len(sizes)}d")
+
+    def convolve(x: Tensor, weight: Tensor) -> Tensor:
+        made: Tensor = function(x, weight, None, **padded)
+        return made
+
+    spans = zip(*(settings[name] for name in ("stride", "dilation", "padding")), kernel.shape[2:], sizes, strict=True)
+    # The rest that a plain convolution leaves over is less than its stride: so much the client can say.
+    assume(all(pad < stride for pad, stride in zip(padded["output_padding"], settings["stride"], strict=True)))
+    assume(all((n - 1) * s - 2 * p + d * (k - 1) + 1 > 0 for s, d, p, k, n in spans))
+    expected = convolve(image, kernel)
+    gradient = filled(*expected.shape)
+    by_image, by_kernel = gradients(convolve, gradient, image, kernel)
+    attributes = {**settings, "data_format": LAYOUTS[image.dim()]}
+    for direction, operands, wanted in (
+        ("FWD", [image, kernel], expected),
+        ("BWD_INPUT", [gradient, kernel], by_image),
+        ("BWD_KERNEL", [gradient, image], by_kernel),
+    ):
+        passed = {**attributes, "conv_pass_direction": direction, "transposed": direction != "BWD_INPUT"}
+        torch.testing.assert_close(run("Convolution", operands, passed, wanted.shape), wanted)
 
 
 @SOME

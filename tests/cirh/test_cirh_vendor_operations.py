@@ -80,7 +80,7 @@ Shapes = list[tuple[int, ...]]
         ("Convolution", [IMAGE, KERNEL], {**CONVOLUTION, "groups": 3}, [(2, 5, 2, 2)], "in 3 groups"),
         ("Convolution", [IMAGE, KERNEL], {**CONVOLUTION, "stride": [0, 1]}, [(2, 5, 2, 2)], "stride"),
         ("Convolution", [IMAGE, KERNEL], {**CONVOLUTION, "padding": [0] * 4}, [(2, 5, 2, 2)], "padding"),
-        ("Convolution", [IMAGE, KERNEL], {**CONVOLUTION, "transposed": True}, [(2, 5, 2, 2)], "transposed"),
+        ("Convolution", [IMAGE, KERNEL], {**CONVOLUTION, "transposed": True}, [(2, 5, 2, 2)], "does not fit"),
         ("Convolution", [IMAGE, KERNEL], {**CONVOLUTION, "conv_pass_direction": "BWD"}, [(2, 5, 2, 2)], "none of"),
         ("Pool", [IMAGE, IMAGE], POOL, [(2, 3, 3, 3)], r"make \[2, 2\] of \[4, 4\]; .* says \[3, 3\]"),
         ("Pool", [IMAGE, IMAGE], {**POOL, "ksize": [1, 2, 2, 2]}, [(2, 2, 2, 2)], "over samples or channels"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cluster_rig import RunningCluster, running_cluster, wait_for
 
 from wsc.v1 import management_pb2, node_pb2
@@ -95,6 +96,28 @@ def test_it_trains_evaluates_and_trains_on(
     job = cluster.jobs()[0]
     assert job.phase == management_pb2.JOB_PHASE_SUCCEEDED
     assert (job.num_csx, list(job.labels)) == (csx, ["test=live"])
+
+
+@pytest.mark.parametrize("name", ["forward_linear_outputs", "forward_no_weights", "model_residual"])
+def test_a_model_of_ones_own_gives_what_the_cpu_backend_gives(
+    variables: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    status, text = run(variables, tmp_path, name, script="trace_layers.py")
+    assert status == 0, text
+    outputs = torch.load(tmp_path / name / "record.pt", weights_only=True)["outputs"]
+    status, text = run(variables, "--cluster", tmp_path / "csx", name, script="trace_layers.py")
+    assert status == 0, text
+    made = json.loads(next(line for line in reversed(text.splitlines()) if line.startswith("[[[")))
+    for values, wanted in zip(made, outputs, strict=True):
+        for value, expected in zip(values, wanted, strict=True):
+            assert value == pytest.approx(expected.flatten().tolist(), rel=5e-3, abs=5e-3)
+
+
+def test_a_step_that_the_client_cannot_lower_is_explained(variables: dict[str, str], tmp_path: Path) -> None:
+    status, text = run(variables, "--cluster", tmp_path, "input_uint8", script="trace_layers.py")
+    assert status != 0
+    assert "unsupported input dtype: 'i8'" in text
+    assert "expected 'module'" not in text
 
 
 def test_steps_whose_gradients_overflow_change_nothing(variables: dict[str, str], tmp_path: Path) -> None:

@@ -106,13 +106,10 @@ def _convolution_backward(operands: Shapes, results: Shapes, attributes: dict[st
 
 def _convolution_pass(operands: Shapes, results: Shapes, attributes: dict[str, Any]) -> int:
     first, second, made = operands[0], operands[1], results[0]
-    match attributes["conv_pass_direction"]:
-        case "FWD":
-            return _convolution(first, second, made, False)
-        case "BWD_INPUT":
-            return _convolution(made, second, first, False)
-        case _:
-            return _convolution(first, made, second, False)
+    if attributes["conv_pass_direction"] == "BWD_KERNEL":
+        return _convolution(first, made, second, False)
+    image, output = (made, first) if attributes.get("transposed") else (first, made)
+    return _convolution(image, second, output, False)
 
 
 def _attention(first: int, products: int) -> Count:

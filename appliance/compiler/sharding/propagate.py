@@ -21,6 +21,7 @@ from appliance.compiler.sharding.rules.placement import SUM, Placement, R, shard
 from appliance.compiler.sharding.rules.pointwise import pointwise
 from appliance.compiler.sharding.rules.rule import ONE_WAFER, RULES, Decompose, Outcome, Query
 from cirh.dialect import types
+from cirh.dialect.elements import can_be_sent
 from cirh.dialect.operations import Const, body_ops, func_of, return_of
 from cirh.modules.graph import Signature, signature
 from cirh.table.lookup import spec
@@ -81,7 +82,12 @@ def batch_rows(module: ModuleOp, num_parts: int) -> int:
     arguments = func_of(module).block.args
     rows = None
     for argument in signature(module).inputs:
-        shape = types.shape(arguments[argument.argument])
+        shape, dtype = types.info(arguments[argument.argument])
+        if not can_be_sent(dtype):
+            raise CompileError(
+                f"{argument.name} is a tensor of {dtype}, which cannot be sent to a wafer; convert it in the input_fn, "
+                "as in x.to(torch.int32)"
+            )
         if not shape:
             raise CompileError(f"{argument.name} has no dimensions; every tensor of a batch begins with the batch size")
         if rows is not None and shape[0] != rows:

@@ -249,6 +249,16 @@ def test_random_numbers_that_have_keys_stay_as_they_are() -> None:
     assert Counter(op.name for op in body_ops(module))["cirh.RandomUniform"] == 2
 
 
+def test_an_input_of_bytes_is_refused_by_name_with_a_way_out() -> None:
+    """A mask in uint8, which the vendor's client compares as it is: the text says int8 for both types."""
+    builder = GraphBuilder()
+    mask = builder.argument(tensor_type((BATCH, 3), torch.int8), input="input_1")
+    (same,) = builder.op("cirh.Compare", [mask, mask], {"comparison_direction": "EQ"})
+    text = print_module(builder.finish([(same, "same")]))
+    with pytest.raises(CompileError, match=r"input_1 is a tensor of torch.int8.* x.to\(torch.int32\)"):
+        compile_module(text, Target(num_csx=1, num_shards=1))
+
+
 @pytest.mark.parametrize("strategy", ExecutionStrategy)
 def test_the_plan_names_the_tensors_of_a_batch_in_their_order(strategy: ExecutionStrategy) -> None:
     """The vendor's inputs stand in the order of first use, and those that nothing reads are not there."""

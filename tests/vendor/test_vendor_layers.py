@@ -1,0 +1,57 @@
+"""Layers and functions of torch by the vendor's client: what it makes of each, run here on one wafer and on two.
+
+The client traces and lowers each small model without a cluster; the plan of its text runs in one process, beside what
+the client's own CPU backend gave. What the client itself cannot lower is no case of ours: the reason is printed.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "appliance"))  # for plan_simulator
+sys.path.insert(0, str(Path(__file__).parent / "scripts"))
+
+from layer_cases import CASES
+from layer_steps import judge
+
+PYTHON = os.environ.get("WAFERBOX_VENDOR_PYTHON", "")
+SCRIPT = Path(__file__).parent / "scripts/trace_layers.py"
+# What the text does not say, so that nobody could run it with certainty; and what mixes samples on two wafers.
+REFUSED: dict[str, str] = {}
+
+pytestmark = [pytest.mark.parity, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the client's program itself: the package's launcher imports the package first, which takes 5 s."""
+    folder = tmp_path_factory.mktemp("bin")
+    (program,) = Path(PYTHON).parents[1].glob("lib/python*/site-packages/cerebras/pytorch/lib/torch-cirh-opt")
+    (folder / "torch-cirh-opt").symlink_to(program)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def traced(tmp_path_factory: pytest.TempPathFactory, launcher: Path) -> Path:
+    """The folder with what the client made of all cases."""
+    folder = tmp_path_factory.mktemp("layers")
+    path = f"{launcher}:{Path(PYTHON).parent}:{os.environ['PATH']}"
+    subprocess.run([PYTHON, SCRIPT, folder], check=True, env={**os.environ, "PATH": path}, stdout=subprocess.DEVNULL)
+    return folder
+
+
+@pytest.mark.parametrize("wafers", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_a_layer_is_that_of_the_cpu_backend(traced: Path, name: str, wafers: int) -> None:
+    outcome = judge(traced / name, wafers)
+    if outcome.kind == "untraced":
+        pytest.skip(outcome.why)
+    if name in REFUSED:
+        assert outcome.kind == "refused"
+        assert re.search(REFUSED[name], outcome.why)
+        return
+    assert outcome.kind == "equal", outcome.why
