@@ -44,7 +44,7 @@ class Recorder:
         self._states: dict[int, Argument] = {}
         self._named: dict[str, Argument] = {}
         self._views: dict[int, tuple[Handle, int]] = {}
-        self._constants: dict[int, tuple[torch.Tensor, int]] = {}
+        self._constants: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}  # by id and version
         self._unnamed = 0
         self._large_constants = 0
 
@@ -197,7 +197,8 @@ class Recorder:
 
     def _constant(self, tensor: torch.Tensor) -> int:
         """The value for a CPU tensor met in the step: it is as it is now in every step."""
-        known = self._constants.get(id(tensor))
+        key = (id(tensor), 0 if tensor.is_inference() else tensor._version)  # the step may write to it and use it again
+        known = self._constants.get(key)
         if known is None:
             if tensor.numel() > CONSTANT_ELEMENTS:
                 cell = Cell(tuple(tensor.shape), tensor.dtype)
@@ -212,7 +213,7 @@ class Recorder:
                     Argument(kind="constant", name=name, value=value, meta=constant.to(META), constant=constant)
                 )
             # The tensor is kept so that its id is not given to another one during this recording.
-            known = self._constants[id(tensor)] = (tensor, value)
+            known = self._constants[key] = (tensor, value)
         return known[1]
 
 

@@ -18,6 +18,9 @@ META = torch.device("meta")
 Dispatch: TypeAlias = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any]], Any]
 
 
+_gradient: Any = torch._C.TensorBase.__dict__["grad"]
+
+
 class Base:
     """Stands for the storage of a tensor made in a traced step; shared with its views."""
 
@@ -54,15 +57,16 @@ class LazyTensor(torch.Tensor):
     @staticmethod
     def __new__(cls: type["LazyTensor"], handle: Handle, requires_grad: bool = False) -> "LazyTensor":
         meta = handle.meta
-        tensor: LazyTensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            meta.shape,
-            strides=meta.stride(),
-            storage_offset=meta.storage_offset(),
-            dtype=meta.dtype,
-            device=DEVICE,
-            requires_grad=requires_grad,
-        )
+        with torch.inference_mode(False):  # within it a view of a tensor from outside could not be made
+            tensor: LazyTensor = torch.Tensor._make_wrapper_subclass(
+                cls,
+                meta.shape,
+                strides=meta.stride(),
+                storage_offset=meta.storage_offset(),
+                dtype=meta.dtype,
+                device=DEVICE,
+                requires_grad=requires_grad,
+            )
         tensor._handle = handle
         return tensor
 
@@ -123,17 +127,17 @@ class LazyTensor(torch.Tensor):
         return copy.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     @property
-    def grad(self) -> torch.Tensor | None:  # type: ignore[override]
-        gradient: torch.Tensor | None = torch.Tensor.grad.__get__(self)
+    def grad(self) -> torch.Tensor | None:
+        gradient: torch.Tensor | None = _gradient.__get__(self)
         if gradient is None and context.recorder is not None:
             context.recorder.looked_at.add(id(self))
         return gradient
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        if context.recorder is not None and torch.Tensor.grad.__get__(self) is None:
+        if context.recorder is not None and _gradient.__get__(self) is None:
             context.recorder.looked_at.add(id(self))
-        torch.Tensor.grad.__set__(self, value)
+        _gradient.__set__(self, value)
 
     @grad.deleter
     def grad(self) -> None:
