@@ -13,7 +13,6 @@ from cstorch.tracing.device.dispatch import dispatch
 from cstorch.tracing.rewrites.composites import recorded_function
 from cstorch.tracing.tensors.tensor import DEVICE, LazyTensor, is_device
 
-
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
