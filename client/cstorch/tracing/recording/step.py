@@ -66,7 +66,7 @@ class OpenTrace:
             )
         self._states = states
         self._before = {name: _state_tensor(name, getter) for name, getter in states.items()}
-        self._cells = {name: _cell(tensor) for name, tensor in self._before.items()}
+        self._handles = {name: tensor._handle for name, tensor in self._before.items()}  # that `p.data = v` replaces
         self._recorder = recorder = Recorder(Scopes(modules, _owners(modules)))
         for name, tensor in self._before.items():
             _add_state(recorder, name, tensor)
@@ -98,14 +98,14 @@ class OpenTrace:
                 recorder.counter.add_(1)
             self._modes.close()
             context.recorder = None
-            trace = _finish(recorder, states, before, self._inputs, outputs, result)
+            trace = _finish(recorder, states, self._handles, self._inputs, outputs, result)
             carried = [*before.values(), *(get() for get in states.values())]
             known = [*self._inputs, *(tensor for _, tensor in outputs), *carried]
             check_unregistered_state(recorder, known, before.values(), self._optimizers)
             kept = kept_gradients(recorder, before, self._optimizers)
         finally:
             self.close()
-        _settle(states, self._cells)
+        _settle(states, self._handles)
         return replace(trace, optimizers=tuple(dict.fromkeys(self._optimizers)), kept_gradients=kept)
 
     def close(self) -> None:
@@ -117,13 +117,15 @@ class OpenTrace:
         context.recorder = None
         context.functions.clear()
         self._hook.remove()
+        for name, handle in self._handles.items():
+            self._before[name]._handle = handle
         _drop_gradients(self._recorder, self._before.values())
 
 
 def _finish(
     recorder: Recorder,
     states: Mapping[str, Getter],
-    before: Mapping[str, LazyTensor],
+    handles: Mapping[str, Handle],
     inputs: Sequence[LazyTensor],
     outputs: Sequence[tuple[str, torch.Tensor]],
     result: Any,
@@ -139,8 +141,10 @@ def _finish(
         tensor = getter()
         if not isinstance(tensor, LazyTensor):
             raise TraceError(f"the step replaced the state {name!r} by something that is no device tensor: {tensor!r}")
-        is_replaced = tensor._handle.cell is not before[name]._handle.cell
-        if is_replaced and not is_whole(before[name]._handle.meta, _cell(before[name])):
+        cell = handles[name].cell
+        assert cell is not None
+        is_replaced = tensor._handle.cell is not cell
+        if is_replaced and not is_whole(handles[name].meta, cell):
             raise TraceError(
                 f"the step replaced the state {name!r}, which is a view of another tensor; update it in place instead"
             )
@@ -194,12 +198,12 @@ def _check_same_type(name: str, start: fx.Node, final: fx.Node) -> None:
         )
 
 
-def _settle(states: Mapping[str, Getter], cells: Mapping[str, Cell]) -> None:
+def _settle(states: Mapping[str, Getter], handles: Mapping[str, Handle]) -> None:
     """Give each tensor that replaced a state the state's cell, also one that was another state before."""
     for name, getter in states.items():
-        tensor, cell = getter(), cells[name]
-        if isinstance(tensor, LazyTensor) and tensor._handle.cell is not cell:
-            tensor._handle = Handle(torch.empty(cell.shape, dtype=cell.dtype, device="meta"), cell)
+        tensor, handle = getter(), handles[name]
+        if isinstance(tensor, LazyTensor) and tensor._handle.cell is not handle.cell:
+            tensor._handle = handle
 
 
 def _drop_gradients(recorder: Recorder, parameters: Iterable[torch.Tensor]) -> None:

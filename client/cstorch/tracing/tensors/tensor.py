@@ -154,12 +154,10 @@ class LazyTensor(torch.Tensor):
             value = value.to(DEVICE)
         if value.shape != self.shape or value.dtype != self.dtype:
             raise RuntimeError("p.data = v with another shape or type is not supported on the Cerebras device")
-        if context.recorder is not None:
-            with torch.no_grad():
-                self.copy_(value)
-            return
-        assert isinstance(value, LazyTensor)
-        self._handle = value._handle
+        with torch.no_grad():
+            taken = value.detach() if value.stride() == self.stride() else value.detach().contiguous()
+        assert isinstance(taken, LazyTensor)
+        self._handle = taken._handle
 
 
 def new_tensor(cell: Cell) -> LazyTensor:
