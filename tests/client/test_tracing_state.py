@@ -1,5 +1,7 @@
 """What a traced step takes for state, carries from step to step, or refuses."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -250,3 +252,90 @@ def test_states_that_are_parts_of_one_tensor():
     torch.testing.assert_close(
         runner.state["state.model.mask_0"].view(4, 4)[:2], torch.stack([plain.mask_0, plain.mask_1])
     )
+
+
+def keep_and_restore(model, x):
+    kept = [parameter.data for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 0.1
+    inside = model(x).sum()
+    for parameter, before in zip(model.parameters(), kept, strict=True):
+        parameter.data = before
+    return inside, model(x).sum()
+
+
+def share_with_a_tensor(model, x):
+    table = torch.ones(3, 4, device=x.device) * x.mean()
+    model.weight.data = table
+    table.add_(1)
+    with torch.no_grad():
+        model.weight.mul_(0.5)
+    return model(x).sum(), table * 1
+
+
+def take_from_a_vector(model, x):
+    vector = nn.utils.parameters_to_vector(model.parameters()) * 0.5
+    nn.utils.vector_to_parameters(vector, model.parameters())
+    with torch.no_grad():
+        model.bias.add_(1)
+    return model(x).sum(), vector * 1
+
+
+def take_transposed(model, x):
+    model.weight.data = torch.arange(12.0, device=x.device).view(4, 3).t() * model.bias.mean()
+    return (model(x).sum(),)
+
+
+def take_and_train(model, x):
+    loss = model(x).pow(2).sum()
+    model.zero_grad()
+    loss.backward()
+    for parameter in model.parameters():
+        parameter.data = parameter.data - 0.1 * parameter.grad.data
+    return loss, model(x).sum()
+
+
+@pytest.mark.parametrize(
+    "function", [keep_and_restore, share_with_a_tensor, take_from_a_vector, take_transposed, take_and_train]
+)
+def test_data_that_is_replaced_is_shared(function):
+    model, plain = linear()
+    runner = Runner(trace(lambda x: function(model, x), X, states_of(model=model)))
+    for number in range(3):
+        results, expected = runner.step(X + number), function(plain, X + number)
+        for result, value in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, value.detach())
+    for name, parameter in plain.named_parameters():
+        state = runner.state.get(f"state.model.{name}", model.get_parameter(name).cpu())
+        torch.testing.assert_close(state, parameter.detach())
+
+
+def test_data_of_another_parameter():
+    model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)])
+    plain = copy.deepcopy(model)
+    move_module(model)
+
+    def step(m, x):
+        m[0](x).sum().backward()
+        with torch.no_grad():
+            m[0].weight.sub_(m[0].weight.grad * 0.1)
+        m.zero_grad()
+        m[1].weight.data = m[0].weight.data
+        return m[1](x).sum()
+
+    runner = Runner(trace(lambda x: step(model, x), X, states_of(model=model)))
+    for _ in range(3):
+        torch.testing.assert_close(runner.step(X)[0], step(plain, X).detach())
+    torch.testing.assert_close(runner.state["state.model.1.weight"], plain[1].weight.detach())
+
+
+def test_a_step_that_fails_leaves_parameters_as_they_were():
+    model, plain = linear()
+
+    def step(x):
+        model.weight.data = model.weight.data * 2
+        return model(x).sum().item()
+
+    with pytest.raises(TraceError):
+        trace(step, X, states_of(model=model))
+    torch.testing.assert_close(model.weight.detach().cpu(), plain.weight.detach())

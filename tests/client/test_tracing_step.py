@@ -275,6 +275,53 @@ def test_constants():
     assert [state.name for state in traced.states] == ["state.tensors.0"]
 
 
+@pytest.mark.parametrize("elements", [2, 2000])
+def test_constants_that_the_step_writes_to_between_uses(elements):
+    def step(x):
+        position, total = torch.zeros(elements), x.sum()
+        with torch.inference_mode():
+            frozen = torch.ones(elements)
+        for index in range(2):
+            position[index] = index + 1
+            total = total + (position.to(x.device) * frozen.to(x.device)).sum()
+        return total
+
+    torch.testing.assert_close(Runner(trace(step, X)).step(X)[0], step(X))
+
+
+class Evaluated(nn.Module):
+    """Has many operations that torch takes apart before the device sees them."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.linear = nn.Conv1d(1, 4, 3, padding="same"), nn.LayerNorm(4), nn.Linear(4, 3)
+        self.attention, self.rnn = nn.MultiheadAttention(4, 2, batch_first=True), nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x):
+        h = self.norm(self.conv(x[:, None]).transpose(1, 2).contiguous())
+        h = self.rnn(h + self.attention(h, h, h)[0])[0]
+        mask = torch.tensor([1.0, 0.0, 1.0, 1.0]).to(x.device)
+        mask[2] = 0.5
+        h = (F.dropout(h, 0.5, training=False) * mask[:, None].to(h)).reshape(-1, 4)
+        out = self.linear(h)
+        return F.cross_entropy(out, out.argmax(-1)), out.norm(), F.kl_div(out.log_softmax(-1), out.softmax(-1))
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_an_evaluation_in_inference_mode(context):
+    model = Evaluated().eval()
+    reference = copy.deepcopy(model)
+    move_module(model)
+
+    @context()
+    def step(x):
+        return model(x)
+
+    results = Runner(trace(step, X, states_of(model=model), model)).step(X)
+    for result, expected in zip(results, reference(X), strict=True):
+        torch.testing.assert_close(result, expected.detach())
+
+
 def test_nothing_of_a_trace_stays_alive():
     model, _ = linear()
     gc.collect()

@@ -13,6 +13,8 @@ from cstorch.tracing.device.dispatch import dispatch
 from cstorch.tracing.rewrites.composites import recorded_function
 from cstorch.tracing.tensors.tensor import DEVICE, LazyTensor, is_device
 
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
 
 class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees what makes a device tensor without being given one: factories, and copies from the CPU."""
@@ -24,6 +26,11 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if is_device(kwargs.get("device")) or _has_device_tensor(args) or _has_device_tensor(kwargs.values()):
+            if func.has_kernel_for_dispatch_key(
+                _COMPOSITE
+            ):  # autograd takes it apart, but inference mode leaves it out
+                with self:
+                    return func.decompose(*args, **kwargs)
             return dispatch(func, args, kwargs)
         result = func(*args, **kwargs)
         if context.recorder is not None:
@@ -54,7 +61,8 @@ class FunctionMode(TorchFunctionMode):
             context.functions.pop()
 
 
-_run_engine = torch.autograd._engine_run_backward
+_autograd: Any = torch.autograd
+_run_engine = _autograd._engine_run_backward
 
 
 def _run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -63,7 +71,7 @@ def _run_backward(*args: Any, **kwargs: Any) -> Any:
     torch handles `backward` and `grad` as functions of the mode, and has taken the mode away while it does.
     """
     is_active = any(isinstance(mode, FunctionMode) for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
-    with contextlib.nullcontext() if is_active else FunctionMode():  # type: ignore[no-untyped-call]
+    with contextlib.nullcontext() if is_active else FunctionMode():
         return _run_engine(*args, **kwargs)
 
 
@@ -71,15 +79,15 @@ def _run_backward(*args: Any, **kwargs: Any) -> Any:
 def device_modes() -> Iterator[None]:
     """Makes operations that name the device, or mix CPU tensors in, reach `dispatch`."""
     # torch.tensor(x, device=...) then makes a CPU tensor and copies it, which the mode sees.
-    before = torch._C._only_lift_cpu_tensors(), torch.autograd._engine_run_backward
+    before = torch._C._only_lift_cpu_tensors(), _autograd._engine_run_backward
     torch._C._set_only_lift_cpu_tensors(True)
-    torch.autograd._engine_run_backward = _run_backward
+    _autograd._engine_run_backward = _run_backward
     try:
         with FunctionMode(), DeviceMode():  # type: ignore[no-untyped-call]
             yield
     finally:
         torch._C._set_only_lift_cpu_tensors(before[0])
-        torch.autograd._engine_run_backward = before[1]
+        _autograd._engine_run_backward = before[1]
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ class Recorder:
         self._states: dict[int, Argument] = {}
         self._named: dict[str, Argument] = {}
         self._views: dict[int, tuple[Handle, int]] = {}
-        self._constants: dict[int, tuple[torch.Tensor, int]] = {}
+        self._constants: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}  # by id and version
         self._host_random = HostRandom()
         self._remade: dict[tuple[int, int], int] = {}  # constants of earlier traces, by trace and value
         self.taken_as_fixed: dict[int, TraceError] = {}  # by id of a cell: the error, should the step change it
@@ -250,7 +250,8 @@ class Recorder:
 
     def _constant(self, tensor: torch.Tensor) -> int:
         """The value for a CPU tensor met in the step: it is as it is now in every step."""
-        known = self._constants.get(id(tensor))
+        key = (id(tensor), 0 if tensor.is_inference() else tensor._version)  # the step may write to it and use it again
+        known = self._constants.get(key)
         if known is None:
             if (drawn := self._host_random.line_of(tensor)) is not None:
                 raise messages.drawn_on_host(drawn)
@@ -274,7 +275,7 @@ class Recorder:
                     )
                 )
             # The tensor is kept so that its id is not given to another one during this recording.
-            known = self._constants[id(tensor)] = (tensor, value)
+            known = self._constants[key] = (tensor, value)
         return known[1]
 
 

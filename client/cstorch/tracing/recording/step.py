@@ -69,7 +69,7 @@ class OpenTrace:
         # A constant of an earlier trace that the step made a buffer of a module: no state, as it has no value before.
         self._states = states = {name: getter for name, getter in states.items() if not _is_remade(getter())}
         self._before = {name: _state_tensor(name, getter) for name, getter in states.items()}
-        self._cells = {name: _cell(tensor) for name, tensor in self._before.items()}
+        self._handles = {name: tensor._handle for name, tensor in self._before.items()}  # that `p.data = v` replaces
         self._recorder = recorder = Recorder(Scopes(modules, _owners(modules)))
         for name, tensor in self._before.items():
             _add_state(recorder, name, tensor)
@@ -102,7 +102,8 @@ class OpenTrace:
             self._modes.close()
             context.recorder = None
             kept = kept_gradients(recorder, before, self._optimizers)
-            step_end = _StepEnd(recorder, _state_ends(recorder, states, before), result, self._optimizers, kept)
+            ends = _state_ends(recorder, states, self._handles)
+            step_end = _StepEnd(recorder, ends, result, self._optimizers, kept)
             infos = [_output_info(name, tensor) for name, tensor in outputs]
             trace = step_end.trace([(info, recorder.value_of(info.tensor)) for info in infos])
             carried = [*before.values(), *(get() for get in states.values())]
@@ -127,8 +128,10 @@ class OpenTrace:
         context.recorder = None
         context.functions.clear()
         self._hook.remove()
+        for name, handle in self._handles.items():
+            self._before[name]._handle = handle
         _drop_gradients(self._recorder, self._before.values())
-        _settle(self._states, self._cells)
+        _settle(self._states, self._handles)
 
 
 def _output_info(name: str, tensor: torch.Tensor) -> OutputInfo:
@@ -137,15 +140,17 @@ def _output_info(name: str, tensor: torch.Tensor) -> OutputInfo:
     return OutputInfo(name=name, tensor=tensor)
 
 
-def _state_ends(recorder: Recorder, states: Mapping[str, Getter], before: Mapping[str, LazyTensor]) -> dict[int, int]:
+def _state_ends(recorder: Recorder, states: Mapping[str, Getter], handles: Mapping[str, Handle]) -> dict[int, int]:
     """The value of each state at the start of the step -> the value that is the state at its end."""
     ends: dict[int, tuple[int, str]] = {}  # with the name of the state that has said so
     for name, getter in states.items():
         tensor = getter()
         if not isinstance(tensor, LazyTensor):
             raise TraceError(f"the step replaced the state {name!r} by something that is no device tensor: {tensor!r}")
-        is_replaced = tensor._handle.cell is not before[name]._handle.cell
-        if is_replaced and not is_whole(before[name]._handle.meta, _cell(before[name])):
+        cell = handles[name].cell
+        assert cell is not None
+        is_replaced = tensor._handle.cell is not cell
+        if is_replaced and not is_whole(handles[name].meta, cell):
             raise TraceError(
                 f"the step replaced the state {name!r}, which is a view of another tensor; update it in place instead"
             )
@@ -240,15 +245,15 @@ def _check_same_type(name: str, start: fx.Node, final: fx.Node) -> None:
         )
 
 
-def _settle(states: Mapping[str, Getter], cells: Mapping[str, Cell]) -> None:
+def _settle(states: Mapping[str, Getter], handles: Mapping[str, Handle]) -> None:
     """Give each tensor that replaced a state the state's cell, also one that was another state before."""
     for name, getter in states.items():
         try:
-            tensor, cell = getter(), cells[name]
+            tensor, handle = getter(), handles[name]
         except KeyError:  # deleted by a step that has failed
             continue
-        if isinstance(tensor, LazyTensor) and tensor._handle.cell is not cell:
-            tensor._handle = Handle(torch.empty(cell.shape, dtype=cell.dtype, device="meta"), cell)
+        if isinstance(tensor, LazyTensor) and tensor._handle.cell is not handle.cell:
+            tensor._handle = handle
 
 
 def _drop_gradients(recorder: Recorder, parameters: Iterable[torch.Tensor]) -> None:

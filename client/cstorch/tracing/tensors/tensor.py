@@ -19,6 +19,9 @@ META = torch.device("meta")
 Dispatch: TypeAlias = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any]], Any]
 
 
+_gradient: Any = torch._C.TensorBase.__dict__["grad"]
+
+
 class Base:
     """Stands for the storage of a tensor that has no cell: one made in a traced step, shared with its views, or in the
     body of a loop, where `is_viewed` says that another tensor may share it."""
@@ -64,15 +67,16 @@ class LazyTensor(torch.Tensor):
     @staticmethod
     def __new__(cls: type["LazyTensor"], handle: Handle, requires_grad: bool = False) -> "LazyTensor":
         meta = handle.meta
-        tensor: LazyTensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            meta.shape,
-            strides=meta.stride(),
-            storage_offset=meta.storage_offset(),
-            dtype=meta.dtype,
-            device=DEVICE,
-            requires_grad=requires_grad,
-        )
+        with torch.inference_mode(False):  # within it a view of a tensor from outside could not be made
+            tensor: LazyTensor = torch.Tensor._make_wrapper_subclass(
+                cls,
+                meta.shape,
+                strides=meta.stride(),
+                storage_offset=meta.storage_offset(),
+                dtype=meta.dtype,
+                device=DEVICE,
+                requires_grad=requires_grad,
+            )
         tensor._handle = handle
         return tensor
 
@@ -140,17 +144,17 @@ class LazyTensor(torch.Tensor):
         return copy.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     @property
-    def grad(self) -> torch.Tensor | None:  # type: ignore[override]
-        gradient: torch.Tensor | None = torch.Tensor.grad.__get__(self)
+    def grad(self) -> torch.Tensor | None:
+        gradient: torch.Tensor | None = _gradient.__get__(self)
         if gradient is None and context.recorder is not None:
             context.recorder.looked_at.add(id(self))
         return gradient
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        if context.recorder is not None and torch.Tensor.grad.__get__(self) is None:
+        if context.recorder is not None and _gradient.__get__(self) is None:
             context.recorder.looked_at.add(id(self))
-        torch.Tensor.grad.__set__(self, value)
+        _gradient.__set__(self, value)
 
     @grad.deleter
     def grad(self) -> None:
@@ -167,14 +171,13 @@ class LazyTensor(torch.Tensor):
             value = value.to(DEVICE)
         if value.shape != self.shape or value.dtype != self.dtype:
             raise RuntimeError("p.data = v with another shape or type is not supported on the Cerebras device")
-        if context.recorder is not None:
-            with torch.no_grad():
-                self.copy_(value)
-            return
-        assert isinstance(value, LazyTensor)
-        self._check_known(self)
-        self._check_known(value)
-        self._handle = value._handle
+        if context.recorder is None:
+            self._check_known(self)
+            self._check_known(value)
+        with torch.no_grad():
+            taken = value.detach() if value.stride() == self.stride() else value.detach().contiguous()
+        assert isinstance(taken, LazyTensor)
+        self._handle = taken._handle
 
 
 def new_tensor(cell: Cell) -> LazyTensor:
