@@ -78,7 +78,24 @@ def test_a_loader_goes_on_where_it_was(step: int) -> None:
     again = DataLoader(Numbers)
     again.load_state_dict(states[step])
     assert run(again, 6)[0] == list(range(step, step + 6))
-    assert run(again, 2)[0] == [0, 1]  # it was for one execution
+
+
+def test_the_next_execution_goes_on_where_the_last_one_ended() -> None:
+    """Training and evaluation in turn, neither of which saves a checkpoint."""
+    training, evaluation = DataLoader(Numbers), DataLoader(Numbers)
+    seen = [run(training, 3)[0] + run(evaluation, 2)[0] for _ in range(3)]
+    assert seen == [[0, 1, 2, 0, 1], [3, 4, 5, 2, 3], [6, 7, 8, 4, 5]]
+    assert training.state_dict() == {"count": 9, "samples": 9, "step": 3, "workers": 1}
+    training.load_state_dict({"count": 1, "workers": 1})
+    assert run(training, 2)[0] == [1, 2]
+    assert run(DataLoader(Numbers), 2)[0] == [0, 1]
+
+
+def test_an_execution_that_was_left_gives_the_next_one_nothing() -> None:
+    loader = DataLoader(Numbers)
+    for _ in DataExecutor(loader, num_steps=3):
+        break
+    assert run(loader, 2)[0] == [0, 1]
 
 
 def test_strict_reaches_the_loader() -> None:

@@ -79,6 +79,18 @@ class Epoch:
         states, workers = self._input_states[step], self._nodes.topology.workers
         return [states[worker.name] for worker in workers] if len(states) == len(workers) else []
 
+    def last_input_states(self) -> list[bytes]:
+        """The same after the last step of the execution; of an epoch that begins behind it, those of its point."""
+        if self._start.done_steps < self._start.num_steps:
+            return self.input_states(self._start.num_steps)
+        return [] if self._point is None else list(self._point.input_states)
+
+    def _input_state_steps(self) -> set[int]:
+        steps = set(self.schedule.checkpoint_steps) if self._begin.wants_input_states else set()
+        if self._begin.wants_last_input_states and self._start.done_steps < self._start.num_steps:
+            steps.add(self._start.num_steps)
+        return steps
+
     def load(self) -> None:
         """Load the plan into all nodes and open all links. Raises JobFailed, Abandoned, EpochOver."""
         self._waiting.until(lambda: True, epoch=self)  # all are there
@@ -214,6 +226,5 @@ class Epoch:
                 num_states = 0 if point is None else len(point.input_states)
                 if point is not None and self._start.done_steps and num_states == len(topology.workers):
                     load.input_states.extend(point.input_states)
-                if self._begin.wants_input_states:
-                    load.state_steps.extend(sorted(self.schedule.checkpoint_steps))
+                load.state_steps.extend(sorted(self._input_state_steps()))
         return load

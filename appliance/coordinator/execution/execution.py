@@ -194,7 +194,10 @@ class Execution:
 
     def finished(self) -> coordinator_pb2.ExecuteResponse:
         """The last message, after stop."""
-        finished = coordinator_pb2.ExecutionFinished(seconds=self._current().seconds)
+        wanted = self._begin.wants_last_input_states
+        finished = coordinator_pb2.ExecutionFinished(
+            seconds=self._current().seconds, input_states=self._current().last_input_states() if wanted else ()
+        )
         return coordinator_pb2.ExecuteResponse(finished=finished)
 
     def consumed(self, step: int) -> None:
@@ -385,6 +388,9 @@ class Execution:
         """Whether all steps are done, and nothing of their states can be lost."""
         epoch = self._current()
         if not epoch.all_finished:
+            return False
+        runs_steps = epoch.schedule.num_steps > 0
+        if self._begin.wants_last_input_states and runs_steps and not epoch.last_input_states():
             return False
         is_kept = self._points is None or self._points.has(epoch.last_recovery_point)
         return is_kept and not epoch.over  # asked last: what is given up when it is over is not kept

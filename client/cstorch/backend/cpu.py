@@ -28,6 +28,8 @@ class CpuExecution(Execution):
             self._samples += rows
             self.executor.profiler.step(rows)
             yield batch
+        if self.executor.dataloader.is_restartable:
+            self.executor.dataloader.end_execution(self.input_states())
 
     def input_states(self) -> list[dict[str, Any]]:
         step = self.executor.user_iteration

@@ -388,6 +388,7 @@ class Begin(_message.Message):
     ACTIVATION_STEPS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_STEPS_FIELD_NUMBER: _builtins.int
     WANTS_INPUT_STATES_FIELD_NUMBER: _builtins.int
+    WANTS_LAST_INPUT_STATES_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
     RESUMPTION_FIELD_NUMBER: _builtins.int
     token: _builtins.str
@@ -397,6 +398,8 @@ class Begin(_message.Message):
     activation_steps: _builtins.int
     wants_input_states: _builtins.bool
     """with every checkpoint"""
+    wants_last_input_states: _builtins.bool
+    """with ExecutionFinished"""
     id: _builtins.str
     """of the execution, in the job"""
     @_builtins.property
@@ -415,12 +418,13 @@ class Begin(_message.Message):
         activation_steps: _builtins.int = ...,
         checkpoint_steps: _abc.Iterable[_builtins.int] | None = ...,
         wants_input_states: _builtins.bool = ...,
+        wants_last_input_states: _builtins.bool = ...,
         id: _builtins.str = ...,
         resumption: Global___Resumption | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["resumption", b"resumption"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_steps", b"activation_steps", "artifact", b"artifact", "checkpoint_steps", b"checkpoint_steps", "id", b"id", "loader", b"loader", "num_steps", b"num_steps", "resumption", b"resumption", "token", b"token", "wants_input_states", b"wants_input_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_steps", b"activation_steps", "artifact", b"artifact", "checkpoint_steps", b"checkpoint_steps", "id", b"id", "loader", b"loader", "num_steps", b"num_steps", "resumption", b"resumption", "token", b"token", "wants_input_states", b"wants_input_states", "wants_last_input_states", b"wants_last_input_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -672,18 +676,26 @@ class ExecutionFinished(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     SECONDS_FIELD_NUMBER: _builtins.int
+    INPUT_STATES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """"<node>.<what>" """
+
+    @_builtins.property
+    def input_states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """After the last step, as in CheckpointReady; none where they are not known: an execution that was continued after
+        its last step, and whose loaders had not said where they stood.
+        """
 
     def __init__(
         self,
         *,
         seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        input_states: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_states", b"input_states", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

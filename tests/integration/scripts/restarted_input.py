@@ -77,9 +77,13 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(
-    folder: Path, *, python_path: Path, num_steps: int, checkpoint_steps: int | None = None, load: Path | None = None
+    folder: Path, *, python_path: Path, num_steps: list[int], checkpoint_steps: int, load: Path | None = None
 ) -> list[float]:
-    """Trains on 2 wafers with 2 workers each; writes checkpoint_<step>.mdl, and returns the losses."""
+    """Trains on 2 wafers with 2 workers each; writes checkpoint_<step>.mdl, and returns the losses.
+
+    Args:
+        num_steps: of each execution.
+    """
     folder.mkdir(exist_ok=True)
     config = cstorch.distributed.ClusterConfig(
         num_csx=2, num_workers_per_csx=2, python_paths=[str(python_path)], mount_dirs=[str(folder)]
@@ -117,10 +121,11 @@ def train(
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "input": loader.state_dict()}
         cstorch.save(state, folder / f"checkpoint_{number}.mdl")
 
-    executor = cstorch.utils.data.DataExecutor(loader, num_steps=num_steps, checkpoint_steps=checkpoint_steps)
-    for batch in executor:
-        note(step(batch))
-        save_checkpoint(executor.user_iteration)
+    for number in num_steps:
+        executor = cstorch.utils.data.DataExecutor(loader, num_steps=number, checkpoint_steps=checkpoint_steps)
+        for batch in executor:
+            note(step(batch))
+            save_checkpoint(executor.user_iteration)
     return losses
 
 

@@ -123,12 +123,17 @@ class Run:
         """The closures of all steps up to this one have run."""
         self._stream.consumed(step)
 
-    def finish(self, *, is_saved: bool) -> None:
-        """Waits for the end of the last step. is_saved: whether it was a checkpoint step."""
+    def finish(self, *, is_saved: bool) -> list[bytes]:
+        """Waits for the end of the last step; returns the states of the workers' loaders after it, if they are known.
+
+        Args:
+            is_saved: whether it was a checkpoint step.
+        """
         finished = self._stream.receive("finished").finished
         for name, seconds in sorted(finished.seconds.items()):
             logger.debug("%s: %.3f s", name, seconds)
         self._state.settle(is_saved)
+        return list(finished.input_states)
 
     def close(self) -> None:
         """Ends the run; before its last step this cancels it."""
@@ -136,6 +141,7 @@ class Run:
 
 
 def _begin(executor: Executor, job: Job, compiled: coordinator_pb2.CompileResponse) -> coordinator_pb2.Begin:
+    is_restartable = executor.dataloader.is_restartable
     return coordinator_pb2.Begin(
         token=job.token,
         artifact=compiled.artifact,
@@ -143,5 +149,6 @@ def _begin(executor: Executor, job: Job, compiled: coordinator_pb2.CompileRespon
         num_steps=executor.num_steps,
         activation_steps=executor.activation_steps,
         checkpoint_steps=executor.checkpoint_steps,
-        wants_input_states=bool(executor.checkpoint_steps) and executor.dataloader.is_restartable,
+        wants_input_states=bool(executor.checkpoint_steps) and is_restartable,
+        wants_last_input_states=is_restartable,
     )

@@ -1,17 +1,15 @@
 """The DataLoader: a recipe for input that every worker of the cluster follows by itself."""
 
 import itertools
-import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
-
-import numpy as np
-import torch
 
 from cstorch.distributed.worker_environment import appliance_environ
 from cstorch.distributed.worker_state import DataLoaderCheckpoint, WorkerState
 from cstorch.errors import InputError, UsageError
 from cstorch.execution import current_execution
+from cstorch.utils.data.loader_workers import without_processes
+from cstorch.utils.data.random_state import random_state, set_random_state
 from cstorch.utils.data.recipe_pickler import dumps
 from cstorch.utils.data.restartable import RestartableDataLoader
 
@@ -27,7 +25,8 @@ class DataLoader:
         *args, **kwargs: handed to input_fn.
 
     id: a number that no other DataLoader of this process has, a copy of this one neither.
-    batch_size: samples of a batch, known since the first one of an execution; None before, and where tensors differ.
+    batch_size: samples of the first batch of an execution, and before that of what the loader says; None where tensors
+        differ, and where the loader does not say.
 
     Raises:
         TypeError: input_fn is not callable.
@@ -40,7 +39,8 @@ class DataLoader:
                 "hand over the function itself: DataLoader(input_fn, *args)"
             )
         self.id = next(_ids)
-        self.batch_size: int | None = None
+        self._batch_size: int | None = None
+        self._has_batch_size = False  # a first batch was there
         self.input_fn = input_fn
         self.args = args
         self.kwargs = kwargs
@@ -52,6 +52,19 @@ class DataLoader:
         other = object.__new__(type(self))
         vars(other).update(vars(self), id=next(_ids), _loader=None, _was_iterated=False)
         return other
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a batch."""
+        if self._has_batch_size:
+            return self._batch_size
+        sampler = getattr(self.dataloader, "batch_sampler", None)
+        size = getattr(self.dataloader, "batch_size", None) or getattr(sampler, "batch_size", None)
+        return size if isinstance(size, int) else None
+
+    @batch_size.setter
+    def batch_size(self, size: int | None) -> None:
+        self._batch_size, self._has_batch_size = size, True
 
     def __len__(self) -> int:
         """The number of batches of one pass.
@@ -79,7 +92,7 @@ class DataLoader:
         """Where the input stands: what `aggregate_state_dict` makes of the states of all workers' loaders.
 
         It is that after the batch of the step at hand, though workers are ahead. To be called on a checkpoint step of
-        the executor that runs with this DataLoader, on CSX in a checkpoint closure; or before its first loop.
+        the executor that runs with this DataLoader, on CSX in a checkpoint closure; or outside of its loops.
 
         An execution gives its first step to the first worker of each wafer, its second to the next, and so on. A loader
         whose state says how much all have taken together continues exactly with any number of workers; one that keeps
@@ -90,7 +103,7 @@ class DataLoader:
             InputError: a state cannot be read.
         """
         execution = current_execution()
-        if execution is None and not self._was_iterated:
+        if execution is None and (self._position is not None or not self._was_iterated):
             return self._first_state()
         if execution is None or execution.executor.dataloader is not self:
             raise UsageError("the input has a state while an executor runs with it: ask in a @checkpoint_closure")
@@ -119,6 +132,15 @@ class DataLoader:
             raise UsageError("the loop over this input has begun: load its state before `for batch in executor:`")
         self._restartable()
         self._position = {"state": state_dict, "strict": strict}
+
+    def end_execution(self, states: list[dict[str, Any]]) -> None:
+        """The next execution goes on where this one has ended, unless another state is loaded before.
+
+        Args:
+            states: of every worker's loader after the last step; empty if they cannot be had.
+        """
+        if states:
+            self._position = {"state": self._restartable().aggregate_state_dict(states), "strict": True}
 
     def own_state(self, *, worker_step: int, samples_streamed: int) -> dict[str, Any]:
         """The state of the loader in this process, the only worker, which has streamed so much."""
@@ -177,12 +199,8 @@ class DataLoader:
         Raises:
             InputError: the loader yields nothing.
         """
-        loader = self._make()
-        if isinstance(loader, torch.utils.data.DataLoader):
-            # One batch is not worth processes, and forking a process that speaks gRPC is not safe.
-            loader.num_workers = 0
-            loader.timeout = 0
-        batch = next(iter(loader), _NOTHING)
+        with without_processes(self._make()) as loader:
+            batch = next(iter(loader), _NOTHING)
         if batch is _NOTHING:
             raise InputError(_dry(0))
         return batch
@@ -246,19 +264,3 @@ def _dry(count: int) -> str:
 
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", repr(function))
-
-
-def random_state() -> dict[str, Any]:
-    """The state of the generators of torch, numpy and Python."""
-    return {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": np.random.get_state(),
-        "python": random.getstate(),
-    }
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Puts the generators back to what `random_state` gave."""
-    torch.set_rng_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
-    np.random.set_state(state["numpy"])
-    random.setstate(state["python"])
