@@ -70,14 +70,17 @@ class TracedFunction(TracedStep):
             self._record(function, args, kwargs)
         else:
             self._arguments.check(args, kwargs)
-            assert self._check is not None
-            self._check.check(self._calls_made, self._text, self.step_seconds, self._trace_again)
+            if self._check is not None:
+                self._check.check(self._calls_made, self._text, self.step_seconds, self._trace_again)
         self.was_called = True
         self.calls.extend(self._calls_in_trace)
         return self._result
 
     def _record_first(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self._arguments is not None
+        if self._num_steps == 1:
+            self._record(function, args, kwargs)
+            return
         self._check = ProgramCheck(function, self._arguments.by_name(), self._num_steps, self._checked)
         began = time.monotonic()
         self._record(function, args, kwargs)
