@@ -18,6 +18,8 @@ from torch.nn import functional as F
 from user_script import Script, step_of_cluster
 
 import cstorch
+from cstorch.errors import TraceError
+from cstorch.session.execution import program_check
 
 counter = 0
 
@@ -391,3 +393,213 @@ def test_what_is_right_is_silent(
         warnings.simplefilter("error")
         for _ in range(2):  # the second execution meets what the first has left
             script.loop(script.step, num_steps=3)
+
+
+# What the loop changes.
+
+
+def lower_rate(script: Planted, step: int) -> None:
+    for group in script.optimizer.param_groups:
+        group["lr"] = 0.1 / (1 + step)
+
+
+def unfreeze(script: Planted, step: int) -> None:
+    script.model.frozen.requires_grad_(step >= 3)
+
+
+def evaluate(script: Planted, step: int) -> None:
+    script.model.train(step < 3)
+
+
+def frozen_beside(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(net.frozen(net.linear(x)), training=net.training)
+
+
+LOOPS = {
+    lower_rate: r"call 2 .*SGD.param_groups\[0\]\['lr'\] was 0.1 and is 0.05",
+    unfreeze: r"call 4 .*model.frozen.weight.requires_grad was False and is True",
+    evaluate: r"call 4 .*model.training was True and is False",
+}
+
+
+@pytest.mark.parametrize("change", LOOPS, ids=lambda change: change.__name__)
+def test_what_the_loop_changes_is_said_once(
+    cluster: FakeCluster, tmp_path: Path, change: Callable[[Planted, int], None]
+) -> None:
+    script = Planted(tmp_path, cluster, frozen_beside)
+    steps = itertools.count()
+
+    def body(batch: Any) -> None:
+        change(script, next(steps))
+        script.step(batch)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        script.loop(body, num_steps=6)
+    (message,) = [str(item.message) for item in caught]
+    assert re.search(LOOPS[change], message), message
+    assert "test_later_calls.py:" in message
+
+
+def unused_setting(script: Planted, step: int) -> None:
+    script.optimizer.param_groups[0]["note"] = step
+
+
+def same_rate(script: Planted, step: int) -> None:
+    script.optimizer.param_groups[0]["lr"] = 0.1
+
+
+def mode_without_effect(script: Planted, step: int) -> None:
+    script.model.train(step % 2 == 0)
+
+
+@pytest.mark.parametrize("change", [unused_setting, same_rate, mode_without_effect])
+def test_changes_that_do_not_matter_are_silent(
+    cluster: FakeCluster, tmp_path: Path, change: Callable[[Planted, int], None]
+) -> None:
+    script = Planted(tmp_path, cluster, plain)
+    steps = itertools.count()
+
+    def body(batch: Any) -> None:
+        change(script, next(steps))
+        script.step(batch)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        script.loop(body, num_steps=12)
+
+
+def test_schedules_and_scalers_are_silent(cluster: FakeCluster, tmp_path: Path) -> None:
+    script = Planted(tmp_path, cluster, plain)
+    schedule = cstorch.optim.lr_scheduler.LinearLR(script.optimizer, 0.1, 0.01, 10)
+    scaler = cstorch.amp.GradScaler(loss_scale="dynamic")
+
+    @cstorch.trace
+    def step(batch: Any) -> torch.Tensor:
+        loss = script.net(batch).mean()
+        script.optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(script.optimizer)
+        scaler.update()
+        schedule.step()
+        return loss
+
+    cluster.step = lambda state, step: {"output_values_0": torch.tensor(1.0), "output_value": torch.tensor(0.1)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        script.loop(step, num_steps=4)
+
+
+def test_with_waferbox_strict_a_finding_is_an_error(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAFERBOX_STRICT", "1")
+    script = Planted(tmp_path, cluster, counted)
+    with pytest.raises(TraceError, match=r"model.count was 0 and is 1.*`self.count.add_\(1\)`"):
+        script.loop(script.step, num_steps=2)
+    assert script.model.count == 1
+
+
+# That the check leaves no trace.
+
+
+def all_that_python_has(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.count += 1
+    net.seen.append(net.count)
+    net.hidden = {"count": net.count, "loss": net.linear(x).mean()}
+    counts["calls"] += 1
+    settings.rate *= 2
+    net.own = all_that_python_has
+    net.table = net.table + 1
+    net.frozen.requires_grad_(net.count > 1)
+    torch.manual_seed(net.count)
+    random.random()
+    np.random.rand()
+    torch.rand(3)
+    return net.linear(x) * net.table
+
+
+def test_nothing_of_the_script_changes_by_the_check(cluster: FakeCluster, tmp_path: Path) -> None:
+    script = Planted(tmp_path, cluster, all_that_python_has)
+    held: list[Any] = []
+
+    def body(batch: Any) -> None:
+        loss = script.step(batch)
+        net = script.model
+        cell = net.table._handle.cell
+        grads = [parameter.grad for parameter in net.parameters()]
+        hidden = net.hidden["loss"]
+        generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        flags = net.frozen.weight.requires_grad
+        version = None if cell is None else cell.version
+        group = dict(script.optimizer.param_groups[0])
+        held.append(
+            (loss, net.count, [*net.seen], hidden, dict(counts), settings.rate, id(cell), flags, version, group)
+        )
+        held[-1] += (*generators, grads)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script.loop(body, num_steps=2)
+    first, second = held
+    assert all(a is b or a == b for a, b in zip(first, second, strict=True))
+
+
+def test_the_program_that_runs_is_that_of_the_first_call(cluster: FakeCluster, tmp_path: Path) -> None:
+    """What a tensor that only the second call made stands for is known, as the script may have kept it anywhere."""
+    script = Planted(tmp_path, cluster, plain)
+    out: list[Any] = []
+    cell: Any = np.empty(1, dtype=object)  # in an array nothing is put back
+
+    @cstorch.trace
+    def step(batch: Any) -> torch.Tensor:
+        cell[0] = script.train(batch)
+        return cell[0]
+
+    @cstorch.step_closure
+    def note(loss: torch.Tensor) -> None:
+        out.append(float(loss))
+
+    def body(batch: Any) -> None:
+        step(batch)
+        note(cell[0])
+
+    script.loop(body, num_steps=3)
+    assert out == [1.0, 2.0, 3.0]
+    assert len(cluster.compiled) == 1
+
+
+def test_the_check_is_made_once_for_a_function_and_a_program(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Planted(tmp_path, cluster, plain)
+    compared: list[Any] = []
+    monkeypatch.setattr(program_check, "findings", lambda *traces: compared.append(traces) or [])
+    for _ in range(3):
+        script.loop(script.step, num_steps=4)
+    assert len(compared) == 1
+    script.model.own = dropped
+    script.loop(script.step, num_steps=4)
+    assert len(compared) == 2
+
+
+def test_an_expensive_trace_is_not_repeated(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(program_check, "LEAST_SECONDS", 0.0)
+    cluster.step_seconds = 1e-6
+    script = Planted(tmp_path, cluster, counted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        script.loop(script.step, num_steps=3)
+    assert "is not called again to see whether it does the same: tracing it takes" in caplog.text
+
+
+def test_an_expensive_trace_waits_for_the_time_of_a_step(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_check, "LEAST_SECONDS", 0.0)
+    cluster.step_seconds = 60.0
+    script = Planted(tmp_path, cluster, counted)
+    with pytest.warns(UserWarning, match="call 5 of the step"):
+        script.loop(script.step, num_steps=8, activation_steps=4)

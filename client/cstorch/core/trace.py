@@ -15,9 +15,10 @@ Result = TypeVar("Result")
 def trace(step_fn: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Makes a function a step: what it does is what runs on the cluster.
 
-    On CSX the body runs once, in the first step, and is recorded; later calls return what the first one returned.
-    Tensors have no values in it, Python values are those of the first call, and state must exist before. What is
-    returned can be handed to step closures. On the CPU the body runs every time.
+    On CSX the body is recorded in the first step; later calls return what the first one returned. Tensors have no
+    values in it, Python values are those of the first call, and state must exist before. What is returned can be handed
+    to step closures. In the second step the body runs again, to warn of Python values that make it another program: a
+    TraceError with WAFERBOX_STRICT=1. On the CPU the body runs every time.
     """
     if not callable(step_fn):
         raise TypeError(f"trace decorates a function, not {type(step_fn).__name__}")

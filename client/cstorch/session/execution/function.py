@@ -90,9 +90,9 @@ class TracedFunction(TracedStep):
                 if isinstance(tensor, LazyTensor):
                     self._check_argument(tensor)
             self._arguments.check(args, kwargs)
-            assert self._check is not None
-            again = self._arguments.with_tensors_of(args, kwargs)
-            self._check.check(self._calls_made, self._text, self.step_seconds, lambda: self._trace_again(*again))
+            if self._check is not None:
+                again = self._arguments.with_tensors_of(args, kwargs)
+                self._check.check(self._calls_made, self._text, self.step_seconds, lambda: self._trace_again(*again))
             for repeat in self.trace.repeats:
                 repeat()
         self.at_hand.phase = "after"
@@ -128,6 +128,9 @@ class TracedFunction(TracedStep):
 
     def _record_first(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self._arguments is not None
+        if self._num_steps == 1:
+            self._record(function, args, kwargs)
+            return
         self._check = ProgramCheck(function, self._arguments.by_name(), self._num_steps, self._checked)
         began = time.monotonic()
         self._record(function, args, kwargs)

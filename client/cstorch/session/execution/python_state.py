@@ -15,7 +15,8 @@ import sys
 import sysconfig
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -33,12 +34,9 @@ _LONGEST = 200  # characters of a text that is kept
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range, slice)
 _SITE = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-_ITERATORS = tuple(
-    {
-        type(iter(kind))
-        for kind in ([], (), {}, {}.values(), {}.items(), set(), "", range(0), range(1 << 70), reversed([]))
-    }
-)
+_ITERATED: tuple[Iterable[Any], ...] = ([], (), {}, {}.values(), {}.items(), set(), "", range(0), range(1 << 70))
+_ITERATORS = (*(type(iter(iterated)) for iterated in _ITERATED), type(reversed([])))
+_CONTAINERS: tuple[type[Collection[Any]], ...] = (list, tuple, dict, set, frozenset, collections.deque)
 # What nn.Module keeps in each module for itself. Its tensors are states of the step.
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training", "_buffers", "_modules"}
 _GENERATORS = ("`random`", "`numpy.random`", "`torch` on the CPU")
@@ -201,7 +199,8 @@ class PythonState:
                     self._add(f"{name}.{child}", module)
                 continue
             self._add(f"{name}.{attribute}", item, functools.partial(attributes.__setitem__, attribute))
-        for slot, member in _slots(type(value)):
+        kind: Any = type(value)
+        for slot, member in _slots(kind):
             try:
                 item = member.__get__(value)
             except AttributeError:
@@ -209,11 +208,10 @@ class PythonState:
             if self._keeps:
                 self._put_back.append(functools.partial(member.__set__, value, item))
             self._add(f"{name}.{slot}", item, functools.partial(member.__set__, value))
-        if _is_own(type(value)):
-            for kind in type(value).__mro__:
-                if kind not in (object, nn.Module) and _is_own(kind) and id(kind) not in self._seen:
-                    self._seen.add(id(kind))
-                    self._reach_class(kind.__name__, kind)
+        for base in kind.__mro__ if _is_own(kind) else ():
+            if _is_own(base) and id(base) not in self._seen:
+                self._seen.add(id(base))
+                self._reach_class(base.__name__, base)
 
     def _reach_class(self, name: str, kind: type) -> None:
         attributes = vars(kind)
@@ -341,10 +339,8 @@ def _value(value: Any) -> _Value:
         return _Value((value.shape, value.dtype, hashlib.blake2b(value.tobytes()).digest()), content)
     if isinstance(value, np.generic):
         return _Value((type(value), repr(value)), repr(value))
-    if isinstance(value, (list, tuple, dict, set, frozenset, collections.deque)):
-        size = next(k for k in (list, tuple, dict, set, frozenset, collections.deque) if isinstance(value, k)).__len__(
-            value
-        )
+    if (base := next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)) is not None:
+        size = base.__len__(value)
         return _Value((type(value), size), f"of {size} elements")
     if type(value) in _ITERATORS:
         left = operator.length_hint(value)
@@ -391,15 +387,19 @@ def _numpy_state(generator: Any) -> Any:
     )
 
 
-@functools.cache
+_own: "weakref.WeakKeyDictionary[type, bool]" = weakref.WeakKeyDictionary()
+
+
 def _is_own(kind: type) -> bool:
     """Whether a class is the script's, and neither Python's nor one of an installed package."""
-    name = type.__getattribute__(kind, "__module__")
-    if name == "__main__":
-        return True
-    module = sys.modules.get(name) if isinstance(name, str) else None
-    file = vars(module).get("__file__") if module is not None else None
-    return isinstance(file, str) and is_user_file(file) and not file.startswith(_SITE)
+    known = _own.get(kind)
+    if known is None:
+        name = type.__getattribute__(kind, "__module__")
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        file = vars(module).get("__file__") if module is not None else None
+        is_file_own = isinstance(file, str) and is_user_file(file) and not file.startswith(_SITE)
+        known = _own[kind] = name == "__main__" or is_file_own
+    return known
 
 
 def _attributes(value: Any) -> dict[str, Any]:
