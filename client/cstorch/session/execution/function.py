@@ -1,7 +1,7 @@
 """An execution whose step is a function of the script, marked by cstorch.trace."""
 
 import itertools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,7 @@ class TracedFunction(TracedStep):
         self.at_hand.trace = self.trace.number
         self.at_hand.states = {id(cell): cell for cell in self.cells.values()}
 
-    def _input_of(self, tensor: torch.Tensor, inputs: dict[int, torch.Tensor]) -> Any:
+    def _input_of(self, tensor: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> Any:
         """What the function gets for one of its arguments."""
         if isinstance(tensor, LazyTensor):
             self._check_argument(tensor)

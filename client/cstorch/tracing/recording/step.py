@@ -126,9 +126,7 @@ def _output_info(name: str, tensor: torch.Tensor) -> OutputInfo:
     return OutputInfo(name=name, tensor=tensor)
 
 
-def _state_ends(
-    recorder: Recorder, states: Mapping[str, Getter], before: Mapping[str, LazyTensor]
-) -> dict[int, int]:
+def _state_ends(recorder: Recorder, states: Mapping[str, Getter], before: Mapping[str, LazyTensor]) -> dict[int, int]:
     """The value of each state at the start of the step -> the value that is the state at its end."""
     ends: dict[int, int] = {}
     for name, getter in states.items():

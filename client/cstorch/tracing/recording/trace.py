@@ -46,8 +46,8 @@ class Trace:
     The placeholders of `graph` are the states and then the inputs, in these orders; its results are the new values of
     the changed states and then the outputs. `result` is what the step returned, `optimizers` those that stepped in it.
     `repeats` is what every step that repeats it does in Python.
-    `with_outputs` makes the same trace with more outputs: tensors of the trace, or whole states, whose values at the end
-    of the step they are.
+    `with_outputs` makes the same trace with more outputs: tensors of the trace, or whole states, as they are at the end
+    of the step.
     """
 
     number: int
