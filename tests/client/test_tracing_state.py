@@ -133,9 +133,9 @@ def test_results_kept_by_the_user_are_no_state():
         return x + 1
 
     trace(step, X)
-    with pytest.raises(TraceError, match="computed in another one"):
+    with pytest.raises(TraceError, match="step_closure"):
         kept[0] + 1
-    with pytest.raises(TraceError, match="computed in another one"):
+    with pytest.raises(TraceError, match=r"computed in another one.*register_buffer"):
         trace(lambda x: x + kept[0], X)
 
 
