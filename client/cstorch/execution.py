@@ -109,8 +109,8 @@ class Execution(ABC):
 
 
 _NESTED = """\
-another DataExecutor is being iterated; finish its loop before you start the next one: an execution runs one graph, from \
-its first step to its last. To evaluate every `n` steps of training, let the executions follow each other:
+another DataExecutor is being iterated; finish its loop before you start the next one: an execution runs one graph, \
+from its first step to its last. To evaluate every `n` steps of training, let the executions follow each other:
 
     for _ in range(num_steps // n):
         model.train()

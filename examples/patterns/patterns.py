@@ -1,4 +1,4 @@
-"""What training scripts do around their steps, each as a function: `python patterns.py CPU` or `python patterns.py CSX`.
+"""What training scripts do around their steps, a function each: `python patterns.py CPU`, or `CSX`.
 
 The numbers that it prints are the same on both backends. docs/patterns.md explains them.
 """
@@ -61,7 +61,7 @@ class Training:
         self.schedule = cstorch.optim.lr_scheduler.LinearLR(self.optimizer, 0.5, 0.1, total_iters=8)
 
     def steps(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """The step of training, which gives loss and gradient norm, and the one of evaluation, which gives the logits."""
+        """The step of training, which gives loss and gradient norm, and that of evaluation, which gives the logits."""
 
         @cstorch.trace
         def training_step(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -191,7 +191,7 @@ def running_averages(training: Training) -> dict[str, list[float]]:
 
 
 def gradient_norms(training: Training) -> dict[str, list[float]]:
-    """Norms are computed in the step, between the backward pass and the update; the rate is a number of the step too."""
+    """A norm is computed in the step, between the backward pass and the update; the rate is read behind it."""
     training_step, _ = training.steps()
     norms: list[float] = []
     rates: list[float] = []

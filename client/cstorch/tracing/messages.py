@@ -55,9 +55,9 @@ def stale(tensor: Any) -> TraceError:
     if context.recorder is not None:
         return TraceError(
             f"at {user_line()} {tensor!r} is used in a traced step and was computed in another one, or in the body of "
-            "the loop, so it has no value here. A model that keeps what its first call computes (`if self.mask is None: "
-            "self.mask = ...`), or an argument of an earlier step, does this. Compute it in every call; or make it in "
-            '`__init__`, `self.register_buffer("mask", mask, persistent=False)`, and update it in place'
+            "the loop, so it has no value here. A model that keeps what its first call computes does this (`if "
+            "self.mask is None: self.mask = ...`), and an argument of an earlier step. Compute it in every call; or "
+            'make it in `__init__`, `self.register_buffer("mask", mask, persistent=False)`, and update it in place'
         )
     return TraceError(
         f"{tensor!r} was computed in a traced step: its value is only available inside a @cstorch.step_closure. (At "

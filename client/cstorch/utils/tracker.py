@@ -21,7 +21,10 @@ class RateTracker:
         self.reset_time()
 
     def reset_time(self, offset: float = 0) -> None:
-        """Start the clock now, in a closure at the begin of its step, or `offset` seconds before; `total_count` and `global_rate` keep what was counted."""
+        """Start the clock now, in a closure at the begin of its step, or `offset` seconds before.
+
+        `total_count` and `global_rate` keep what was counted.
+        """
         self._start = step_clock.began() - offset
         self._told: float | None = None
         self._last_query = 0.0

@@ -108,7 +108,7 @@ class Scheduler(ABC):
         return value
 
     def get_last_value(self) -> Any:
-        """The value of the last epoch evaluated: a number; in a traced step, and in the loop until it has run, a tensor."""
+        """The value of the last epoch evaluated: a number; a tensor in a traced step, and behind it in the loop."""
         value = self._last_value[0]
         return value if is_tracing() or is_of_step(value) else float(value)
 

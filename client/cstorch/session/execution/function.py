@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,7 +178,7 @@ class TracedFunction(TracedStep):
 
         return trace_step(step, self._batch, state.named_getters(), state.module_paths(), collect)
 
-    def _input_of(self, tensor: torch.Tensor, inputs: dict[int, torch.Tensor]) -> Any:
+    def _input_of(self, tensor: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> Any:
         """What the function gets for one of its arguments."""
         if isinstance(tensor, LazyTensor):
             self._check_argument(tensor)

@@ -70,7 +70,7 @@ class Outputs:
         return next((output for output in self._tensors if _key(output) == _key(tensor)), None)
 
     def rename_by_argument(self, tensor: LazyTensor, name: str) -> None:
-        """Calls a result after the parameter of a closure that takes it; the first closure of the first step decides."""
+        """Calls a result after the parameter of a closure that takes it; the first closure decides."""
         if id(tensor) in self._provisional:
             self._provisional.remove(id(tensor))
             del self._names[id(tensor)]

@@ -38,9 +38,8 @@ _LIKE = frozenset(
 
 def without_values(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments, with zeros for a tensor whose value an operation does not look at."""
-    if func in _LIKE and isinstance(args[0], LazyTensor):
-        if _is_unknown(args[0], step_at_hand()):
-            return (new_tensor(Cell(tuple(args[0].shape), args[0].dtype)), *args[1:])
+    if func in _LIKE and isinstance(args[0], LazyTensor) and _is_unknown(args[0], step_at_hand()):
+        return (new_tensor(Cell(tuple(args[0].shape), args[0].dtype)), *args[1:])
     return args
 
 
@@ -77,7 +76,10 @@ def written_down(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, A
         )
     if op.written or op.reshapes:
         return _in_place(func, args, kwargs, step)
-    out = shapes_of(func, args, kwargs)
+    try:
+        out = shapes_of(func, args, kwargs)
+    except NotImplementedError:  # the shape depends on values
+        raise unknown_value_yet(step) from None
     value = _call(func, args, kwargs, step)
     if op.views:
         _mark_viewed(args[0])

@@ -39,8 +39,8 @@ class _Pair(NamedTuple):
 def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run one ATen call.
 
-    Raises TraceError where the value of a tensor of a traced step is needed and is not known here, and for tensors of the
-    CPU beside those of the device.
+    Raises TraceError where the value of a tensor of a traced step is needed and not known, and for tensors of the CPU
+    beside those of the device.
     """
     if func not in TAKES_CPU_TENSORS:
         _check_devices(func, [*args, *kwargs.values()])

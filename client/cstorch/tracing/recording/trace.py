@@ -48,8 +48,8 @@ class Trace:
     the changed states and then the outputs. `result` is what the step returned, `optimizers` those that stepped in it.
     `kept_gradients` names the parameters to whose gradients plain PyTorch would add those of the next step.
     `repeats` is what every step that repeats it does in Python.
-    `with_outputs` makes the same trace with more outputs: tensors of the trace, or whole states, whose values at the end
-    of the step they are.
+    `with_outputs` makes the same trace with more outputs: tensors of the trace, or whole states, as they are at the end
+    of the step.
     `calls` and `arguments` are the recording that the graph was made of: all that was called, used or not.
     """
 

@@ -1,7 +1,7 @@
 """Values of a step outside of it: known by shape and type at once, and as numbers when the step has run.
 
-A step runs when the script has left the body of its loop. What the body computes of the step's results, of states and of
-the batch is kept as expressions, which are evaluated on the CPU when the outputs of the step arrive.
+A step runs when the script has left the body of its loop. What the body computes of the step's results, of states and
+of the batch is kept as expressions, which are evaluated on the CPU when the outputs of the step arrive.
 """
 
 import threading
@@ -232,8 +232,8 @@ def never_came(value: StepValue) -> TraceError:
 def in_place_refused() -> TraceError:
     """The error for a change of a tensor that the cluster changes itself."""
     return TraceError(
-        f"at {user_line()} a tensor of the step is changed in the body of the loop, where the cluster would not see it. "
-        "Change state in the @cstorch.trace function, or between executions; for a tensor of your own write "
+        f"at {user_line()} a tensor of the step is changed in the body of the loop, where the cluster would not see "
+        "it. Change state in the @cstorch.trace function, or between executions; for a tensor of your own write "
         "`total = total + loss` instead of `total += loss`"
     )
 

@@ -121,12 +121,12 @@ class LazyTensor(torch.Tensor):
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
         if context.recorder is None and self._handle.deferred is not None:
-            raise self._outside_backward()
+            raise LazyTensor._outside_backward()
         super().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if context.recorder is None:
-            self._check_known(self)
+            LazyTensor._check_known(self)
         if id(self) not in memo:
             with torch.no_grad():
                 copy: torch.Tensor = self.detach().clone()
@@ -172,8 +172,8 @@ class LazyTensor(torch.Tensor):
         if value.shape != self.shape or value.dtype != self.dtype:
             raise RuntimeError("p.data = v with another shape or type is not supported on the Cerebras device")
         if context.recorder is None:
-            self._check_known(self)
-            self._check_known(value)
+            LazyTensor._check_known(self)
+            LazyTensor._check_known(value)
         with torch.no_grad():
             taken = value.detach() if value.stride() == self.stride() else value.detach().contiguous()
         assert isinstance(taken, LazyTensor)
