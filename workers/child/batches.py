@@ -119,7 +119,9 @@ class Selection:
                 f"the tensors of batch {number} of the input_fn {self._source} differ in their first dimension, the "
                 f"batch: {shapes}"
             )
-        return int(rows.pop())
+        (count,) = rows
+        assert count is not None
+        return count
 
     def _shards(self, rows: int) -> bool:
         """Whether the input_fn, whose first batch has these rows, yields the part of one wafer."""

@@ -62,7 +62,7 @@ class _InProcess(torch_dataloader._BaseDataLoaderIter):
 
     def _all_batches(self) -> Iterator[Any]:
         for number in range(self._loader.num_workers):
-            worker = _Worker(self._loader, number, self._base_seed)
+            worker = _Worker(self._loader, number, int(self._base_seed))
             for index in self._sampler_iter:
                 try:
                     batch = worker.run(partial(worker.fetch, index))
@@ -83,7 +83,7 @@ class _Worker:
         before = random_state()
         random.seed(self._info.seed)
         torch.manual_seed(self._info.seed)
-        np.random.seed(torch_worker._generate_state(base_seed, number))
+        np.random.seed(torch_worker._generate_state(base_seed, number))  # type: ignore[no-untyped-call]
         self._random_state = random_state()
         set_random_state(before)
         self._fetcher: Any = None
@@ -92,7 +92,7 @@ class _Worker:
     def _begin(self, loader: "DataLoader[Any]") -> None:
         if loader.worker_init_fn is not None:
             loader.worker_init_fn(self._info.id)
-        self._fetcher = _kinds.create_fetcher(
+        self._fetcher = _kinds.create_fetcher(  # type: ignore[no-untyped-call]
             loader._dataset_kind, loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last
         )
 
