@@ -174,7 +174,7 @@ class Epoch:
             case "snapshot" if not self.over:
                 self._snapshots[response.snapshot.step].add(member.name)
             case "input_state" if response.input_state.execution == self.number:
-                if response.input_state.step in self._begin.checkpoint_steps:
+                if response.input_state.step in self._input_state_steps():
                     self._input_states[response.input_state.step][member.name] = response.input_state.state
             case "stopped" if response.stopped.execution == self.number:
                 self._stopped.add(member.name)

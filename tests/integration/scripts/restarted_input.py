@@ -83,6 +83,7 @@ def train(
 
     Args:
         num_steps: of each execution.
+        checkpoint_steps: of the last one; those before it save nothing.
     """
     folder.mkdir(exist_ok=True)
     config = cstorch.distributed.ClusterConfig(
@@ -121,8 +122,9 @@ def train(
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "input": loader.state_dict()}
         cstorch.save(state, folder / f"checkpoint_{number}.mdl")
 
-    for number in num_steps:
-        executor = cstorch.utils.data.DataExecutor(loader, num_steps=number, checkpoint_steps=checkpoint_steps)
+    for place, number in enumerate(num_steps, 1):
+        saves = checkpoint_steps if place == len(num_steps) else None
+        executor = cstorch.utils.data.DataExecutor(loader, num_steps=number, checkpoint_steps=saves)
         for batch in executor:
             note(step(batch))
             save_checkpoint(executor.user_iteration)
