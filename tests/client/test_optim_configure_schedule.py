@@ -93,7 +93,6 @@ def test_a_schedule_of_the_script() -> None:
     [
         ({"learning_rate": 0.1}, "needs the key 'scheduler'"),
         ({"scheduler": "Sawtooth"}, r"no learning rate schedule 'Sawtooth'.*StepLR"),
-        ({**LINEAR, "nonsense": 1}, r"LinearLR has no setting \['nonsense'\]"),
         (
             [{"scheduler": "Step"} | dict.fromkeys(("initial_learning_rate", "step_size", "gamma"), 1.0), LINEAR],
             "total_iters",
@@ -104,3 +103,9 @@ def test_a_schedule_of_the_script() -> None:
 def test_mistakes(settings: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         configure_lr_scheduler(optimizer(), settings)
+
+
+def test_a_setting_of_another_schedule_is_left_out_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="LinearLR has no setting 'alpha': it is left out"):
+        schedule = configure_lr_scheduler(optimizer(), {**LINEAR, "alpha": 0.1})
+    assert rates(schedule, 3) == [0, 0.25, 0.5]

@@ -1,6 +1,7 @@
 """Learning rate schedules from a configuration."""
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -32,7 +33,7 @@ def configure_lr_scheduler(
     "total_iters", or if one has "main_scheduler": "chained" multiplied. "steps" and "decay_steps" mean total_iters,
     "learning_rate" and "base_lr" initial_learning_rate, "values" learning_rates, "boundaries" milestones.
     adjust_learning_rate: if true, the rate of each parameter group is scaled by its "adjust_learning_rate".
-    ValueError for an unknown schedule or setting.
+    A setting that the schedule does not have is left out, with a warning. ValueError for an unknown schedule.
     """
     if learning_rate is None or learning_rate == [] or learning_rate == {}:
         return None
@@ -77,8 +78,10 @@ def _configured(optimizer: Optimizer, configuration: Mapping[str, Any]) -> LRSch
     for name in ("total_iters", "steps", "decay_steps"):
         if name not in known:
             settings.pop(name, None)  # how long it is followed by no other
-    unknown = sorted(settings.keys() - known.keys())
-    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
-        raise ValueError(f"{schedule_class.__name__} has no setting {unknown}; it has {sorted(known)}")
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    for name in [name for name in settings if name not in known and not takes_all]:
+        # As for optimizers: public configurations have settings of another schedule, which was replaced by this one.
+        warnings.warn(f"{schedule_class.__name__} has no setting {name!r}: it is left out", stacklevel=2)
+        del settings[name]
     schedule: LRScheduler = schedule_class(optimizer, **settings)
     return schedule
