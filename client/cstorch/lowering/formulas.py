@@ -136,6 +136,21 @@ def _diagonal_scatter(
     return torch.where(is_on, spread, matrix).movedim((-2, -1), (dim1, dim2))
 
 
+def _shifted(shift: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The shift of two tensors, also for a number and a tensor."""
+
+    def shifted(first: torch.Tensor | int, second: torch.Tensor | int) -> torch.Tensor:
+        like = first if isinstance(first, torch.Tensor) else second
+        assert isinstance(like, torch.Tensor)
+        return shift(
+            *(item if isinstance(item, torch.Tensor) else like.new_full(like.shape, item) for item in (first, second))
+        )
+
+    return shifted
+
+
+_shifted_left, _shifted_right = _shifted(torch.bitwise_left_shift), _shifted(torch.bitwise_right_shift)
+
 FORMULAS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.masked_scatter.default: _masked_scatter,
     aten.masked_scatter_backward.default: _masked_scatter_backward,
@@ -148,6 +163,14 @@ FORMULAS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.addbmm.default: _addbmm,
     aten._trilinear.default: _trilinear,
     aten.diagonal_scatter.default: _diagonal_scatter,
+    aten.__lshift__.Scalar: _shifted_left,
+    aten.__lshift__.Tensor: _shifted_left,
+    aten.__rshift__.Scalar: _shifted_right,
+    aten.__rshift__.Tensor: _shifted_right,
+    aten.bitwise_left_shift.Tensor_Scalar: _shifted_left,
+    aten.bitwise_left_shift.Scalar_Tensor: _shifted_left,
+    aten.bitwise_right_shift.Tensor_Scalar: _shifted_right,
+    aten.bitwise_right_shift.Scalar_Tensor: _shifted_right,
     aten.index_fill.int_Scalar: _index_fill,
     aten.index_fill.int_Tensor: _index_fill,
 }

@@ -54,6 +54,15 @@ OPERATIONS: dict[str, Function] = {
     "losses of a half": lambda m, x, i: tuple(
         loss((x / 2).bfloat16(), target=m(x).repeat(1, 2)) for loss in (F.mse_loss, F.smooth_l1_loss)
     ),
+    "shifts": lambda m, x, i: (
+        i >> 1,
+        -i >> 1,
+        i << i,
+        i[:, None] >> m.weight[0].long(),
+        torch.bitwise_right_shift(i, 1),
+        2 << i,
+    ),
+    "shifts in place": lambda m, x, i: (i.clone().__irshift__(1), i.clone().__ilshift__(i)),
     "polygamma_": lambda m, x, i: (x + 2).polygamma_(1),
     "integers of 32 bits": lambda m, x, i: F.nll_loss(x.log_softmax(1), i.int() if x.device.type != "cpu" else i),
     "a broadcast index": lambda m, x, i: x[
