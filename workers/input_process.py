@@ -19,7 +19,7 @@ from nodes.launch.process import FIRST_FD
 from nodes.launch.spawn import SpawnError, spawn
 from nodes.lifecycle.node_job import JobFailure
 from workers import run_child
-from workers.child.channel import MESSAGE_BYTES
+from workers.child.channel import DIGEST_BYTES, MESSAGE_BYTES, MOST_DIGESTS
 from workers.child.confinement import DROPPED_VARIABLES
 from workers.child.loader_state import STATE_BYTES
 from workers.ended_group import end_group
@@ -125,8 +125,10 @@ class InputProcess:
         """
         self._send({"kind": "fill", "slot": slot, "state_steps": list(state_steps), "recovery_step": recovery_step})
 
-    def wait_filled(self, slot: int, stop: int, on_state: Callable[[int, bytes], None]) -> None:
+    def wait_filled(self, slot: int, stop: int, on_state: Callable[[int, bytes], None]) -> list[bytes]:
         """Until the slot that was asked for first is filled; on_state is called with step and state of what comes.
+
+        Returns digests of tensors of the first batch, as InputDigests in node.proto describes them.
 
         stop: a file descriptor that becomes readable when the wait is to end with Stopped. JobFailure of KIND_INPUT,
         with the user's traceback, when the input_fn or its loader failed, or its process ended; of KIND_NODE when that,
@@ -135,6 +137,7 @@ class InputProcess:
         while (message := self._wait_message(stop))["kind"] == "state":
             on_state(message["step"], message["state"])
         assert (message["kind"], message["slot"]) == ("filled", slot), message
+        return [bytes.fromhex(text)[:DIGEST_BYTES] for text in message["digests"][:MOST_DIGESTS]]
 
     def wait_state(self, stop: int) -> tuple[int, bytes]:
         """The next state, and its step; all batches that were asked for have come. Stopped, JobFailure: as above."""

@@ -50,8 +50,12 @@ class WorkerJob(RoleJob):
             response = node_pb2.InputState(execution=request.execution, step=step, state=state)
             self.context.emit(node_pb2.AttachResponse(input_state=response))
 
+        def emit_digests(digests: list[bytes]) -> None:
+            response = node_pb2.InputDigests(execution=request.execution, digests=digests)
+            self.context.emit(node_pb2.AttachResponse(input_digests=response))
+
         process = self._waiting[request.loader]
-        program = WorkerProgram(request, prepared, process, hub, link, emit)
+        program = WorkerProgram(request, prepared, process, hub, link, emit, emit_digests)
         del self._waiting[request.loader]  # the program's from now on
         if request.done_steps:
             how = "resumed there" if request.input_states else "made again, and skips the batches before"

@@ -32,8 +32,10 @@ class WorkerProgram:
         hub: Hub,
         link: Link,
         on_state: Callable[[int, bytes], None],
+        on_digests: Callable[[list[bytes]], None],
     ) -> None:
-        """on_state(step, state) is called, while it runs, with the loader's state after each step that it is wanted of.
+        """on_state(step, state) is called, while it runs, with the loader's state after each step that it is wanted of;
+        on_digests with those of the first batch, if there are any.
 
         Raises ValueError: the request makes no sense.
         """
@@ -54,6 +56,7 @@ class WorkerProgram:
         self._recovery_step = 0  # of the execution; set from another thread
         self._states_due = 0  # that were asked for, and have not come
         self._on_state = on_state
+        self._on_digests = on_digests
         self._slot_bytes = -(-max(self._nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
         layout = {
             "members": [_layout(member, plan.batch) for member in plan.batch.members],
@@ -103,7 +106,8 @@ class WorkerProgram:
             self._ask(slot, step)
         asked = now()
         progress.waits = True
-        self._process.wait_filled(slot, self._stop, self._receive_state)
+        if digests := self._process.wait_filled(slot, self._stop, self._receive_state):
+            self._on_digests(digests)
         progress.waits = False
         filled = now()
         self._hub.send(self._link, self._group, step, Slice(self._ring, slot * self._slot_bytes, self._nbytes))

@@ -107,6 +107,7 @@ class Job:
         self._over = False
         self._terminated = False
         self.is_finished = False  # the script is done with the job
+        self._advised: set[str] = set()  # what need not be said again
         self._succeeded = False
         self._acquiring = GuardedThread(
             self._acquire_nodes, name="acquiring-nodes", on_defect=self.verdict.report_defect
@@ -232,6 +233,7 @@ class Job:
             on_failure=self._report_failure,
             on_progress=lambda step: self._reporter.phase(management_pb2.JOB_PHASE_RUNNING, step, begin.num_steps),
             on_scalars=self.observation.scalars,
+            on_advice=self._advise_once,
         )
 
     def _next_epoch(self) -> int:
@@ -396,6 +398,11 @@ class Job:
                 message += f"; {lost}"
         if self._nodes.has(member):
             self._died(member.name, message)
+
+    def _advise_once(self, advice: str) -> None:
+        if advice not in self._advised:
+            self._advised.add(advice)
+            self._advise(advice)
 
     def _advise(self, advice: str) -> None:
         self.session.tell(coordinator_pb2.SessionResponse(advice=advice))

@@ -353,3 +353,23 @@ def test_a_number_beside_the_tensors_may_be_the_same(value: Any) -> None:
 def test_names_of_samples_may_change() -> None:
     given = ({**batch(number), "name": [f"{number}.png"], "path": np.array([f"{number}"])} for number in range(3))
     assert len(list(own(selection(), given))) == 3
+
+
+def test_digests_of_numbered_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "_share_was_asked", lambda: True)
+
+    def digests(num_csx: int, **tensors: torch.Tensor) -> list[str]:
+        rows = len(next(iter(tensors.values())))
+        chosen = selection(num_csx=num_csx, rows=rows * num_csx)
+        chosen._members = [{"shape": [rows, *t.shape[1:]], "dtype": "any"} for t in tensors.values()]
+        monkeypatch.setattr(chosen, "_cut", lambda number, index, tensor, member, first_row: tensor)
+        next(own(chosen, iter([tensors])))
+        return chosen.digests
+
+    numbers = torch.arange(4) * 2
+    assert len(digests(2, y=numbers)) == 1
+    assert digests(2, y=numbers) == digests(2, x=torch.ones(4), y=numbers) != digests(2, y=numbers + 8)
+    assert digests(1, y=numbers) == []  # there are no others
+    rows = {"mask": torch.ones(4, 3).bool(), "positions": torch.arange(3).expand(4, 3), "x": torch.randn(4, 3)}
+    assert digests(2, **rows) == []
+    assert len(digests(2, tokens=torch.arange(12).reshape(4, 3), **rows)) == 1

@@ -2,10 +2,12 @@
 
 import mmap
 import os
+import hashlib
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .channel import DIGEST_BYTES, MOST_DIGESTS
 from .constants import Constants
 from .failures import InputFailure
 from .loader_state import Position
@@ -39,6 +41,7 @@ class Selection:
         self._members: list[dict[str, Any]] = load["members"][:: load["micro_batches"]]  # of each tensor the first
         self._structure = _Structure()
         self._is_sharded = False  # set by the first batch
+        self.digests: list[str] = []  # of its tensors of integers in which all rows differ, if it is a wafer's part
 
     def own(self, batches: Iterator[Any], position: "Position", num_skipped: int = 0) -> Iterator[list[Any]]:
         """The tensors of this worker's batches, cut to its wafer's rows and micro-batches, in the order of the plan.
@@ -63,6 +66,8 @@ class Selection:
                 self._is_sharded = self._shards(rows)
             self._check_rows(number, rows)
             is_sharded = self._is_sharded
+            if number == 0 and is_sharded and rows < self._global_rows:
+                self.digests = _digests(tensors)
             if is_sharded and self._redivided:
                 raise InputFailure(
                     f"the job has lost wafers, and the batches of the input_fn {self._source} cannot be divided among "
@@ -162,6 +167,19 @@ class Selection:
                 f"{member['shape'][1:]}: every batch must be like the first"
             )
         return part
+
+
+def _digests(tensors: Sequence[Any]) -> list[str]:
+    """Of the tensors of integers in which all rows differ: numbers or tokens of samples, and no masks or positions."""
+    torch = sys.modules["torch"]
+    found = []
+    for tensor in tensors:
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or len(tensor) < 2:
+            continue
+        rows = tensor.detach().cpu().contiguous().flatten(1) if tensor.dim() > 1 else tensor.detach().cpu().unsqueeze(1)
+        if len({bytes(row) for row in rows.numpy()}) == len(rows):
+            found.append(hashlib.blake2b(rows.numpy().tobytes(), digest_size=DIGEST_BYTES).hexdigest())
+    return found[:MOST_DIGESTS]
 
 
 class _Structure:

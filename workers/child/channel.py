@@ -5,6 +5,8 @@ import socket
 from typing import Any
 
 MESSAGE_BYTES = 128 * 1024
+DIGEST_BYTES = 16
+MOST_DIGESTS = 64  # of a batch
 
 
 class Channel:

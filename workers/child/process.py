@@ -32,7 +32,8 @@ def serve(channel: Channel) -> None:
     position = Position(loader, channel, prepare, load["state_steps"], first_step)
     # A pass that is dealt out among workers, or that ends where it is resumed, may have nothing for this one.
     passes = endless(loader, prepare["num_workers"])
-    batches = Selection(prepare, load, source).own(passes, position, num_skipped)
+    selection = Selection(prepare, load, source)
+    batches = selection.own(passes, position, num_skipped)
     while True:
         try:
             tensors = next(batches)
@@ -45,7 +46,8 @@ def serve(channel: Channel) -> None:
         fill, _ = channel.receive("fill")
         position.wanted, position.recovery_step = fill["state_steps"], fill["recovery_step"]
         ring.write(fill["slot"], tensors)
-        channel.send(kind="filled", slot=fill["slot"])
+        channel.send(kind="filled", slot=fill["slot"], digests=selection.digests)
+        selection.digests = []
 
 
 def _fail_when_asked(channel: Channel, failure: InputFailure, position: Position) -> None:

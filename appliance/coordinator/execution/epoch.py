@@ -20,6 +20,24 @@ LINK_SECONDS = 20.0
 STOP_SECONDS = 15.0
 
 
+SAME_NUMBERS = (
+    "a tensor of integers in the batch, in which every sample has another value, is the same on all {num_csx} wafers, and "
+    "the step works over the samples of all of them: labels that number the samples of a part "
+    "(`torch.arange(len(part))`) point to the first wafer's. Count on from the samples of the wafers before: "
+    "`torch.arange(n) + cstorch.distributed.get_streaming_rank() // cstorch.distributed.num_workers_per_csx() * n`; or "
+    "let the input_fn return whole batches, which are divided for it"
+)
+
+
+def _works_over_samples(plan: plan_pb2.Plan) -> bool:
+    """Whether wafers get what others have made of their samples, row by row.
+
+    It is put together by a sum, in which each wafer's rows are zero but for its own: to a shape with the rows of all.
+    """
+    members = (member for group in plan.swarmx.groups if group.to_wafers for member in group.members)
+    return any(plan.batch_rows in member.type.shape for member in members)
+
+
 class Epoch:
     """load, start, stop, close: from one thread at a time. responded, finish: from any."""
 
@@ -36,11 +54,12 @@ class Epoch:
         waiting: Waiting,
         on_failure: Callable[[node_pb2.Failure], None],
         on_scalars: OnScalars,
+        on_advice: Callable[[str], None],
     ) -> None:
         """start: with its number, and with the steps that were done before.
 
         point: what the nodes that keep states put back; None: what they have is right. on_failure: the coordinator's
-        own links have failed.
+        own links have failed. on_advice: what the user should know.
         """
         self.number = start.execution
         self.over = False  # links end now, and nobody is to blame
@@ -63,6 +82,8 @@ class Epoch:
         self._waiting = waiting
         self._on_failure = on_failure
         self._on_scalars = on_scalars
+        self._on_advice = on_advice
+        self._digests: dict[str, set[bytes]] = {}  # by worker
         self.schedule = StepSchedule.from_start(start)
         self.results: Results | None = None
 
@@ -176,8 +197,20 @@ class Epoch:
             case "input_state" if response.input_state.execution == self.number:
                 if response.input_state.step in self._input_state_steps():
                     self._input_states[response.input_state.step][member.name] = response.input_state.state
+            case "input_digests" if response.input_digests.execution == self.number:
+                self._digests[member.name] = set(response.input_digests.digests)
+                self._compare_parts()
             case "stopped" if response.stopped.execution == self.number:
                 self._stopped.add(member.name)
+
+    def _compare_parts(self) -> None:
+        """Whether the parts that the input_fn makes for each wafer number their samples alike, and it matters."""
+        workers = self._nodes.topology.workers
+        first = [worker.name for worker in workers[:: len(workers) // self._plan.num_csx]]
+        if not all(name in self._digests for name in first) or not _works_over_samples(self._plan):
+            return
+        if set.intersection(*(self._digests.pop(name) for name in first)):
+            self._on_advice(SAME_NUMBERS.format(num_csx=self._plan.num_csx))
 
     def reporting(self) -> list[str]:
         """The members that run steps now, and say about once a second how far they are."""

@@ -46,6 +46,7 @@ class Execution:
         on_failure: Callable[[node_pb2.Failure], None],
         on_progress: Callable[[int], None],
         on_scalars: OnScalars,
+        on_advice: Callable[[str], None],
     ) -> None:
         """Of a job, the index-th, counted from 1. plan(): for the wafers that the job has.
 
@@ -54,7 +55,7 @@ class Execution:
         a death ends the job. is_disturbed: whether a node is missing now. next_number: of the next epoch.
         on_started(index): nothing that the client has sent can be lost. on_failure: a link of the coordinator's is
         lost. on_progress(step) is called now and then while the client gets its outputs, and when all steps are done.
-        on_scalars: as Results has it.
+        on_scalars: as Results has it. on_advice: what the user should know, perhaps again and again.
         """
         self.index = index
         self._begin = begin
@@ -69,6 +70,7 @@ class Execution:
         self._on_failure = on_failure
         self._on_progress = on_progress
         self._on_scalars = on_scalars
+        self._on_advice = on_advice
         self._schedule = StepSchedule.from_start(self._start_from(0))
         self._points: ExecutionPoints | None = None
         if points is not None:
@@ -368,6 +370,7 @@ class Execution:
             waiting=self._waiting,
             on_failure=self._on_failure,
             on_scalars=on_scalars,
+            on_advice=self._on_advice,
         )
         with self._waiting.changed:
             self._epoch = epoch

@@ -714,6 +714,33 @@ class InputState(_message.Message):
 Global___InputState: _TypeAlias = InputState  # noqa: Y015
 
 @_typing.final
+class InputDigests(_message.Message):
+    """Of the first batch of a worker whose input_fn makes the part of its wafer, of several: its tensors of integers, in which
+    all rows differ. Parts that number their samples alike have some in common.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTION_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    execution: _builtins.int
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        execution: _builtins.int = ...,
+        digests: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "execution", b"execution"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InputDigests: _TypeAlias = InputDigests  # noqa: Y015
+
+@_typing.final
 class Finished(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -932,6 +959,7 @@ class AttachResponse(_message.Message):
     SPANS_FIELD_NUMBER: _builtins.int
     RECOVERY_POINT_KEPT_FIELD_NUMBER: _builtins.int
     RECOVERY_POINT_COPIED_FIELD_NUMBER: _builtins.int
+    INPUT_DIGESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached: ...
     @_builtins.property
@@ -954,6 +982,8 @@ class AttachResponse(_message.Message):
     def recovery_point_kept(self) -> Global___RecoveryPointKept: ...
     @_builtins.property
     def recovery_point_copied(self) -> Global___RecoveryPointCopied: ...
+    @_builtins.property
+    def input_digests(self) -> Global___InputDigests: ...
     def __init__(
         self,
         *,
@@ -968,12 +998,13 @@ class AttachResponse(_message.Message):
         spans: _observation_pb2.Spans | None = ...,
         recovery_point_kept: Global___RecoveryPointKept | None = ...,
         recovery_point_copied: Global___RecoveryPointCopied | None = ...,
+        input_digests: Global___InputDigests | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "events", b"events", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "recovery_point_copied", b"recovery_point_copied", "recovery_point_kept", b"recovery_point_kept", "snapshot", b"snapshot", "spans", b"spans", "stopped", b"stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "events", b"events", "failed", b"failed", "finished", b"finished", "input_digests", b"input_digests", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "recovery_point_copied", b"recovery_point_copied", "recovery_point_kept", b"recovery_point_kept", "snapshot", b"snapshot", "spans", b"spans", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "events", b"events", "failed", b"failed", "finished", b"finished", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "recovery_point_copied", b"recovery_point_copied", "recovery_point_kept", b"recovery_point_kept", "snapshot", b"snapshot", "spans", b"spans", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "events", b"events", "failed", b"failed", "finished", b"finished", "input_digests", b"input_digests", "input_state", b"input_state", "kind", b"kind", "loaded", b"loaded", "recovery_point_copied", b"recovery_point_copied", "recovery_point_kept", b"recovery_point_kept", "snapshot", b"snapshot", "spans", b"spans", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "loaded", "finished", "failed", "snapshot", "stopped", "input_state", "events", "spans", "recovery_point_kept", "recovery_point_copied"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "loaded", "finished", "failed", "snapshot", "stopped", "input_state", "events", "spans", "recovery_point_kept", "recovery_point_copied", "input_digests"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
