@@ -500,6 +500,43 @@ def test_with_waferbox_strict_a_finding_is_an_error(
     assert script.model.count == 1
 
 
+class Touchy:
+    """An object all of whose own code fails."""
+
+    inside = 0
+
+    def _fail(self, *args: Any) -> Any:
+        raise AssertionError("code of the script was called")
+
+    __eq__ = __hash__ = __len__ = __iter__ = __bool__ = __repr__ = __contains__ = __getattr__ = _fail
+    value = property(_fail)
+
+
+class TouchyList(list[int]):
+    __len__ = __iter__ = __eq__ = __getitem__ = Touchy._fail  # type: ignore[assignment]
+
+
+class TouchyProxy:
+    __class__ = property(Touchy._fail)  # type: ignore[assignment]
+
+
+touchy = Touchy(), TouchyList([1]), TouchyProxy()
+
+
+def beside_touchy_objects(net: Net, x: torch.Tensor) -> torch.Tensor:
+    if touchy is None:
+        return x
+    net.count += 1
+    return net.linear(x)
+
+
+def test_no_code_of_the_script_is_called_to_look_at_its_objects(cluster: FakeCluster, tmp_path: Path) -> None:
+    script = Planted(tmp_path, cluster, beside_touchy_objects)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        script.loop(script.step, num_steps=3)
+
+
 # That the check leaves no trace.
 
 

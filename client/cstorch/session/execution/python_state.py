@@ -140,6 +140,8 @@ class PythonState:
     def _add(self, name: str, value: Any, setter: Callable[[Any], None] | None = None) -> None:
         if name in self.values or len(self.values) >= MOST_VALUES:
             return
+        if any("__class__" in vars(base) for base in type(value).__mro__[:-1]):
+            return  # a proxy, which calls code of its own to say what it is
         self.values[name] = _value(value)
         if type(value) is int and setter is not None and self._keeps:
             self._setters[name] = setter
