@@ -63,6 +63,10 @@ OPERATIONS: dict[str, Function] = {
         2 << i,
     ),
     "shifts in place": lambda m, x, i: (i.clone().__irshift__(1), i.clone().__ilshift__(i)),
+    "a count for each sample": lambda m, x, i: (
+        x * x.new_zeros(4).index_add(0, m.bias.new_zeros(9).long() + 2, torch.ones(9, device=x.device)).unsqueeze(1),
+        x * x.new_zeros(4).index_add(0, m.bias.new_zeros(8).long() + 1, m.bias.sum() * x.new_ones(8)).unsqueeze(1),
+    ),
     "polygamma_": lambda m, x, i: (x + 2).polygamma_(1),
     "integers of 32 bits": lambda m, x, i: F.nll_loss(x.log_softmax(1), i.int() if x.device.type != "cpu" else i),
     "a broadcast index": lambda m, x, i: x[

@@ -40,6 +40,10 @@ def index_add(query: Query) -> Outcome:
         cut = index if index.is_sharded else source.at(0)
         return Outcome(wants=[R, cut, cut.at(axis)], results=[SUM])
     cut = total if total.is_sharded else source
+    if cut.dim == axis:
+        if isinstance(query.operands[0].owner, Const):
+            return query.replicated()  # as many rows as there are samples: every wafer can make them all
+        raise query.mixes("adds to the dimension of the samples")
     return Outcome(wants=[cut, R, cut], results=[cut])
 
 
