@@ -82,9 +82,9 @@ class TracedFunction(TracedStep):
                 if isinstance(tensor, LazyTensor):
                     self._check_argument(tensor)
             self._arguments.check(args, kwargs)
-            for repeat in self.trace.repeats:
-                repeat()
         self.at_hand.phase = "after"
+        for repeat in self.trace.repeats:
+            repeat()
         self.calls.extend(self._calls_in_trace)
         return self._shown_result()
 
