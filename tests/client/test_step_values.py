@@ -224,3 +224,37 @@ def test_a_loop_left_in_its_first_step_has_no_state(script: Script) -> None:
     script.model.load_state_dict(torch.nn.Linear(2, 2).state_dict())
     assert isinstance(script.model.weight, LazyTensor)
     script.model.weight.detach().cpu()
+
+
+def test_rates_and_schedules_read_behind_the_step(script: Script, cluster: FakeCluster) -> None:
+    """In every step a tensor of the step, whatever closures have put in the place of it before."""
+    schedule = cstorch.optim.lr_scheduler.ScalePerParamLR(
+        script.optimizer, cstorch.optim.lr_scheduler.LinearLR(script.optimizer, 1.0, 0.1, total_iters=4)
+    )
+    rates: list[Any] = []
+
+    @cstorch.trace
+    def step(rows: Any) -> Any:
+        loss = script.train(rows)
+        schedule.step()
+        return loss
+
+    @cstorch.step_closure
+    def note(rate: Any) -> None:
+        rates.append(float(rate))
+
+    def body(rows: Any) -> None:
+        assert script.backend.is_tracing
+        step(rows)
+        kept.append(script.optimizer.param_groups[0]["lr"])
+        note(schedule.get_last_value())
+        assert script.backend.is_tracing
+
+    kept: list[Any] = []
+    cluster.step = lambda state, number: {
+        output: torch.tensor(float(number)) for output, _, _ in cluster.compiled[-1]["outputs"]
+    }
+    script.loop(body, [ROWS] * 3, 3)
+    assert rates == [1.0, 2.0, 3.0]
+    assert all(isinstance(rate, LazyTensor) for rate in kept)
+    assert not script.backend.is_tracing

@@ -12,7 +12,7 @@ from cstorch.backend.device import Device
 from cstorch.backend.kinds import BackendType
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.execution import Execution, Executor
-from cstorch.tracing import is_tracing
+from cstorch.tracing import is_in_body, is_tracing
 
 
 class Backend(ABC):
@@ -66,8 +66,8 @@ class Backend(ABC):
 
     @property
     def is_tracing(self) -> bool:
-        """Whether a step is being traced."""
-        return is_tracing()
+        """Whether a step's tensors have no numbers here: in a traced step, and on CSX in the body of a loop."""
+        return is_tracing() or is_in_body()
 
     @property
     def is_cpu(self) -> bool:

@@ -19,7 +19,7 @@ from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.move import move_module
 from cstorch.tracing.tensors.random_counter import COUNTER, random_counter
 from cstorch.tracing.tensors.step_value import Source, StepValue
-from cstorch.tracing.tensors.step_values import StepAtHand, check_known, enter_loop, is_of_step, settle
+from cstorch.tracing.tensors.step_values import StepAtHand, check_known, enter_loop, is_in_body, is_of_step, settle
 from cstorch.tracing.tensors.tensor import DEVICE, LazyTensor, cell_of, from_cpu, new_tensor
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "enter_loop",
     "from_cpu",
     "functionalize",
+    "is_in_body",
     "is_of_step",
     "is_tracing",
     "move_module",

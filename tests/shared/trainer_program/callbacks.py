@@ -163,6 +163,7 @@ class Scale(Callback):
         self.scaler = trainer.scaler = cstorch.amp.GradScaler("dynamic", **self.settings)
 
     def on_batch_end(self, trainer: "Trainer", batch: Any) -> None:
+        trainer.log(loss_scale=self.scaler.get_scale())
         self.check(self.scaler.get_scale(), self.scaler.get_non_clamped_scale())
         self.recent = 0.5 * self.recent + 0.5 * trainer.returned.detach().float()
         rates = [group["lr"] for group in trainer.optimizer.param_groups]

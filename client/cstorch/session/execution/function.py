@@ -93,9 +93,9 @@ class TracedFunction(TracedStep):
             if self._check is not None:
                 again = self._arguments.with_tensors_of(args, kwargs)
                 self._check.check(self._calls_made, self._text, self.step_seconds, lambda: self._trace_again(*again))
-            for repeat in self.trace.repeats:
-                repeat()
         self.at_hand.phase = "after"
+        for repeat in self.trace.repeats:
+            repeat()
         self.calls.extend(self._calls_in_trace)
         return self._shown_result()
 

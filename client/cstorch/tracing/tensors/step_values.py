@@ -136,6 +136,11 @@ def step_at_hand() -> StepAtHand | None:
     return _here.step
 
 
+def is_in_body() -> bool:
+    """Whether this thread is in the body of a loop, from a batch to the closures of its step."""
+    return _here.step is not None and _here.step.number > 0 and _here.step.phase != "closures"
+
+
 def enter_loop(step: StepAtHand | None) -> None:
     """This thread is in a loop over steps from now on; None: in none."""
     _here.step = step
