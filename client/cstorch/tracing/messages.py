@@ -104,3 +104,12 @@ def replaced_in_step(description: str, where: str) -> TraceError:
         f"is not registered as state: the new value would be lost after each step. Register it as a buffer of a module "
         f"or as state of an optimizer, or update it in place (`total.add_(x)`, not `total = total + x`)."
     )
+
+
+def changed_state_read(name: str, line: str) -> TraceError:
+    return TraceError(
+        f"At {line} the value of the state {name!r} is read while the step is traced, but the step changes this state: "
+        f"what was read is right in the first step only. Write a condition on it with torch.where "
+        f"(`x = torch.where(count < 5, a, b)`, and not `if count < 5`), compute with the tensor itself in place of "
+        f"`.item()` or `float(...)`, and read values in a @cstorch.step_closure."
+    )

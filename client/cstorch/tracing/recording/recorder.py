@@ -5,7 +5,7 @@ Views and in-place operations are recorded as they are. What they mean is worked
 
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from cstorch.tracing import messages
 from cstorch.tracing.operators import aten, operator
 from cstorch.tracing.provenance import Scopes, user_line
 from cstorch.tracing.recording.aliases import check_alias
+from cstorch.tracing.recording.known_values import KnownValues
 from cstorch.tracing.recording.parts import Argument, Call, Made, Met, Ref
 from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.operands import TAKES_CPU_TENSORS, as_meta, is_whole
@@ -36,6 +37,7 @@ class Recorder:
         self.arguments: list[Argument] = []
         self.met: list[Met] = []
         self.made: list[Made] = []
+        self.known_values = KnownValues()
         self.scopes = scopes
         self.draws = 0  # the place of the next random operation; goes back where something is computed again
         self.counter: LazyTensor | None = None  # of random numbers, if the step draws any
@@ -57,6 +59,7 @@ class Recorder:
             known = Argument(kind="state", name=name, value=self._new_value(), meta=meta, cell=cell)
             self._states[id(cell)] = known
             self.arguments.append(known)
+            self.known_values.add_source(known)
         self._named[name] = known
         return known
 
@@ -99,7 +102,7 @@ class Recorder:
             layout = (list(meta.shape), list(meta.stride()), int(meta.storage_offset()))
             source = self.scopes.source("aten::as_strided")
             value = self._new_value()
-            self.calls.append(Call(aten.as_strided.default, (Ref(state.value), *layout), {}, (value,), source))
+            self._add_call(Call(aten.as_strided.default, (Ref(state.value), *layout), {}, (value,), source), [meta])
             known = self._views[id(handle)] = (handle, value)
         return known[1]
 
@@ -135,10 +138,22 @@ class Recorder:
         base = tensors[0]._handle.base if op.views and tensors else None
         results: list[int | None] = []
         wrapped = [self._wrap(meta, tensors, base, results, source) for meta in _results(out)]
-        self.calls.append(Call(func, recorded, recorded_kwargs, tuple(results), source, draw))
+        made = [meta for meta, result in zip(_results(out), results, strict=True) if result is not None]
+        self._add_call(Call(func, recorded, recorded_kwargs, tuple(results), source, draw), made)
         if isinstance(out, (list, tuple)):
             return type(out)(wrapped) if type(out) in (list, tuple) else tuple(wrapped)
         return wrapped[0] if wrapped else out
+
+    def _add_call(self, call: Call, made: Sequence[torch.Tensor]) -> None:
+        self.calls.append(call)
+        self.known_values.note(call, made)
+
+    def known_value(self, tensor: Any, *, with_states: bool = True) -> torch.Tensor | None:
+        """The value of a device tensor as a CPU tensor, if it is known while the step is traced.
+
+        with_states: whether states count, which the step then must not change.
+        """
+        return self.known_values.compute(self.value_of(tensor), with_states=with_states)
 
     def _next_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """The place of a random operation; None for one that is told to draw nothing."""
@@ -207,9 +222,9 @@ class Recorder:
                 value = self._new_value()
                 name = f"constant_{len(self._constants)}"
                 constant = tensor.detach().clone()
-                self.arguments.append(
-                    Argument(kind="constant", name=name, value=value, meta=constant.to(META), constant=constant)
-                )
+                argument = Argument(kind="constant", name=name, value=value, meta=constant.to(META), constant=constant)
+                self.arguments.append(argument)
+                self.known_values.add_source(argument)
             # The tensor is kept so that its id is not given to another one during this recording.
             known = self._constants[id(tensor)] = (tensor, value)
         return known[1]
