@@ -6,12 +6,15 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 from traced_steps import states_of, trace
 
 from cstorch.errors import TraceError
 from cstorch.tracing import DEVICE, device_scope, is_tracing, move_module
+from cstorch.tracing.recording import known_values
 
 X = torch.randn(2, 4)
 
@@ -144,14 +147,109 @@ def test_cpu_tensors_do_not_mix():
         trace(lambda x: x + torch.ones(4), X)
 
 
-def test_state_is_not_a_known_value_but_other_tensors_are():
+def test_a_value_is_known_that_the_step_does_not_change():
     with device_scope():
         count, constant = torch.tensor(2), torch.tensor(2)
+    states = states_of(count=lambda: count)
+    for step in (lambda x: x * count.item(), lambda x: x * int(count + constant), lambda x: x * constant.item()):
+        assert trace(step, X, states).outputs
+
+
+CHANGES = {
+    "after": lambda x, count: (x * count.item(), count.add_(1)),
+    "before": lambda x, count: (count.add_(1), x * count.item()),
+    "by the batch": lambda x, count: (x if count < 5 else -x, count.add_(x.sum().long())),
+    "of a copy": lambda x, count: (x * float(count + 1), count.copy_(count * 2)),
+}
+
+
+@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize("step", CHANGES.values(), ids=CHANGES.keys())
+def test_a_state_that_the_step_changes_cannot_be_read(step, registered):
+    with device_scope():
+        count = torch.tensor(2)
+    states = states_of(count=lambda: count) if registered else {}
+    with pytest.raises(TraceError, match=r"test_tracing_reads.py:\d+ the value of the state .*torch\.where"):
+        trace(lambda x: step(x, count), X, states)
+
+
+def test_what_is_made_of_the_batch_is_not_known_whatever_was_known_before():
+    def step(x):
+        total = torch.zeros(2, device=x.device)
+        view = total[:1]
+        assert view.tolist() == [0]
+        total.add_(1)
+        assert view.tolist() == [1]
+        view.add_(x.sum())
+        return x * total[1].item()
+
+    with pytest.raises(TraceError, match="value of a traced tensor is needed"):
+        trace(step, X)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(["add", "view", "fill", "mask", "copy", "cat", "clone", "row"]), max_size=8))
+def test_constants_are_what_torch_makes_of_the_same_operations(operations):
+    def make(device):
+        base = torch.arange(12, device=device).view(3, 4)
+        tensor = base
+        for number, operation in enumerate(operations):
+            match operation:
+                case "add":
+                    tensor.add_(number + 1)
+                case "view":
+                    tensor = tensor.t()
+                case "fill":
+                    tensor[0].fill_(number)
+                case "mask":
+                    tensor.masked_fill_(tensor % 3 == 0, number)
+                case "copy":
+                    tensor[1:].copy_(tensor[:-1].clone())
+                case "cat":
+                    tensor = torch.cat([tensor, torch.triu(tensor)])
+                case "clone":
+                    tensor = tensor.clone()
+                case "row":
+                    base[1] = number
+        return base, tensor
+
+    def step(x):
+        read.extend(tensor.tolist() for tensor in make(x.device))
+        return x
+
+    read = []
+    trace(step, X)
+    assert read == [tensor.tolist() for tensor in make("cpu")]
+
+
+KNOWN = {
+    "equal": lambda t: torch.equal(t, t.clone()),
+    "all": lambda t: bool((t == t).all()),
+    "in": lambda t: t.sum() in [6, 7],
+    "numpy": lambda t: t.numpy().sum(),
+    "f-string": lambda t: f"{t.sum():d} {t.sum()}",
+    "print": str,
+    "nonzero": lambda t: t.nonzero().tolist(),
+    "unique": lambda t: t.unique().tolist(),
+    "one_hot": lambda t: F.one_hot(t).tolist(),
+    "masked_select": lambda t: t.masked_select(t > 1).tolist(),
+    "repeat_interleave": lambda t: torch.repeat_interleave(t, t).tolist(),
+    "range": lambda t: list(range(t.max())),
+    "slice": lambda t: t[: t.argmax()].tolist(),
+}
+
+
+@pytest.mark.parametrize("read", KNOWN.values(), ids=KNOWN.keys())
+def test_every_way_of_reading_a_constant(read):
+    read_values = []
+    trace(lambda x: (read_values.append(read(torch.arange(4, device=x.device))), x), X)
+    assert read_values == [read(torch.arange(4))]
+
+
+def test_too_large_a_constant_is_not_computed(monkeypatch):
+    monkeypatch.setattr(known_values, "COMPUTED_BYTES", 1000)
     with pytest.raises(TraceError):
-        trace(lambda x: x * count.item(), X, states_of(count=lambda: count))
-    trace(lambda x: x * constant.item(), X)
-    with pytest.raises(TraceError):  # it changes in the step
-        trace(lambda x: (constant.add_(1), x * constant.item()), X)
+        trace(lambda x: x * torch.ones(300, device=x.device).sum().item(), X)
 
 
 def test_a_failed_trace_leaves_nothing_behind():

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+import torch
 from torch._ops import OpOverload
 
 from cstorch.tracing.provenance import Scopes
@@ -26,8 +27,11 @@ class StepRecorder(Protocol):
     scopes: Scopes
     repeats: list[Callable[[], None]]
 
-    def knows(self, cell: object) -> bool:
-        """Whether a cell is state of the step, as far as it is recorded."""
+    def known_value(self, tensor: Any, *, with_states: bool = True) -> torch.Tensor | None:
+        """The value of a device tensor as a CPU tensor, if it is known while the step is traced.
+
+        with_states: whether states count, which the step then must not change.
+        """
 
     def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Records one call on device tensors and returns what it returns."""

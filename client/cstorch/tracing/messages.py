@@ -148,3 +148,12 @@ def shared_state_replaced(name: str, other: str) -> TraceError:
         f"the states {name!r} and {other!r} share one storage, and have different values after the step, since one or "
         f"both were replaced. Give each a tensor of its own before the step: `register_buffer(name, tensor.clone())`."
     )
+
+
+def changed_state_read(name: str, line: str) -> TraceError:
+    return TraceError(
+        f"At {line} the value of the state {name!r} is read while the step is traced, but the step changes this state: "
+        f"what was read is right in the first step only. Write a condition on it with torch.where "
+        f"(`x = torch.where(count < 5, a, b)`, and not `if count < 5`), compute with the tensor itself in place of "
+        f"`.item()` or `float(...)`, and read values in a @cstorch.step_closure."
+    )

@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from cstorch.tracing import messages
-from cstorch.tracing.context import StepRecorder, context
+from cstorch.tracing.context import context
+from cstorch.tracing.device import known_values
 from cstorch.tracing.eager.run import run as run_eagerly
 from cstorch.tracing.operators import aten, operator
-from cstorch.tracing.rewrites import decompositions
+from cstorch.tracing.rewrites import decompositions, foreach
 from cstorch.tracing.tensors.operands import moves_to_host
-from cstorch.tracing.tensors.tensor import LazyTensor
 
 
 def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -26,13 +25,17 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     if func is aten.polygamma_.default:  # whose schema torch's functionalisation does not know
         tensor, order = args
         func, args = aten.copy_.default, (tensor, torch.polygamma(order, tensor))
+    if foreach.applies(func):
+        return foreach.run(func, args, kwargs)
     recorder = context.recorder
     if recorder is None:
         return run_eagerly(func, args, kwargs)
-    if func is aten._local_scalar_dense.default and _is_constant(args[0], recorder):
-        return run_eagerly(func, args, kwargs)
-    if operator(func).reads_values or moves_to_host(func, args, kwargs) or _has_mask(func, args):
-        raise messages.value_read(func)
+    if func is aten._is_all_true.default and recorder.known_value(args[0], with_states=False) is None:
+        return torch.tensor(True)  # torch asks this only to raise an error: of what a distribution is given
+    if operator(func).reads_values or moves_to_host(func, args, kwargs):
+        return known_values.run(func, args, kwargs, recorder)
+    if func in known_values.INDEXED:
+        args = known_values.without_masks(func, args, recorder)
     if decompositions.applies(func):
         return decompositions.run(func, args, kwargs)
     return recorder.record(func, args, kwargs)
@@ -54,16 +57,3 @@ def _batch_norm_backward(args: tuple[Any, ...]) -> tuple[Any, ...]:
     gradient, tensor, weight, mean, variance, saved_mean, saved_deviation, training, epsilon, mask = args
     statistics = (None, None, saved_mean, saved_deviation) if training else (mean, variance, None, None)
     return (gradient, tensor, weight, *statistics, training, epsilon, mask)
-
-
-def _is_constant(tensor: LazyTensor, recorder: StepRecorder) -> bool:
-    """A tensor made before the step that is no state and that the step has not used: its value is known and stays."""
-    cell = tensor._handle.cell
-    return tensor._handle.trace != recorder.number and cell is not None and not recorder.knows(cell)
-
-
-def _has_mask(func: OpOverload, args: tuple[Any, ...]) -> bool:
-    """Indexing with a mask gives a shape that depends on values; indexing with integers does not."""
-    return func is aten.index.Tensor and any(
-        isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
-    )

@@ -110,6 +110,9 @@ class _Writer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node.meta["source"] = self.source
         if self.draw is not None:
             node.meta["draw"] = self.draw
+        if func is torch.ops.aten.view.default:
+            # A write to a transposed view leaves its base transposed, of which there is no view but the same values.
+            args = (args[0].contiguous(), *args[1:])
         out = func(*args, **kwargs)
         if isinstance(out, torch.Tensor):
             self.bind(out, node)

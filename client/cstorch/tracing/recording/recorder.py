@@ -6,7 +6,7 @@ Views and in-place operations are recorded as they are. What they mean is worked
 import hashlib
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from cstorch.tracing.provenance import Scopes, user_line
 from cstorch.tracing.recording.aliases import check_alias
 from cstorch.tracing.recording.host_random import HostRandom
 from cstorch.tracing.recording.kept_constants import Recipe
+from cstorch.tracing.recording.known_values import KnownValues
 from cstorch.tracing.recording.parts import Argument, Call, Made, Met, Ref
 from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.operands import TAKES_CPU_TENSORS, as_meta, is_whole
@@ -42,6 +43,7 @@ class Recorder:
         self.met: list[Met] = []
         self.made: list[Made] = []
         self.looked_at: set[int] = set()
+        self.known_values = KnownValues()
         self.scopes = scopes
         self.repeats: list[Callable[[], None]] = []
         self.draws = 0  # the place of the next random operation; goes back where something is computed again
@@ -67,6 +69,7 @@ class Recorder:
             known = Argument(kind="state", name=name, value=self._new_value(), meta=meta, cell=cell, digest=digest)
             self._states[id(cell)] = known
             self.arguments.append(known)
+            self.known_values.add_source(known)
         self._named[name] = known
         return known
 
@@ -110,7 +113,7 @@ class Recorder:
             layout = (list(meta.shape), list(meta.stride()), int(meta.storage_offset()))
             source = self.scopes.source("aten::as_strided")
             value = self._new_value()
-            self.calls.append(Call(aten.as_strided.default, (Ref(state.value), *layout), {}, (value,), source))
+            self._add_call(Call(aten.as_strided.default, (Ref(state.value), *layout), {}, (value,), source), [meta])
             known = self._views[id(handle)] = (handle, value)
         return known[1]
 
@@ -142,14 +145,14 @@ class Recorder:
             if call.like is not None:
                 like = self._new_value()
                 kwargs = {"dtype": call.like.dtype, "device": META}
-                self.calls.append(
-                    Call(aten.empty.memory_format, (list(call.like.shape),), kwargs, (like,), call.source)
-                )
+                empty = Call(aten.empty.memory_format, (list(call.like.shape),), kwargs, (like,), call.source)
+                self._add_call(empty, [call.like])
                 args = (Ref(like), *args[1:])
                 values[like] = like
             results = [None if value is None else values.setdefault(value, self._new_value()) for value in call.results]
             renumbered = _renumbered((args, call.kwargs), values)
-            self.calls.append(replace(call, args=renumbered[0], kwargs=renumbered[1], results=tuple(results)))
+            again = replace(call, args=renumbered[0], kwargs=renumbered[1], results=tuple(results))
+            self._add_call(again, [handle.meta])  # about as large, which is all that is asked of them
         self._remade[handle.trace, handle.value] = values[handle.value]
         return values[handle.value]
 
@@ -188,10 +191,22 @@ class Recorder:
         results: list[int | None] = []
         wrapped = [self._wrap(meta, tensors, base, results, source) for meta in _results(out)]
         like = metas[0] if func in SHAPE_ONLY else None
-        self.calls.append(Call(func, recorded, recorded_kwargs, tuple(results), source, draw, like))
+        made = [meta for meta, result in zip(_results(out), results, strict=True) if result is not None]
+        self._add_call(Call(func, recorded, recorded_kwargs, tuple(results), source, draw, like), made)
         if isinstance(out, (list, tuple)):
             return type(out)(wrapped) if type(out) in (list, tuple) else tuple(wrapped)
         return wrapped[0] if wrapped else out
+
+    def _add_call(self, call: Call, made: Sequence[torch.Tensor]) -> None:
+        self.calls.append(call)
+        self.known_values.note(call, made)
+
+    def known_value(self, tensor: Any, *, with_states: bool = True) -> torch.Tensor | None:
+        """The value of a device tensor as a CPU tensor, if it is known while the step is traced.
+
+        with_states: whether states count, which the step then must not change.
+        """
+        return self.known_values.compute(self.value_of(tensor), with_states=with_states)
 
     def _next_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """The place of a random operation; None for one that is told to draw nothing."""
@@ -264,16 +279,16 @@ class Recorder:
                 value = self._new_value()
                 name = f"constant_{len(self._constants)}"
                 constant = tensor.detach().clone()
-                self.arguments.append(
-                    Argument(
-                        kind="constant",
-                        name=name,
-                        value=value,
-                        meta=constant.to(META),
-                        constant=constant,
-                        digest=_digest(constant),
-                    )
+                argument = Argument(
+                    kind="constant",
+                    name=name,
+                    value=value,
+                    meta=constant.to(META),
+                    constant=constant,
+                    digest=_digest(constant),
                 )
+                self.arguments.append(argument)
+                self.known_values.add_source(argument)
             # The tensor is kept so that its id is not given to another one during this recording.
             known = self._constants[key] = (tensor, value)
         return known[1]

@@ -22,6 +22,7 @@ from cstorch.tracing.recording.parts import Argument
 from cstorch.tracing.recording.recorder import Recorder
 from cstorch.tracing.recording.trace import InputInfo, OutputInfo, StateInfo, Trace
 from cstorch.tracing.recording.unregistered_state import check_unregistered_state
+from cstorch.tracing.rewrites.patches import patched
 from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.operands import is_whole
 from cstorch.tracing.tensors.tensor import Handle, LazyTensor
@@ -83,6 +84,7 @@ class OpenTrace:
         context.recorder = recorder
         self._modes.enter_context(recorder.scopes)
         self._modes.enter_context(captured())
+        self._modes.enter_context(patched())
         self._modes.enter_context(device_modes())
         self._is_open = True
 
@@ -229,6 +231,10 @@ def _leave_out_untouched(graph: fx.Graph, state_arguments: Sequence[Argument]) -
             continue  # used by the output node only, as itself
         infos.append(StateInfo(name=argument.name, cell=argument.cell, changed=changed))
     end.args = ((*kept, *results[len(state_arguments) :]),)
+    for info in infos:
+        line = recorder.known_values.states_read.get(info.cell)
+        if info.changed and line is not None:
+            raise messages.changed_state_read(info.name, line)
     names = {info.name for info in infos}
     for argument, start in zip(state_arguments, placeholders, strict=False):
         if argument.name not in names:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from cstorch.errors import TraceError
 from cstorch.tracing.provenance import user_line
-from cstorch.tracing.rewrites import halves, losses, masked_writes
+from cstorch.tracing.rewrites import foreach, halves, losses, masked_writes
 from cstorch.tracing.tensors.tensor import LazyTensor
 
 
@@ -107,6 +107,7 @@ _COMPOSITES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.multinomial: _multinomial,
     **masked_writes.FORMS,
     **halves.FORMS,
+    **foreach.FORMS,
 }
 
 

@@ -95,20 +95,19 @@ class LazyTensor(torch.Tensor):
         return f"LazyTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device='{DEVICE.type}'{grad})"
 
     def __str__(self) -> str:
-        if context.recorder is not None:
-            raise value_read(torch.ops.aten._local_scalar_dense.default)
-        return repr(self)
+        return repr(self) if context.recorder is None else str(self.detach().cpu())
 
     def __format__(self, spec: str) -> str:
-        if context.recorder is not None:
-            raise value_read(torch.ops.aten._local_scalar_dense.default)
-        return format(self.item(), spec) if spec else repr(self)
+        if not spec and context.recorder is None:
+            return repr(self)
+        return format(self.item() if self.dim() == 0 else self.detach().cpu(), spec)
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        if context.recorder is not None:
+        recorder = context.recorder
+        if recorder is not None and recorder.known_value(self) is None:
             raise value_read(torch.ops.aten._to_copy.default, TraceTypeError)
         return self.cpu().numpy(*args, **kwargs)
 
@@ -136,8 +135,6 @@ class LazyTensor(torch.Tensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if context.recorder is not None:
-            raise value_read(torch.ops.aten._to_copy.default)
         copy: torch.Tensor = self.detach().cpu()
         if isinstance(self, torch.nn.Parameter):
             copy = torch.nn.Parameter(copy, self.requires_grad)

@@ -1,0 +1,160 @@
+"""Values that a step makes of constants and of what it does not change: they are known while it is traced.
+
+The recording says how they are made, so that nothing is computed before a script reads one. Then the calls that made
+it run on the CPU, in the order in which they were recorded, writes and views included.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from cstorch.tracing.operators import Operator, operator
+from cstorch.tracing.provenance import user_line
+from cstorch.tracing.recording.parts import Argument, Call, Ref
+from cstorch.tracing.tensors.cell import Cell
+
+COMPUTED_BYTES: Final = 256 * 1024 * 1024
+"""All that is computed for one read; what needs more is not known."""
+
+_CPU = torch.device("cpu")
+_states: "weakref.WeakKeyDictionary[Cell, tuple[int, torch.Tensor]]" = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A call on nothing but known values. `made` and `written` are the storages that it makes and writes to."""
+
+    call: Call
+    read: frozenset[int]
+    made: frozenset[int]
+    written: frozenset[int]
+    nbytes: int
+
+
+class KnownValues:
+    """Which values of a recording are known.
+
+    A storage (a tensor with all its views) is known until something unknown is written to it. States are known as they
+    are before the step: reading one, or what is made of one, is right only if the step leaves it as it is, which is
+    checked at the end of the recording (`states_read`).
+
+    Attributes:
+        states_read: by the cell, the line that read it or something made of it.
+    """
+
+    def __init__(self) -> None:
+        self.states_read: dict[Cell, str] = {}
+        self._storages: dict[int, int] = {}  # of each value that is or was known: the value that made its storage
+        self._known: set[int] = set()
+        self._sources: dict[int, Cell | torch.Tensor] = {}
+        self._calls: list[_Known] = []
+
+    def add_source(self, argument: Argument) -> None:
+        """A value that the recording starts from, and that is no input."""
+        source = argument.cell if argument.cell is not None else argument.constant
+        assert source is not None
+        self._sources[argument.value] = source
+        self._add(argument.value, argument.value)
+
+    def note(self, call: Call, results: Sequence[torch.Tensor]) -> None:
+        """A call was recorded. results: what it made, without values, one for each value that is new."""
+        op = operator(call.func)  # type: ignore[arg-type]
+        refs = list(_refs((call.args, call.kwargs)))
+        written = [self._storages.get(value) for value in _written(op, call)]
+        if op.random or not all(self._storages.get(value) in self._known for value in refs):
+            self._known.difference_update(storage for storage in written if storage is not None)
+            return
+        base = self._storages[refs[0]] if op.views and refs else None
+        made = []
+        for value in call.results:
+            if value is not None:
+                self._add(value, value if base is None else base)
+                made.append(self._storages[value])
+        self._calls.append(
+            _Known(
+                call=call,
+                read=frozenset(self._storages[value] for value in refs),
+                made=frozenset(made),
+                written=frozenset(storage for storage in written if storage is not None),
+                nbytes=0 if op.views else sum(result.nbytes for result in results),
+            )
+        )
+
+    def _add(self, value: int, storage: int) -> None:
+        self._storages[value] = storage
+        self._known.add(storage)
+
+    def compute(self, value: int, *, with_states: bool) -> torch.Tensor | None:
+        """What a value is now, as a CPU tensor; None if that is not known. with_states: whether states are known."""
+        storage = self._storages.get(value)
+        if storage not in self._known:
+            return None
+        needed, calls = {storage}, []
+        for known in reversed(self._calls):
+            if not needed.isdisjoint(known.made | known.written):
+                needed |= known.read
+                calls.append(known.call)
+        sources = {number: self._sources[number] for number in needed if number in self._sources}
+        if not with_states and any(isinstance(source, Cell) for source in sources.values()):
+            return None
+        made = sum(known.nbytes for known in self._calls if not needed.isdisjoint(known.made))
+        if made + sum(source.nbytes for source in sources.values()) > COMPUTED_BYTES:
+            return None
+        line = user_line()
+        values: dict[int, torch.Tensor] = {}
+        for number, source in sources.items():
+            if isinstance(source, Cell):
+                self.states_read.setdefault(source, line)
+            values[number] = _state(source) if isinstance(source, Cell) else source.clone()
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            for call in reversed(calls):
+                _run(call, values)
+        return values[value]
+
+
+def _state(cell: Cell) -> torch.Tensor:
+    """The value of a state, kept for the next recording: while the cluster runs the step, no state can be read."""
+    version, value = _states.get(cell, (-1, None))
+    if value is None or version != cell.version:
+        value = cell.read()
+        _states[cell] = cell.version, value
+    return value.clone()
+
+
+def _run(call: Call, values: dict[int, torch.Tensor]) -> None:
+    out = call.func(*_on_cpu(call.args, values), **_on_cpu(call.kwargs, values))
+    for value, item in zip(call.results, out if isinstance(out, (list, tuple)) else (out,), strict=False):
+        if value is not None:
+            values[value] = item
+
+
+def _on_cpu(argument: Any, values: Mapping[int, torch.Tensor]) -> Any:
+    match argument:
+        case Ref():
+            return values[argument.value]
+        case torch.device():
+            return _CPU
+        case dict():
+            return {name: _on_cpu(item, values) for name, item in argument.items()}
+        case list() | tuple():
+            return type(argument)([_on_cpu(item, values) for item in argument])
+    return argument
+
+
+def _refs(argument: Any) -> Iterator[int]:
+    if isinstance(argument, Ref):
+        yield argument.value
+    elif isinstance(argument, (list, tuple)):
+        for item in argument:
+            yield from _refs(item)
+    elif isinstance(argument, dict):
+        for item in argument.values():
+            yield from _refs(item)
+
+
+def _written(op: Operator, call: Call) -> Iterable[int]:
+    for position, name in zip(op.written, op.written_names, strict=True):
+        yield from _refs(call.args[position] if position < len(call.args) else call.kwargs.get(name))

@@ -1,0 +1,201 @@
+"""Methods of torch that read states, distributions, and masks made of constants, on simulated clusters beside torch."""
+
+import pytest
+import torch
+from compiled_steps import BATCH, Traced
+from torch import distributions, nn
+from torch.nn import functional as F
+from torch.optim import swa_utils
+
+from appliance.compiler.core.errors import CompileError
+
+pytestmark = pytest.mark.parity
+
+
+def batches(*shape, count=3):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(BATCH, *shape, generator=generator, dtype=torch.float64) for _ in range(count)]
+
+
+def trained(model, loss, more=lambda model: None, rate=0.1):
+    """A step of gradient descent, and what comes after it."""
+
+    def build(model):
+        def step(x):
+            value = loss(model, x)
+            value.backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter.sub_(rate * parameter.grad)
+                        parameter.grad = None
+            more(model)
+            return value
+
+        return step
+
+    return Traced(build, model, batches(6)[0]), batches(6)
+
+
+class Averaged(nn.Module):
+    def __init__(self, **settings):
+        super().__init__()
+        self.live = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 2))
+        self.average = swa_utils.AveragedModel(self.live, **settings).requires_grad_(False)
+
+
+AVERAGES = {
+    "default": {},
+    "ema": {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9)},
+    "swa": {"multi_avg_fn": swa_utils.get_swa_multi_avg_fn()},
+    "ema with buffers": {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9), "use_buffers": True},
+    "swa, one by one, with buffers": {"avg_fn": swa_utils.get_swa_avg_fn(), "use_buffers": True},
+    "ema, one by one": {"avg_fn": swa_utils.get_ema_avg_fn(0.9)},
+    "swa, one by one": {"avg_fn": swa_utils.get_swa_avg_fn()},
+    "own": {"avg_fn": lambda own, new, count: own * (count / (count + 2)) + new * (2 / (count + 2))},
+}
+
+
+@pytest.mark.parametrize("settings", AVERAGES.values(), ids=AVERAGES.keys())
+def test_an_averaged_model_is_updated_in_the_step(settings):
+    model = Averaged(**settings)
+    traced, data = trained(
+        model,
+        lambda model, x: model.live(x).square().mean(),
+        lambda model: model.average.update_parameters(model.live),
+    )
+    traced.check(data, [(1, 1), (2, 2)])
+
+
+NORMS = {
+    1: (nn.BatchNorm1d, (6, 5)),
+    2: (nn.BatchNorm2d, (6, 3, 4)),
+    3: (nn.BatchNorm3d, (6, 2, 3, 2)),
+    "instances": (nn.InstanceNorm1d, (6, 5)),
+}
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("rank", NORMS)
+def test_running_statistics_over_all_steps(rank, affine):
+    norm, shape = NORMS[rank]
+    model = norm(6, momentum=None, affine=affine, track_running_stats=True)
+
+    def build(model):
+        def step(x):
+            x = x.clone().requires_grad_()
+            output = model(x)
+            (gradient,) = torch.autograd.grad((output**3).sum(), x)
+            return output, gradient
+
+        return step
+
+    data = batches(*shape)
+    Traced(build, model, data[0]).check(data, [(1, 1), (3, 1)])
+
+
+DISTRIBUTIONS = {
+    "normal": lambda a, b: distributions.Normal(a, F.softplus(b)).log_prob(b),
+    "kl": lambda a, b: distributions.kl_divergence(
+        distributions.Normal(a, b.exp()), distributions.Normal(torch.zeros_like(a), torch.ones_like(a))
+    ),
+    "bernoulli": lambda a, b: distributions.Independent(distributions.Bernoulli(logits=a), 1).log_prob((b > 0).to(a)),
+    "categorical": lambda a, b: distributions.Categorical(logits=a).log_prob(b.argmax(1)),
+    "one-hot": lambda a, b: distributions.OneHotCategorical(logits=a).entropy(),
+    "laplace": lambda a, b: distributions.Laplace(a, b.exp()).log_prob(b),
+    "gamma": lambda a, b: distributions.Gamma(a.exp(), b.exp()).log_prob(a.exp() + 1),
+    "beta": lambda a, b: distributions.Beta(a.exp(), b.exp()).log_prob(torch.sigmoid(b)),
+    "log-normal": lambda a, b: distributions.LogNormal(a, b.exp()).log_prob(b.exp()),
+    "mixture": lambda a, b: distributions.MixtureSameFamily(
+        distributions.Categorical(logits=a), distributions.Normal(a, b.exp())
+    ).log_prob(b.sum(1)),
+    "squashed": lambda a, b: distributions.TransformedDistribution(
+        distributions.Normal(a, b.exp()), [distributions.TanhTransform()]
+    ).log_prob(torch.tanh(b)),
+    "dirichlet": lambda a, b: distributions.Dirichlet(a.exp()).log_prob(b.softmax(1)),
+    "poisson": lambda a, b: distributions.Poisson(a.exp()).log_prob((b * b).round()),
+}
+
+
+@pytest.mark.parametrize("of", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS.keys())
+def test_distributions_validate_nothing_of_the_data(of):
+    traced, data = trained(nn.Linear(6, 6), lambda model, x: of(*model(x).chunk(2, 1)).mean())
+    traced.check(data, [(1, 1), (2, 1)])
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.scale = nn.Parameter(torch.zeros(6)), nn.Parameter(torch.ones(6))
+
+
+def test_a_distribution_of_weights_is_not_asked_for_their_values():
+    traced, data = trained(Scaled(), lambda model, x: -distributions.Normal(model.mean, model.scale).log_prob(x).mean())
+    traced.check(data, [(1, 1), (2, 1)])
+
+
+def encoder(model, x):
+    mask = nn.Transformer.generate_square_subsequent_mask(3, dtype=x.dtype).to(x.device)
+    return model(x.view(-1, 3, 2), mask).square().mean()
+
+
+def test_a_causal_mask_without_a_hint():
+    layer = nn.TransformerEncoderLayer(2, 1, 4, dropout=0.0, batch_first=True)
+    traced, data = trained(nn.TransformerEncoder(layer, 2), encoder)
+    traced.check(data, [(1, 1), (2, 1)])
+
+
+def test_a_decoder_with_a_mask_made_on_the_device():
+    def loss(model, x):
+        mask = torch.triu(torch.full((3, 3), -torch.inf, device=x.device, dtype=x.dtype), 1)
+        x = x.view(-1, 3, 2)
+        return model(x, x.flip(1), tgt_mask=mask).square().mean()
+
+    layer = nn.TransformerDecoderLayer(2, 1, 4, dropout=0.0, batch_first=True)
+    traced, data = trained(nn.TransformerDecoder(layer, 2), loss)
+    traced.check(data, [(1, 1), (2, 1)])
+
+
+def test_a_known_mask_chooses_as_its_places_do():
+    def loss(model, x):
+        scores = model(x)
+        scores = torch.einsum("bi,bj->bij", scores, scores)
+        others = ~torch.eye(6, dtype=torch.bool, device=x.device)
+        return scores[:, others].view(-1, 6, 5).logsumexp(2).mean()
+
+    traced, data = trained(nn.Linear(6, 6), loss)
+    traced.check(data, [(1, 1), (2, 1)])
+
+
+def test_a_known_mask_of_pairs_of_samples():
+    def loss(model, x):
+        z = F.normalize(model(x), dim=1)
+        others = ~torch.eye(len(x), dtype=torch.bool, device=x.device)
+        return (z @ z.T)[others].view(len(x), -1).logsumexp(1).mean()
+
+    traced, data = trained(nn.Linear(6, 6), loss)
+    traced.check(data, [(1, 1)])
+    with pytest.raises(CompileError, match="use num_csx=1"):
+        traced.plan(2)
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, torch.inf])
+def test_gradients_are_clipped_as_lists_of_tensors(norm):
+    def build(model):
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            parameters = list(model.parameters())
+            total = nn.utils.clip_grad_norm_(parameters, 0.1, norm_type=norm, foreach=True)
+            nn.utils.clip_grad_value_(parameters, 0.05, foreach=True)
+            with torch.no_grad():
+                torch._foreach_add_(parameters, [parameter.grad for parameter in parameters], alpha=-0.1)
+                torch._foreach_mul_(parameters, 0.999)
+            for parameter in parameters:
+                parameter.grad = None
+            return loss, total
+
+        return step
+
+    data = batches(6)
+    Traced(build, nn.Linear(6, 6), data[0]).check(data, [(1, 1), (2, 2)])
