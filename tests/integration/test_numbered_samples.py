@@ -1,4 +1,4 @@
-"""Labels that number the samples of a part, where the step works over those of all wafers: a warning, and right losses."""
+"""Labels that number the samples of a part, where the step works over those of all wafers."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
 """Which batches of the loader are this worker's, and the slots of shared memory that they are written to."""
 
+import hashlib
 import mmap
 import os
-import hashlib
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -21,8 +21,8 @@ STOP_SECONDS = 15.0
 
 
 SAME_NUMBERS = (
-    "a tensor of integers in the batch, in which every sample has another value, is the same on all {num_csx} wafers, and "
-    "the step works over the samples of all of them: labels that number the samples of a part "
+    "a tensor of integers in the batch, in which every sample has another value, is the same on all {num_csx} wafers, "
+    "and the step works over the samples of all of them: labels that number the samples of a part "
     "(`torch.arange(len(part))`) point to the first wafer's. Count on from the samples of the wafers before: "
     "`torch.arange(n) + cstorch.distributed.get_streaming_rank() // cstorch.distributed.num_workers_per_csx() * n`; or "
     "let the input_fn return whole batches, which are divided for it"

@@ -1,4 +1,4 @@
-"""Questions and answers in pairs, whose labels are the numbers of the answers: each wafer makes its own part of them."""
+"""Questions and answers in pairs, whose labels are the numbers of the answers: each wafer makes its own part."""
 
 from pathlib import Path
 

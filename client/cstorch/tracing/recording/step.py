@@ -113,6 +113,8 @@ class OpenTrace:
             check_unregistered_state(recorder, known, before.values(), self._optimizers)
             for state in trace.states:
                 if state.changed:
+                    if (line := recorder.known_values.states_read.get(state.cell)) is not None:
+                        raise messages.changed_state_read(state.name, line)
                     state.cell.changes_in_steps = True
                     if (error := recorder.taken_as_fixed.get(id(state.cell))) is not None:
                         raise error
@@ -231,10 +233,6 @@ def _leave_out_untouched(graph: fx.Graph, state_arguments: Sequence[Argument]) -
             continue  # used by the output node only, as itself
         infos.append(StateInfo(name=argument.name, cell=argument.cell, changed=changed))
     end.args = ((*kept, *results[len(state_arguments) :]),)
-    for info in infos:
-        line = recorder.known_values.states_read.get(info.cell)
-        if info.changed and line is not None:
-            raise messages.changed_state_read(info.name, line)
     names = {info.name for info in infos}
     for argument, start in zip(state_arguments, placeholders, strict=False):
         if argument.name not in names:
