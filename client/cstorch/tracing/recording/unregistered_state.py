@@ -24,10 +24,10 @@ def check_unregistered_state(
     for met in recorder.met:
         if met.tensor() is None:
             raise messages.replaced_in_step(met.description, met.line)
-    known = list(known)
+    parameters = list(parameters)
     expected = {id(tensor) for tensor in known}
     # What shares the storage of a state, as after `p.data = kept`, is carried with it.
-    carried = {id(tensor._handle.base) for tensor in known if isinstance(tensor, LazyTensor)}
+    carried = {id(tensor._handle.base) for tensor in parameters if isinstance(tensor, LazyTensor)}
     expected |= {id(tensor.grad) for tensor in parameters if tensor.is_leaf and tensor.grad is not None}
     made = {id(tensor): item for item in recorder.made if (tensor := item.tensor()) is not None}
     for optimizer in optimizers:
