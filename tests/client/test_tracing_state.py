@@ -310,6 +310,27 @@ def test_data_that_is_replaced_is_shared(function):
         torch.testing.assert_close(state, parameter.detach())
 
 
+def test_weights_that_the_script_keeps_and_puts_back():
+    """As in sharpness aware minimisation: what is kept shares the storage of the weight when that is updated."""
+    model, plain = linear()
+    kept = {}
+
+    def step(m, x):
+        kept.update({name: parameter.data.clone() for name, parameter in m.named_parameters()})
+        for parameter in m.parameters():
+            parameter.data = parameter.data * 2
+        m(x).pow(2).sum().backward()
+        for name, parameter in m.named_parameters():
+            parameter.data = kept[name]
+            parameter.data.sub_(parameter.grad * 0.01)
+        m.zero_grad()
+        return m(x).sum()
+
+    runner = Runner(trace(lambda x: step(model, x), X, states_of(model=model)))
+    for _ in range(3):
+        torch.testing.assert_close(runner.step(X)[0], step(plain, X).detach())
+
+
 def test_data_of_another_parameter():
     model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)])
     plain = copy.deepcopy(model)
