@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 
 from cstorch.errors import TraceTypeError
 from cstorch.tracing.context import context
-from cstorch.tracing.messages import value_read
+from cstorch.tracing.messages import shape_changed, value_read
 from cstorch.tracing.tensors.cell import Cell
 
 DEVICE = torch.device("lazy")
@@ -128,13 +128,14 @@ class LazyTensor(torch.Tensor):
         """`p.data = v`: take over v's storage. (In C++ only the tensor's own metadata would move, not the handle.)"""
         if not isinstance(value, LazyTensor):
             value = value.to(DEVICE)
-        if value.shape != self.shape or value.dtype != self.dtype:
-            raise RuntimeError("p.data = v with another shape or type is not supported on the Cerebras device")
         if context.recorder is not None:
+            if value.shape != self.shape or value.dtype != self.dtype:
+                raise shape_changed(self, value)
             with torch.no_grad():
                 self.copy_(value)
             return
         assert isinstance(value, LazyTensor)
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
         self._handle = value._handle
 
 
