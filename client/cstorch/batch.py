@@ -26,21 +26,34 @@ def infer_batch_size(data: Any, batch_size: int | None = None) -> int | None:
         if batch_size is not None and tensor.shape[0] != batch_size:
             raise InputError(
                 f"the tensors of a batch have different sizes in dimension 0: {batch_size} and {tensor.shape[0]}; "
-                "dimension 0 of every tensor is the batch dimension"
+                "dimension 0 of every tensor is the batch dimension, in which a batch is divided over systems. With "
+                "num_csx=1 a batch need not be divided, and its tensors may have any sizes"
             )
         batch_size = tensor.shape[0]
     return batch_size
+
+
+def num_samples(batch: Any) -> int:
+    """The batch size; a batch whose tensors differ in dimension 0, such as one of graphs, is one sample.
+
+    Raises:
+        InputError: a tensor has no dimension.
+    """
+    sizes = {infer_batch_size(leaf) for leaf in pytree.tree_leaves(batch)} - {None}
+    return 1 if len(sizes) > 1 else sizes.pop() if sizes else 0  # type: ignore[return-value]
 
 
 def check_batch(batch: Any, num_csx: int) -> int:
     """The batch size of a batch that can be spread over num_csx systems.
 
     Raises:
-        InputError: the batch holds no tensors, or tensors without a common batch dimension.
+        InputError: the batch holds no tensors, or tensors without a common batch dimension for several systems.
         ConfigurationError: its rows cannot be spread evenly over num_csx systems.
     """
-    rows = infer_batch_size(batch)
-    if rows is None:
+    if num_csx > 1:
+        infer_batch_size(batch)
+    rows = num_samples(batch)
+    if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(batch)):
         raise InputError(f"the loader yields {type(batch).__name__} without a tensor: a batch is a nest of tensors")
     if rows == 0 or rows % num_csx != 0:
         raise ConfigurationError(

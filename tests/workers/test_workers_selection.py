@@ -362,7 +362,7 @@ def test_digests_of_numbered_samples(monkeypatch: pytest.MonkeyPatch) -> None:
         rows = len(next(iter(tensors.values())))
         chosen = selection(num_csx=num_csx, rows=rows * num_csx)
         chosen._members = [{"shape": [rows, *t.shape[1:]], "dtype": "any"} for t in tensors.values()]
-        monkeypatch.setattr(chosen, "_cut", lambda number, index, tensor, member, first_row: tensor)
+        monkeypatch.setattr(chosen, "_parts", lambda number, index, tensor, member, first_row: [tensor])
         next(own(chosen, iter([tensors])))
         return chosen.digests
 

@@ -42,6 +42,8 @@ class Selection:
         self._structure = _Structure()
         self._is_sharded = False  # set by the first batch
         self.digests: list[str] = []  # of its tensors of integers in which all rows differ, if it is a wafer's part
+        # Tensors that differ in their first dimension, as those of graphs do, are one row, which is not divided.
+        self._is_one_row = len({member["shape"][0] for member in self._members}) > 1
 
     def own(self, batches: Iterator[Any], position: "Position", num_skipped: int = 0) -> Iterator[list[Any]]:
         """The tensors of this worker's batches, cut to its wafer's rows and micro-batches, in the order of the plan.
@@ -85,7 +87,7 @@ class Selection:
                     yield [
                         part
                         for index, (tensor, member) in enumerate(zip(tensors, self._members))  # noqa: B905 - as above
-                        for part in self._cut(number, index, tensor, member, first_row).split(self._micro_rows)
+                        for part in self._parts(number, index, tensor, member, first_row)
                     ]
             position.send(position.states(last_step))
 
@@ -117,6 +119,8 @@ class Selection:
         return tensors
 
     def _rows(self, number: int, tensors: Sequence[Any]) -> int:
+        if self._is_one_row:
+            return self._global_rows
         rows = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
         if len(rows) != 1 or None in rows:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
@@ -157,16 +161,25 @@ class Selection:
             )
         raise InputFailure(f"batch {number} of the input_fn {self._source} has {rows} rows, but {compiled}: {way_out}")
 
-    def _cut(self, number: int, index: int, tensor: Any, member: dict[str, Any], first_row: int) -> Any:
+    def _parts(self, number: int, index: int, tensor: Any, member: dict[str, Any], first_row: int) -> Sequence[Any]:
+        """A tensor of this worker's wafer, in micro-batches."""
+        if self._is_one_row:
+            self._check(number, index, tensor, member, "", 0)
+            return [tensor.detach()]
         part = tensor.detach()[first_row : first_row + self._local_rows]
-        dtype = str(part.dtype).removeprefix("torch.")
-        if dtype != member["dtype"] or list(part.shape)[1:] != member["shape"][1:]:
+        self._check(number, index, part, member, " per sample", 1)
+        micro_batches: Sequence[Any] = part.split(self._micro_rows)
+        return micro_batches
+
+    def _check(self, number: int, index: int, tensor: Any, member: dict[str, Any], per: str, first: int) -> None:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype != member["dtype"] or list(tensor.shape)[first:] != member["shape"][first:]:
             raise InputFailure(
                 f"tensor {index} of batch {number} of the input_fn {self._source} is {dtype} with "
-                f"{list(part.shape)[1:]} per sample, but the step was compiled for {member['dtype']} with "
-                f"{member['shape'][1:]}: every batch must be like the first"
+                f"{list(tensor.shape)[first:]}{per}, but the step was compiled for {member['dtype']} with "
+                f"{member['shape'][first:]}: every batch must be like the first"
+                + ("; fill up the tensors of each batch to the same sizes" if self._is_one_row else "")
             )
-        return part
 
 
 def _digests(tensors: Sequence[Any]) -> list[str]:

@@ -78,9 +78,12 @@ def propagate(module: ModuleOp, num_parts: int, rounded: Collection[SSAValue] = 
 
 
 def batch_rows(module: ModuleOp, num_parts: int) -> int:
-    """The rows of the global batch: dimension 0 of all inputs. CompileError if it cannot be cut in so many parts."""
+    """The rows of the global batch: dimension 0 of all inputs. CompileError if it cannot be cut in so many parts.
+
+    A batch whose inputs differ in dimension 0 is one row, which is never cut.
+    """
     arguments = func_of(module).block.args
-    rows = None
+    sizes: dict[int, str] = {}
     for argument in signature(module).inputs:
         shape, dtype = types.info(arguments[argument.argument])
         if not can_be_sent(dtype):
@@ -90,14 +93,16 @@ def batch_rows(module: ModuleOp, num_parts: int) -> int:
             )
         if not shape:
             raise CompileError(f"{argument.name} has no dimensions; every tensor of a batch begins with the batch size")
-        if rows is not None and shape[0] != rows:
-            raise CompileError(
-                f"{argument.name} has {shape[0]} rows, other inputs have {rows}; "
-                "all tensors of a batch begin with the batch size"
-            )
-        rows = shape[0]
-    if rows is None:
+        sizes.setdefault(shape[0], argument.name)
+    if not sizes:
         raise CompileError("the step has no input; it must use the batch that the executor gives it")
+    if len(sizes) > 1 and num_parts > 1:
+        (rows, _), (others, name), *_ = sizes.items()
+        raise CompileError(
+            f"{name} has {others} rows, other inputs have {rows}; all tensors of a batch begin with the batch size, in "
+            "which it is divided over wafers: use num_csx=1, where a batch need not be divided"
+        )
+    rows = 1 if len(sizes) > 1 else next(iter(sizes))
     if rows % num_parts:
         raise CompileError(
             f"a batch of {rows} samples cannot be divided evenly over num_csx={num_parts} wafers; "

@@ -11,7 +11,7 @@ from torch import nn
 from cstorch.backend.interface import Backend
 from cstorch.backend.kinds import BackendType
 from cstorch.backends.mixed_precision import enable_mixed_precision
-from cstorch.batch import infer_batch_size
+from cstorch.batch import num_samples
 from cstorch.execution import Closure, Execution, Executor
 
 
@@ -24,7 +24,7 @@ class CpuExecution(Execution):
 
     def batches(self) -> Generator[Any]:
         for batch in itertools.islice(self.executor.dataloader.passes(), self.executor.num_steps):
-            rows = infer_batch_size(batch) or 0
+            rows = num_samples(batch)
             self._samples += rows
             self.executor.profiler.step(rows)
             yield batch

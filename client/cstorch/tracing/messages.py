@@ -157,3 +157,11 @@ def changed_state_read(name: str, line: str) -> TraceError:
         f"(`x = torch.where(count < 5, a, b)`, and not `if count < 5`), compute with the tensor itself in place of "
         f"`.item()` or `float(...)`, and read values in a @cstorch.step_closure."
     )
+
+
+def shape_changed(tensor: Any, value: Any) -> TraceError:
+    return TraceError(
+        f"At {user_line()} `p.data = v` gives a tensor of shape {tuple(tensor.shape)} and type {tensor.dtype} the shape "
+        f"{tuple(value.shape)} and type {value.dtype}. In a traced step tensors keep shape and type: convert the model "
+        f"(`model.double()`, `model.to(dtype)`) before the loop, and values in the step with `x.to(dtype)`."
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cstorch.batch import infer_batch_size
+from cstorch.batch import num_samples
 from cstorch.errors import ConfigurationError
 
 
@@ -90,5 +90,5 @@ def _measure(batches: Iterable[Any]) -> EpochMetrics:
         seconds = time.perf_counter() - begin
         first = first or seconds
         count += 1
-        samples += infer_batch_size(batch) or 0
+        samples += num_samples(batch)
     return EpochMetrics(batches=count, samples=samples, first_batch_seconds=first, seconds=seconds)

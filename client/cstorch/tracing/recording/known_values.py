@@ -61,7 +61,7 @@ class KnownValues:
 
     def note(self, call: Call, results: Sequence[torch.Tensor]) -> None:
         """A call was recorded. results: what it made, without values, one for each value that is new."""
-        op = operator(call.func)  # type: ignore[arg-type]
+        op = operator(call.func)
         refs = list(_refs((call.args, call.kwargs)))
         written = [self._storages.get(value) for value in _written(op, call)]
         if op.random or not all(self._storages.get(value) in self._known for value in refs):

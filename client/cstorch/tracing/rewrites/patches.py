@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,6 @@ from torch.nn.modules import transformer
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad
 from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
-from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from cstorch.tracing.context import is_tracing
 
@@ -22,14 +22,12 @@ Function = Callable[..., Any]
 @contextlib.contextmanager
 def patched() -> Iterator[None]:
     """Within it, this thread has these methods in the place of torch's."""
-    originals = [getattr(owner, name) for owner, name, _ in _PATCHES]
-    for (owner, name, replacement), original in zip(_PATCHES, originals, strict=True):
-        setattr(owner, name, _while_tracing(replacement, original))
-    try:
+    with contextlib.ExitStack() as stack:
+        for owner, name, replacement in (*_PATCHES, *_of_transformers()):
+            original = getattr(owner, name)
+            stack.callback(setattr, owner, name, original)
+            setattr(owner, name, _while_tracing(replacement, original))
         yield
-    finally:
-        for (owner, name, _), original in zip(_PATCHES, originals, strict=True):
-            setattr(owner, name, original)
 
 
 def _while_tracing(replacement: Function, original: Function) -> Function:
@@ -45,7 +43,7 @@ def _batch_norm(original: Function, self: _BatchNorm, input: torch.Tensor) -> An
     count, mean, variance = self.num_batches_tracked, self.running_mean, self.running_var
     if self.momentum is not None or not self.training or count is None or mean is None or variance is None:
         return original(self, input)
-    self._check_input_dim(input)
+    self._check_input_dim(input)  # type: ignore[no-untyped-call]
     count.add_(1)
     of_batch = torch.zeros_like(mean), torch.zeros_like(variance)
     output = nn.functional.batch_norm(input, *of_batch, self.weight, self.bias, True, 1.0, self.eps)
@@ -66,12 +64,16 @@ def _update_parameters(original: Function, self: AveragedModel, model: nn.Module
     current = [tensor.detach() for tensor in _tensors(model, self.use_buffers)]
     is_first = self.n_averaged == 0
     if self.multi_avg_fn is not None:
-        groups = _group_tensors_by_device_and_dtype([averaged, current])  # type: ignore[list-item]
-        for (own, new), _ in groups.values():
-            self.multi_avg_fn(own, new, self.n_averaged)  # type: ignore[arg-type]
+        groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for own, new in zip(averaged, current, strict=False):
+            group = groups.setdefault(own.dtype, ([], []))
+            group[0].append(own)
+            group[1].append(new)
+        for group in groups.values():
+            self.multi_avg_fn(*group, self.n_averaged)
         results = averaged
     else:
-        average = self.avg_fn or get_swa_avg_fn()
+        average = self.avg_fn or get_swa_avg_fn()  # type: ignore[no-untyped-call]
         results = [average(own, new, self.n_averaged) for own, new in zip(averaged, current, strict=False)]
     for own, new, result in zip(averaged, current, results, strict=False):
         own.copy_(torch.where(is_first, new, result))
@@ -97,6 +99,20 @@ def _has_foreach(original: Function, device: torch.device) -> bool:
     return True
 
 
+def _of_transformers() -> Iterator[tuple[Any, str, Function]]:
+    """Mixtures of experts of a transformers that is imported: the shapes in its other forms depend on values."""
+    experts: Any = sys.modules.get("transformers.integrations.moe")
+    if hasattr(experts, "ExpertsInterface") and hasattr(experts, "batched_mm_experts_forward"):
+        batched = experts.batched_mm_experts_forward
+
+        def get_interface(original: Function, self: Any, implementation: str | None, default: Function) -> Function:
+            is_own = implementation is not None and implementation not in _FORMS_OF_EXPERTS
+            return original(self, implementation, default) if is_own else batched
+
+        yield experts.ExpertsInterface, "get_interface", get_interface
+
+
+_FORMS_OF_EXPERTS = frozenset({"eager", "grouped_mm", "batched_mm", "deepgemm", "sonicmoe"})
 _PATCHES: tuple[tuple[Any, str, Function], ...] = (
     (_BatchNorm, "forward", _batch_norm),
     (nn.SyncBatchNorm, "forward", _sync_batch_norm),

@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 
 from cstorch.errors import TraceError, TraceTypeError
 from cstorch.tracing.context import context
-from cstorch.tracing.messages import value_read
+from cstorch.tracing.messages import shape_changed, value_read
 from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.step_value import StepValue
 
@@ -166,11 +166,15 @@ class LazyTensor(torch.Tensor):
         """`p.data = v`: take over v's storage. (In C++ only the tensor's own metadata would move, not the handle.)"""
         if not isinstance(value, LazyTensor):
             value = value.to(DEVICE)
-        if value.shape != self.shape or value.dtype != self.dtype:
-            raise RuntimeError("p.data = v with another shape or type is not supported on the Cerebras device")
+        assert isinstance(value, LazyTensor)
         if context.recorder is None:
             LazyTensor._check_known(self)
             LazyTensor._check_known(value)
+            torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]  # shape and type, which are in C++
+            self._handle = value._handle
+            return
+        if value.shape != self.shape or value.dtype != self.dtype:
+            raise shape_changed(self, value)
         with torch.no_grad():
             taken = value.detach() if value.stride() == self.stride() else value.detach().contiguous()
         assert isinstance(taken, LazyTensor)

@@ -11,7 +11,7 @@ from typing import Any
 
 from cstorch import backends
 from cstorch.backend import Backend, CsxBackend, current_backend
-from cstorch.batch import infer_batch_size
+from cstorch.batch import num_samples
 from cstorch.distributed.cs_config import CSConfig
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.execution import Execution, enter
@@ -94,7 +94,7 @@ class DataExecutor:
             for iteration, batch in zip(range(self.num_steps), batches, strict=True):
                 self._iteration = iteration
                 if iteration == 0:
-                    self.dataloader.batch_size = infer_batch_size(batch)
+                    self.dataloader.batch_size = num_samples(batch)
                 yield batch
         self._iteration = self.num_steps
         self._profiler.write()
