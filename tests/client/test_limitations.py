@@ -14,6 +14,7 @@ from torch import nn
 from user_script import Script, step_of_cluster
 
 import cstorch
+from cstorch.batch import check_batch
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError, InputError, StateError, TraceError, TraceTypeError, UsageError
 from cstorch.utils.data import DataExecutor, DataLoader
@@ -63,10 +64,9 @@ def raise_if_negative(script: Script) -> Callable[[Any], Any]:
 
 
 def rate_as_a_scalar(script: Script) -> Callable[[Any], Any]:
-    step = cstorch.tensor(0)
-
     def function(batch: torch.Tensor) -> torch.Tensor:
-        rates = torch.where(step > 1000, step.float() * 0.0001, 0.0002)
+        seen = batch.sum()
+        rates = torch.where(seen > 1000, seen * 0.0001, 0.0002)
         return torch.add(script.train(batch), batch.sum(), alpha=rates)
 
     return function
@@ -253,7 +253,7 @@ AROUND_THE_STEP: dict[str, tuple[Callable[[Script], Any], type[Exception], str]]
         "checkpoint_steps must be an int or a Schedule",
     ),
     "3.3: batch sizes differ": (
-        lambda s: s.loop(s.step, [(torch.ones(4, 2), torch.ones(3))]),
+        lambda s: check_batch((torch.ones(4, 2), torch.ones(3)), num_csx=2),
         InputError,
         "different sizes in dimension 0: 4 and 3",
     ),

@@ -10,6 +10,7 @@ return them as they were. They are moved here, as torch moves them, or an evalua
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from xdsl.dialects.builtin import ModuleOp
@@ -121,7 +122,7 @@ class _Norms:
         (scale,) = _exact(rewriter, given)
         if not attrs(op)["is_training"]:
             statistics = self._statistics_given(op)
-            asked = {
+            asked: dict[str, Any] = {
                 "train": False,
                 "eps": epsilon_of(site_of(op)),
                 "output_mask": _ALL,

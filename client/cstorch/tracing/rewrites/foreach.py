@@ -17,6 +17,10 @@ def applies(func: OpOverload) -> bool:
 def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
     """The results, or None for an operation that writes to its first list."""
     name = func._schema.name.removeprefix(_PREFIX)
+    if name == "zero_":  # by this operation it is known that a step clears its gradients
+        for tensor in args[0]:
+            tensor.zero_()
+        return None
     function = _function(name.removesuffix("_"))
     count = next(len(argument) for argument in args if isinstance(argument, (list, tuple)))
     results = [
@@ -65,5 +69,5 @@ _FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "clamp_min": torch.clamp_min,
     "clamp_max": torch.clamp_max,
     "norm": lambda tensor, ord=2, dtype=None: torch.linalg.vector_norm(tensor, ord, dtype=dtype),
-    "zero": torch.zeros_like,
+    "zero": torch.zeros_like,  # of the form that is not in place
 }

@@ -95,7 +95,13 @@ class LazyTensor(torch.Tensor):
         return f"LazyTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device='{DEVICE.type}'{grad})"
 
     def __str__(self) -> str:
-        return repr(self) if context.recorder is None else str(self.detach().cpu())
+        recorder = context.recorder
+        if recorder is None:
+            return repr(self)
+        value = recorder.known_value(self)
+        if value is None:
+            raise value_read(torch.ops.aten._local_scalar_dense.default)
+        return str(value)
 
     def __format__(self, spec: str) -> str:
         if not spec and context.recorder is None:
