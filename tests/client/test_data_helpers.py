@@ -1,6 +1,7 @@
 """Synthetic data, numbers of steps, nests, and what scripts take from utils and distributed."""
 
 import json
+import mmap
 import os
 from collections import UserDict, namedtuple
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader as TorchLoader
 
 from cstorch import distributed
-from cstorch.distributed import cluster_resolver, worker_cache
+from cstorch.distributed import cluster_resolver, streaming, worker_cache
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.utils import nest
 from cstorch.utils.benchmark import benchmark_dataloader
@@ -180,6 +181,35 @@ def test_who_is_who_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [distributed.get_streaming_batch_size(9), distributed.get_streaming_batch_size(9, global_rank=2)] == [4, 5]
     with pytest.raises(ValueError, match="no streamer 6"):
         distributed.get_streaming_batch_size(9, global_rank=6)
+
+
+class AsksInProcess(torch.utils.data.IterableDataset[Any]):
+    """Asks where it is when it is iterated, which is in a process of the torch DataLoader."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield distributed.get_streaming_rank()
+
+
+@pytest.mark.parametrize(
+    ("ask", "share", "rank"),
+    [
+        (distributed.is_streamer, False, False),
+        (distributed.is_master_ordinal, False, False),
+        (distributed.get_ordinal, False, False),
+        (lambda: (distributed.get_ordinal(), distributed.num_tasks()), True, True),
+        (lambda: (distributed.get_rank(), distributed.get_world_size()), True, True),
+        (distributed.get_streaming_rank, True, True),
+        (distributed.num_streamers, True, False),
+        (lambda: distributed.get_streaming_batch_size(8), True, False),
+        (lambda: list(TorchLoader(AsksInProcess(), num_workers=2)), True, True),
+    ],
+)
+def test_what_an_input_fn_asks_says_whether_it_shards(
+    monkeypatch: pytest.MonkeyPatch, ask: Any, share: bool, rank: bool
+) -> None:
+    monkeypatch.setattr(streaming, "_asked", mmap.mmap(-1, 3))
+    ask()
+    assert (streaming.share_was_asked(), streaming.rank_was_asked()) == (share, rank)
 
 
 def test_who_is_who_on_the_client() -> None:

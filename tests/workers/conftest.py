@@ -22,9 +22,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # for input_functions
 
 
 @pytest.fixture(autouse=True)
-def _nobody_asked_for_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nobody_asked_for_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of this process may have."""
     monkeypatch.setattr(batches, "_rank_was_asked", lambda: False)
+    monkeypatch.setattr(batches, "_share_was_asked", lambda: False)
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,13 @@
 """Which batches and rows a worker takes, without any process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workers.child import batches
 from workers.child.batches import Selection, endless
@@ -36,8 +38,9 @@ def selection(
     micro_batches: int = 1,
     redivided: bool = False,
     input_names: Sequence[str] = (),
+    rows: int = ROWS,
 ) -> Selection:
-    local = ROWS // num_csx
+    local = rows // num_csx
     return Selection(
         {
             "wafer": wafer,
@@ -49,7 +52,7 @@ def selection(
         },
         {
             "members": members(local // micro_batches, micro_batches),
-            "global_rows": ROWS,
+            "global_rows": rows,
             "local_rows": local,
             "micro_batches": micro_batches,
         },
@@ -84,7 +87,8 @@ def test_rows_are_divided_into_micro_batches_tensor_by_tensor() -> None:
     assert [tensor.flatten().tolist() for tensor in whole] == [[0, 1], [2, 3], [0, 1], [2, 3]]
 
 
-def test_batches_of_one_wafers_rows_are_taken_as_they_are() -> None:
+def test_parts_of_an_input_fn_that_asks_for_its_share_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "_share_was_asked", lambda: True)
     chosen = selection(wafer=1, worker=1, num_workers=2, num_csx=2)
     assert [first_column(tensors) for tensors in own(chosen, (batch(n, 2) for n in range(3)))] == [
         [0, 1],
@@ -104,11 +108,14 @@ def test_whole_batches_are_divided_among_the_wafers_that_are_left() -> None:
     assert first_column(whole) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(("num_csx", "asks"), [(2, False), (1, True)], ids=["rows of one wafer", "asks for its rank"])
+@pytest.mark.parametrize(
+    ("num_csx", "asks_for_rank"), [(2, False), (1, True)], ids=["rows of one wafer", "asks for its rank"]
+)
 def test_parts_that_an_input_fn_has_made_are_not_divided_anew(
-    monkeypatch: pytest.MonkeyPatch, num_csx: int, asks: bool
+    monkeypatch: pytest.MonkeyPatch, num_csx: int, asks_for_rank: bool
 ) -> None:
-    monkeypatch.setattr(batches, "_rank_was_asked", lambda: asks)
+    monkeypatch.setattr(batches, "_rank_was_asked", lambda: asks_for_rank)
+    monkeypatch.setattr(batches, "_share_was_asked", lambda: True)
     with pytest.raises(InputFailure, match=r"lost wafers.*input_fn \(train.py:7\) cannot be divided.*min_num_csx"):
         next(own(selection(num_csx=num_csx, redivided=True), iter([batch(0, ROWS // num_csx)])))
 
@@ -133,6 +140,139 @@ def test_parts_that_an_input_fn_has_made_are_not_divided_anew(
 def test_bad_batches(bad: dict[str, Any], message: str) -> None:
     with pytest.raises(InputFailure, match=message):
         next(own(selection(), iter([bad])))
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_last_batch_with_the_rows_of_one_wafer_is_no_part_of_a_batch(
+    monkeypatch: pytest.MonkeyPatch, num_workers: int, asks: bool
+) -> None:
+    monkeypatch.setattr(batches, "_share_was_asked", lambda: asks)
+    for wafer in range(2):
+        taken = own(selection(wafer=wafer, num_csx=2, num_workers=num_workers), iter([batch(0), batch(1, 2)]))
+        assert first_column(next(taken)) == [2 * wafer, 2 * wafer + 1]
+        with pytest.raises(
+            InputFailure, match=r"batch 1 .* has 2 rows, .* for 4, those of the first: .*drop_last=True"
+        ):
+            next(taken)
+
+
+def test_a_first_batch_with_the_rows_of_one_wafer_is_one_only_if_the_input_fn_asks() -> None:
+    """It may be the rest of a pass, with which an execution that was resumed begins."""
+    with pytest.raises(InputFailure, match=r"batch 0 .* has 2 rows, .* asking, with .*get_streaming_batch_size"):
+        next(own(selection(num_csx=2), iter([batch(0, 2), batch(1)])))
+
+
+def test_all_parts_of_an_input_fn_that_shards_have_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "_share_was_asked", lambda: True)
+    for rows in (1, 4):
+        taken = own(selection(num_csx=2), iter([batch(0, 2), batch(1, rows)]))
+        assert first_column(next(taken)) == [0, 1]
+        with pytest.raises(InputFailure, match=f"batch 1 .* has {rows} rows, .* for 4, .* each wafer has 2"):
+            next(taken)
+
+
+@st.composite
+def divisions(draw: st.DrawFn) -> tuple[int, int, int, int, int]:
+    """Wafers, workers of each, micro-batches (those of all replicas), the rows of a batch, and samples of a pass."""
+    num_csx, num_workers, micro_batches = (draw(st.integers(1, most)) for most in (4, 3, 4))
+    rows = num_csx * micro_batches * draw(st.integers(1, 3))
+    return num_csx, num_workers, micro_batches, rows, draw(st.integers(rows, 4 * rows))
+
+
+def supplied(
+    loaders: dict[tuple[int, int], Iterable[Any]], micro_batches: int, rows: int, num_steps: int
+) -> tuple[list[list[int]], bool]:
+    """The samples of each step until the first that a worker refuses, and whether one has."""
+    num_csx, num_workers = (1 + max(place[axis] for place in loaders) for axis in range(2))
+    workers = {
+        (wafer, worker): own(
+            selection(
+                wafer=wafer,
+                worker=worker,
+                num_csx=num_csx,
+                num_workers=num_workers,
+                micro_batches=micro_batches,
+                rows=rows,
+            ),
+            endless(loader, num_workers),
+        )
+        for (wafer, worker), loader in loaders.items()
+    }
+    steps: list[list[int]] = []
+    for step in range(num_steps):
+        parts = []
+        for wafer in range(num_csx):
+            try:
+                tensors = next(workers[wafer, step % num_workers])
+            except InputFailure:
+                return steps, True
+            assert {len(tensor) for tensor in tensors} == {rows // num_csx // micro_batches}
+            numbers, labels = tensors[:micro_batches], tensors[micro_batches:]
+            assert torch.equal(torch.cat(numbers).flatten().long(), torch.cat(labels))
+            parts += torch.cat(labels).tolist()
+        steps.append(parts)
+    return steps, False
+
+
+@given(divisions())
+def test_every_step_has_the_batch_of_a_plain_loop_or_is_refused(division: tuple[int, int, int, int, int]) -> None:
+    num_csx, num_workers, micro_batches, rows, samples = division
+    passes = [{"x": part.float().unsqueeze(1), "y": part} for part in torch.arange(samples).split(rows)]
+    plain = [passes[step % len(passes)]["y"].tolist() for step in range(2 * len(passes))]
+    loaders = {(wafer, worker): passes for wafer in range(num_csx) for worker in range(num_workers)}
+    steps, is_refused = supplied(loaders, micro_batches, rows, len(plain))
+    assert steps == plain[: len(steps)]
+    assert is_refused == (samples % rows > 0)
+    # A worker looks one batch of its own ahead, and at those of the others on the way.
+    assert is_refused or len(steps) == len(plain)
+
+
+@given(divisions())
+def test_parts_that_input_fns_make_are_a_plain_loops_batches_or_are_refused(
+    division: tuple[int, int, int, int, int],
+) -> None:
+    num_csx, num_workers, micro_batches, rows, samples = division
+    plain = [list(range(first, min(first + rows, samples))) for first in range(0, samples, rows)]
+
+    def part(number: int, wafer: int) -> dict[str, Any]:
+        y = torch.tensor(plain[number]).tensor_split(num_csx)[wafer]
+        return {"x": y.float().unsqueeze(1), "y": y}
+
+    loaders = {
+        (wafer, worker): [part(number, wafer) for number in range(worker, len(plain), num_workers)]
+        for wafer in range(num_csx)
+        for worker in range(num_workers)
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for asked in ("_rank_was_asked", "_share_was_asked"):
+            patch.setattr(batches, asked, lambda: True)
+        num_steps = len(plain) if len(plain) >= num_workers else 0
+        steps, is_refused = supplied(loaders, micro_batches, rows, num_steps)
+    assert steps == plain[: len(steps)]
+    assert is_refused == (num_steps > 0 and samples % rows > 0)
+    assert is_refused or len(steps) == num_steps
+
+
+def test_tensors_of_a_dict_are_taken_by_key_in_any_order() -> None:
+    first = {"x": torch.zeros(4, 1), "y": torch.zeros(4, dtype=torch.int64)}
+    alike = [
+        {"a": torch.zeros(4, 1), "b": torch.ones(4, 1)},
+        {"b": torch.full((4, 1), 3.0), "a": torch.full((4, 1), 2.0)},
+    ]
+    chosen = selection()
+    chosen._members = [chosen._members[0]] * 2
+    taken = list(own(chosen, iter(alike)))
+    assert [[tensor[0].item() for tensor in tensors] for tensors in taken] == [[0, 1], [2, 3]]
+    with pytest.raises(InputFailure, match=r"batch 1 .* it has \['z'\] in the place of \['y'\]"):
+        list(own(selection(), iter([first, {"x": first["x"], "z": first["y"]}])))
+    with pytest.raises(InputFailure, match=r"batch 1 .* it has \[0\], \[1\] in the place of \['x'\], \['y'\]"):
+        list(own(selection(), iter([first, list(first.values())])))
+
+
+def test_what_is_no_tensor_may_change() -> None:
+    several = [{**batch(0), "name": name} for name in ("a", ["b", "c"], None, 3)]
+    assert len(list(own(selection(), iter(several)))) == 4
 
 
 def test_a_loader_is_iterated_again() -> None:

@@ -13,9 +13,13 @@ from .loader_state import Position
 class Selection:
     """Which batches of the loader are this worker's, and which of their rows its wafer's.
 
-    A batch with the rows of the whole step is cut; worker j of k takes every k-th, from the j-th. A batch that has the
-    rows of one wafer already, of several, comes from an input_fn that shards by itself: all such batches are this
-    worker's. On a single wafer the two look alike: there the input_fn shards if it has asked for its streaming rank.
+    A batch with the rows of the whole step is cut; worker j of k takes every k-th, from the j-th. An input_fn may also
+    shard by itself, and yield batches with the rows of one wafer: all of them are this worker's.
+
+    Which of the two it is shows in the first batch, and all others have its rows. One with the rows of one wafer, of
+    several, is such a part only if the input_fn has asked how the batch is divided: else it is a batch of the whole
+    step that is too small. On a single wafer both have the same rows: there the input_fn shards if it has asked which
+    of the workers it is.
     """
 
     def __init__(self, prepare: dict[str, Any], load: dict[str, Any], source: str) -> None:
@@ -25,11 +29,14 @@ class Selection:
         self._worker: int = prepare["worker"]
         self._num_workers: int = prepare["num_workers"]
         self._redivided: bool = prepare["redivided"]
+        self._is_vendors: bool = prepare["vendor_builder"]
         self._global_rows: int = load["global_rows"]
         self._local_rows: int = load["local_rows"]
         self._micro_rows: int = load["local_rows"] // load["micro_batches"]
         self._names: list[str] = prepare["input_names"]
         self._members: list[dict[str, Any]] = load["members"][:: load["micro_batches"]]  # of each tensor the first
+        self._structure = _Structure()
+        self._is_sharded = False  # set by the first batch
 
     def own(self, batches: Iterator[Any], position: "Position", num_skipped: int = 0) -> Iterator[list[Any]]:
         """The tensors of this worker's batches, cut to its wafer's rows and micro-batches, in the order of the plan.
@@ -42,14 +49,17 @@ class Selection:
         before_all = position.states(last_step=self._worker)
         num_own = 0
         for number, batch in enumerate(batches):
-            tensors = self._named(number, batch) if self._names else _tensors(batch)
+            tensors = self._named(number, batch) if self._names else self._tensors(number, batch)
             if len(tensors) != len(self._members):
                 raise InputFailure(
                     f"batch {number} of the input_fn {self._source} has {len(tensors)} tensors, but the step was "
                     f"compiled for {len(self._members)}: every batch must have the structure of the first"
                 )
             rows = self._rows(number, tensors)
-            is_sharded = rows == self._local_rows and (rows < self._global_rows or _rank_was_asked())
+            if number == 0:
+                self._is_sharded = self._shards(rows)
+            self._check_rows(number, rows)
+            is_sharded = self._is_sharded
             if is_sharded and self._redivided:
                 raise InputFailure(
                     f"the job has lost wafers, and the batches of the input_fn {self._source} cannot be divided among "
@@ -87,6 +97,17 @@ class Selection:
             for tensor, dtype in zip((found[name] for name in self._names), dtypes)  # noqa: B905 - as above
         ]
 
+    def _tensors(self, number: int, batch: Any) -> list[Any]:
+        """All tensors, in the order of the first batch: a dict may have come in another one."""
+        tensors, missing, unknown = self._structure.tensors(batch)
+        if missing or unknown:
+            raise InputFailure(
+                f"batch {number} of the input_fn {self._source} has not the structure of the first: it has "
+                f"{_listed(unknown)} in the place of {_listed(missing)}; let every batch have the same keys, with a "
+                "tensor at each"
+            )
+        return tensors
+
     def _rows(self, number: int, tensors: Sequence[Any]) -> int:
         rows = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
         if len(rows) != 1 or None in rows:
@@ -95,14 +116,36 @@ class Selection:
                 f"the tensors of batch {number} of the input_fn {self._source} differ in their first dimension, the "
                 f"batch: {shapes}"
             )
-        (count,) = rows
-        if count not in (self._global_rows, self._local_rows):
-            raise InputFailure(
-                f"batch {number} of the input_fn {self._source} has {count} rows, but the step was compiled for "
-                f"{self._global_rows}: every batch must have the size of the first; drop_last=True in the torch "
-                "DataLoader leaves out a smaller last one"
+        return int(rows.pop())
+
+    def _shards(self, rows: int) -> bool:
+        """Whether the input_fn, whose first batch has these rows, yields the part of one wafer."""
+        if rows != self._local_rows:
+            return False
+        if rows == self._global_rows:
+            return _rank_was_asked()
+        # The vendor's package, in which a script of its client asks, does not say whether anybody has.
+        return self._is_vendors or _share_was_asked()
+
+    def _check_rows(self, number: int, rows: int) -> None:
+        """All batches are as large as the first of the step was, on the client, or as a wafer's part of that."""
+        expected = self._local_rows if self._is_sharded else self._global_rows
+        if rows == expected:
+            return
+        compiled = f"the step was compiled for {self._global_rows}, those of the first"
+        if self._is_sharded and expected < self._global_rows:
+            compiled += f", of which each wafer has {expected}"
+        way_out = (
+            "every batch must have the size of the first. Where it is the last of a pass, leave it out, "
+            "drop_last=True in the torch DataLoader, or fill it up, with a mask that keeps the added rows out of the "
+            "loss"
+        )
+        if number == 0 and rows == self._local_rows:
+            way_out += (
+                "; an input_fn that makes the part of its own wafer says so by asking, with "
+                "cstorch.distributed.get_streaming_batch_size(batch_size)"
             )
-        return int(count)
+        raise InputFailure(f"batch {number} of the input_fn {self._source} has {rows} rows, but {compiled}: {way_out}")
 
     def _cut(self, number: int, index: int, tensor: Any, member: dict[str, Any], first_row: int) -> Any:
         part = tensor.detach()[first_row : first_row + self._local_rows]
@@ -116,11 +159,48 @@ class Selection:
         return part
 
 
-def _tensors(batch: Any) -> list[Any]:
+class _Structure:
+    """Where the tensors of a batch are: as in the first one that it is asked for."""
+
+    def __init__(self) -> None:
+        self._first: Any = None  # what torch calls the structure of the first batch
+        self._paths: list[str] = []
+
+    def tensors(self, batch: Any) -> tuple[list[Any], list[str], list[str]]:
+        """The tensors, in the order of the first batch; the paths of those that are missing, and of others."""
+        from torch.utils import _pytree as pytree
+
+        leaves, structure = pytree.tree_flatten(batch)
+        kinds = [isinstance(leaf, sys.modules["torch"].Tensor) for leaf in leaves]
+        tensors = [leaf for leaf, is_tensor in zip(leaves, kinds) if is_tensor]  # noqa: B905 - as many
+        if (structure, kinds) == self._first:
+            return tensors, [], []
+        # Paths cost more than the comparison, and are asked for the first batch and for others than that alone.
+        paths = _tensor_paths(batch)
+        if self._first is None:
+            self._first, self._paths = (structure, kinds), paths
+            return tensors, [], []
+        missing = sorted(set(self._paths) - set(paths))
+        unknown = sorted(set(paths) - set(self._paths))
+        if missing or unknown:
+            return [], missing, unknown
+        found = dict(zip(paths, tensors))  # noqa: B905 - as many
+        return [found[path] for path in self._paths], [], []
+
+
+def _tensor_paths(batch: Any) -> list[str]:
+    """Where each tensor is, as it is written behind the batch's name: "['labels']", "[0]"."""
     from torch.utils import _pytree as pytree
 
-    torch = sys.modules["torch"]
-    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    return [
+        pytree.keystr(path)
+        for path, leaf in pytree.tree_flatten_with_path(batch)[0]
+        if isinstance(leaf, sys.modules["torch"].Tensor)
+    ]
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(paths) if paths else "nothing"
 
 
 def _tensors_by_name(batch: Any) -> dict[str, Any]:
@@ -143,6 +223,11 @@ def _step(key: Any) -> str:
 def _rank_was_asked() -> bool:
     distributed = sys.modules.get("cstorch.distributed.streaming")
     return distributed is not None and distributed.rank_was_asked()
+
+
+def _share_was_asked() -> bool:
+    distributed = sys.modules.get("cstorch.distributed.streaming")
+    return distributed is not None and distributed.share_was_asked()
 
 
 def endless(loader: Any, max_empty_passes: int) -> Iterator[Any]:

@@ -4,9 +4,13 @@ A worker of the cluster tells its child process, which runs the input_fn, by env
 the client and on the CPU, the answers are those of a lone process that streams nothing.
 """
 
+import mmap
 import os
 
-_rank_was_asked = False
+# Whether this process, or one that was forked from it as torch DataLoaders do, has asked for its share of the batches,
+# for its rank, and for its ordinal.
+_asked = mmap.mmap(-1, 3)
+_SHARE, _RANK, _ORDINAL = range(3)
 
 
 def is_streamer() -> bool:
@@ -16,6 +20,7 @@ def is_streamer() -> bool:
 
 def num_streamers() -> int:
     """How many processes stream input, over all wafers; 0 on the client."""
+    _asked[_SHARE] = True
     return int(os.environ.get("WAFERBOX_STREAMER_COUNT", "0"))
 
 
@@ -24,14 +29,21 @@ def get_streaming_rank() -> int:
 
     An input_fn that asks is taken to shard: its batches are this worker's own, and are not dealt out among workers.
     """
-    global _rank_was_asked
-    _rank_was_asked = True
+    _asked[_SHARE] = _asked[_RANK] = True
     return int(os.environ.get("WAFERBOX_STREAMER_RANK", "0"))
 
 
 def rank_was_asked() -> bool:
-    """Whether anybody in this process has called `get_streaming_rank`."""
-    return _rank_was_asked
+    """Whether this process, or one that was forked from it, has asked which of the streamers it is.
+
+    An ordinal alone is asked for in logs, too: with the number of tasks it is a rank.
+    """
+    return bool(_asked[_RANK] or (_asked[_ORDINAL] and _asked[_SHARE]))
+
+
+def share_was_asked() -> bool:
+    """Whether it has asked for that, or for anything else from which it can know its share of the batch."""
+    return bool(_asked[_SHARE])
 
 
 def get_streaming_batch_size(effective_batch_size: int, global_rank: int | None = None) -> int:
@@ -55,6 +67,7 @@ def get_streaming_batch_size(effective_batch_size: int, global_rank: int | None 
 
 def num_csx() -> int:
     """The systems that the streamers feed; 1 on the client."""
+    _asked[_SHARE] = True
     return int(os.environ.get("WAFERBOX_STREAMER_NUM_CSX", "1"))
 
 
@@ -65,6 +78,7 @@ def num_workers_per_csx() -> int:
 
 def streaming_wafer() -> int:
     """The number of the system that this process feeds; 0 on the client."""
+    _asked[_SHARE] = True
     return int(os.environ.get("WAFERBOX_STREAMER_WAFER", "0"))
 
 
@@ -74,13 +88,17 @@ def num_tasks() -> int:
 
 
 def get_ordinal() -> int:
-    """The number of this process among those that do what it does."""
+    """The number of this process among those that do what it does.
+
+    An input_fn that asks for this and for their number is taken to shard, as by `get_streaming_rank`.
+    """
+    _asked[_ORDINAL] = True
     return int(os.environ.get("WAFERBOX_STREAMER_RANK", "0"))
 
 
 def is_master_ordinal(local: bool = False) -> bool:
     """Whether this is the first of them. local: no difference here, every process is alone in its container."""
-    return local or get_ordinal() == 0
+    return local or int(os.environ.get("WAFERBOX_STREAMER_RANK", "0")) == 0
 
 
 def num_receivers() -> int:
