@@ -76,6 +76,8 @@ class Epoch:
 
     def input_states(self, step: int) -> list[bytes]:
         """Where the loaders of all workers stand after a step, wafer by wafer; empty until all have said it."""
+        if self._point is not None and step == self._start.done_steps:
+            return list(self._point.input_states)
         states, workers = self._input_states[step], self._nodes.topology.workers
         return [states[worker.name] for worker in workers] if len(states) == len(workers) else []
 
@@ -162,7 +164,7 @@ class Epoch:
             case "snapshot" if not self.over:
                 self._snapshots[response.snapshot.step].add(member.name)
             case "input_state" if response.input_state.execution == self.number:
-                if response.input_state.step in self._begin.checkpoint_steps:
+                if response.input_state.step in self._input_state_steps():
                     self._input_states[response.input_state.step][member.name] = response.input_state.state
             case "stopped" if response.stopped.execution == self.number:
                 self._stopped.add(member.name)
@@ -172,6 +174,10 @@ class Epoch:
         if not self.started or self.over:
             return []
         return [m.name for m in self._nodes.topology.members() if m.name not in self.finished]
+
+    def _input_state_steps(self) -> set[int]:
+        """The steps after which the client wants to know where the loaders stand."""
+        return {*self.schedule.checkpoint_steps, self.schedule.num_steps}
 
     def _results_failed(self, error: Exception) -> None:
         if self.over:
@@ -215,5 +221,5 @@ class Epoch:
                 if point is not None and self._start.done_steps and num_states == len(topology.workers):
                     load.input_states.extend(point.input_states)
                 if self._begin.wants_input_states:
-                    load.state_steps.extend(sorted(self.schedule.checkpoint_steps))
+                    load.state_steps.extend(sorted(self._input_state_steps()))
         return load

@@ -78,6 +78,7 @@ class Execution:
                 execution=index,
                 follows_left=follows_left,
                 num_steps=self._schedule.num_steps,
+                wants_input_states=begin.wants_input_states,
                 is_received=self._is_received,
             )
         self._waiting = Waiting(verdict, is_disturbed)
@@ -187,7 +188,10 @@ class Execution:
 
     def finished(self) -> coordinator_pb2.ExecuteResponse:
         """The last message, after stop."""
-        finished = coordinator_pb2.ExecutionFinished(seconds=self._current().seconds)
+        epoch = self._current()
+        # Nobody has finished before the states of his loader after the last step have come.
+        states = epoch.input_states(self._schedule.num_steps) if self._begin.wants_input_states else ()
+        finished = coordinator_pb2.ExecutionFinished(seconds=epoch.seconds, input_states=states)
         return coordinator_pb2.ExecuteResponse(finished=finished)
 
     def consumed(self, step: int) -> None:

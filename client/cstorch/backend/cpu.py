@@ -23,11 +23,14 @@ class CpuExecution(Execution):
         self._samples = 0
 
     def batches(self) -> Generator[Any]:
-        for batch in itertools.islice(self.executor.dataloader.passes(), self.executor.num_steps):
+        loader = self.executor.dataloader
+        for batch in itertools.islice(loader.passes(), self.executor.num_steps):
             rows = infer_batch_size(batch) or 0
             self._samples += rows
             self.executor.profiler.step(rows)
             yield batch
+        if loader.is_restartable:
+            loader.completed(self.input_states())
 
     def input_states(self) -> list[dict[str, Any]]:
         step = self.executor.user_iteration

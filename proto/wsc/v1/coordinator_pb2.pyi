@@ -396,7 +396,7 @@ class Begin(_message.Message):
     num_steps: _builtins.int
     activation_steps: _builtins.int
     wants_input_states: _builtins.bool
-    """with every checkpoint"""
+    """with every checkpoint, and after the last step"""
     id: _builtins.str
     """of the execution, in the job"""
     @_builtins.property
@@ -672,18 +672,24 @@ class ExecutionFinished(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     SECONDS_FIELD_NUMBER: _builtins.int
+    INPUT_STATES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """"<node>.<what>" """
+
+    @_builtins.property
+    def input_states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """after the last step, as in CheckpointReady"""
 
     def __init__(
         self,
         *,
         seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        input_states: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_states", b"input_states", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -110,7 +110,9 @@ class ClusterExecution(Execution):
 
     def _finish(self) -> None:
         if self._run is not None:
-            self._run.finish(is_saved=self.executor.num_steps in self.executor.checkpoint_steps)
+            states = self._run.finish(is_saved=self.executor.num_steps in self.executor.checkpoint_steps)
+            if states:
+                self.executor.dataloader.completed([read_state(state) for state in states])
             kind = "Training" if self._step.trains else "Evaluation"
             logger.info("%s of %d steps completed successfully!", kind, self.executor.num_steps)
         self._is_finished = True

@@ -126,12 +126,16 @@ class Run:
         """The closures of all steps up to this one have run."""
         self._stream.consumed(step)
 
-    def finish(self, *, is_saved: bool) -> None:
-        """Waits for the end of the last step. is_saved: whether it was a checkpoint step."""
+    def finish(self, *, is_saved: bool) -> list[bytes]:
+        """Waits for the end of the last step; returns the states of the workers' loaders after it.
+
+        is_saved: whether it was a checkpoint step.
+        """
         finished = self._stream.receive("finished").finished
         for name, seconds in sorted(finished.seconds.items()):
             logger.debug("%s: %.3f s", name, seconds)
         self._state.settle(is_saved)
+        return list(finished.input_states)
 
     def close(self) -> None:
         """Ends the run; before its last step this cancels it."""
@@ -146,5 +150,5 @@ def _begin(executor: Executor, job: Job, compiled: coordinator_pb2.CompileRespon
         num_steps=executor.num_steps,
         activation_steps=executor.activation_steps,
         checkpoint_steps=executor.checkpoint_steps,
-        wants_input_states=bool(executor.checkpoint_steps) and executor.dataloader.is_restartable,
+        wants_input_states=executor.dataloader.is_restartable,
     )

@@ -1,17 +1,16 @@
 """The DataLoader: a recipe for input that every worker of the cluster follows by itself."""
 
 import itertools
-import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from typing import Any, Self
-
-import numpy as np
-import torch
 
 from cstorch.distributed.worker_environment import appliance_environ
 from cstorch.distributed.worker_state import DataLoaderCheckpoint, WorkerState
 from cstorch.errors import InputError, UsageError
 from cstorch.execution import current_execution
+from cstorch.utils.data.in_process import workers_in_process
+from cstorch.utils.data.random_state import random_state, set_random_state
 from cstorch.utils.data.recipe_pickler import dumps
 from cstorch.utils.data.restartable import RestartableDataLoader
 
@@ -21,13 +20,16 @@ _ids = itertools.count(1)
 class DataLoader:
     """Input for a DataExecutor.
 
+    An execution begins with the first batch of a pass. Only if the loader can be restarted (`RestartableDataLoader`) it
+    begins behind the last batch of the execution before with the same DataLoader, or where `load_state_dict` says; one
+    that was left before its last step, or has failed, does not count.
+
     Args:
         input_fn: makes the loader, an iterable of batches (a `torch.utils.data.DataLoader`, usually). Every worker of
             the cluster calls it; on the client it runs for the first batch only.
         *args, **kwargs: handed to input_fn.
 
     id: a number that no other DataLoader of this process has, a copy of this one neither.
-    batch_size: samples of a batch, known since the first one of an execution; None before, and where tensors differ.
 
     Raises:
         TypeError: input_fn is not callable.
@@ -40,17 +42,17 @@ class DataLoader:
                 "hand over the function itself: DataLoader(input_fn, *args)"
             )
         self.id = next(_ids)
-        self.batch_size: int | None = None
+        self._batch_size: int | None = None
         self.input_fn = input_fn
         self.args = args
         self.kwargs = kwargs
         self._loader: Iterable[Any] | None = None  # the one that was made last
-        self._was_iterated = False
+        self._is_between = True  # whether no execution has begun since it was known where the next one begins
         self._position: dict[str, Any] | None = None  # where the next execution begins
 
     def __copy__(self) -> Self:
         other = object.__new__(type(self))
-        vars(other).update(vars(self), id=next(_ids), _loader=None, _was_iterated=False)
+        vars(other).update(vars(self), id=next(_ids), _loader=None, _is_between=True)
         return other
 
     def __len__(self) -> int:
@@ -71,6 +73,25 @@ class DataLoader:
         return self._make_aside() if self._loader is None else self._loader
 
     @property
+    def batch_size(self) -> int | None:
+        """Samples of a batch: of the first of the last execution; before it, what the input_fn's loader says of itself.
+
+        None where that says nothing.
+        """
+        if self._batch_size is not None:
+            return self._batch_size
+        loader = self.dataloader
+        for named in (loader, getattr(loader, "batch_sampler", None)):
+            size = getattr(named, "batch_size", None)
+            if isinstance(size, int):
+                return size
+        return None
+
+    @batch_size.setter
+    def batch_size(self, size: int | None) -> None:
+        self._batch_size = size
+
+    @property
     def is_restartable(self) -> bool:
         """Whether the loader of the input_fn has what `RestartableDataLoader` names."""
         return isinstance(self.dataloader, RestartableDataLoader)
@@ -79,7 +100,8 @@ class DataLoader:
         """Where the input stands: what `aggregate_state_dict` makes of the states of all workers' loaders.
 
         It is that after the batch of the step at hand, though workers are ahead. To be called on a checkpoint step of
-        the executor that runs with this DataLoader, on CSX in a checkpoint closure; or before its first loop.
+        the executor that runs with this DataLoader, on CSX in a checkpoint closure; or between loops that run to their
+        ends: then it is where the next one begins.
 
         An execution gives its first step to the first worker of each wafer, its second to the next, and so on. A loader
         whose state says how much all have taken together continues exactly with any number of workers; one that keeps
@@ -90,10 +112,13 @@ class DataLoader:
             InputError: a state cannot be read.
         """
         execution = current_execution()
-        if execution is None and not self._was_iterated:
+        if execution is None and self._is_between:
             return self._first_state()
         if execution is None or execution.executor.dataloader is not self:
-            raise UsageError("the input has a state while an executor runs with it: ask in a @checkpoint_closure")
+            raise UsageError(
+                "the input has a state while an executor runs with it, and between loops that run to their ends: ask "
+                "in a @checkpoint_closure"
+            )
         if not execution.executor.on_checkpoint_step:
             raise UsageError(
                 f"step {execution.executor.user_iteration} is no checkpoint step, and the state of the input is known "
@@ -118,7 +143,18 @@ class DataLoader:
         if execution is not None and execution.executor.dataloader is self:
             raise UsageError("the loop over this input has begun: load its state before `for batch in executor:`")
         self._restartable()
-        self._position = {"state": state_dict, "strict": strict}
+        self._begin_next(state_dict, strict=strict)
+
+    def completed(self, worker_states: list[dict[str, Any]]) -> None:
+        """An execution has done its last step, after which the loaders of all workers are in these states.
+
+        Raises:
+            UsageError: the loader cannot be restarted.
+        """
+        self._begin_next(self._restartable().aggregate_state_dict(worker_states), strict=True)
+
+    def _begin_next(self, state_dict: dict[str, Any], *, strict: bool) -> None:
+        self._position, self._is_between = {"state": state_dict, "strict": strict}, True
 
     def own_state(self, *, worker_step: int, samples_streamed: int) -> dict[str, Any]:
         """The state of the loader in this process, the only worker, which has streamed so much."""
@@ -161,8 +197,9 @@ class DataLoader:
             "args": self.args,
             "kwargs": self.kwargs,
             "random_state": random_state(),
-            "position": self._take_position(),
+            "position": self._position,
         }
+        self._is_between = False
         try:
             return dumps(recipe)
         except Exception as error:
@@ -172,20 +209,13 @@ class DataLoader:
             ) from error
 
     def first_batch(self) -> Any:
-        """The first batch, made here: it gives the step its shapes.
+        """The first batch of the execution, made here without other processes: it gives the step its shapes.
 
         Raises:
             InputError: the loader yields nothing.
         """
-        loader = self._make()
-        if isinstance(loader, torch.utils.data.DataLoader):
-            # One batch is not worth processes, and forking a process that speaks gRPC is not safe.
-            loader.num_workers = 0
-            loader.timeout = 0
-        batch = next(iter(loader), _NOTHING)
-        if batch is _NOTHING:
-            raise InputError(_dry(0))
-        return batch
+        with workers_in_process(), closing(self._batches()) as batches:
+            return next(batches)
 
     def passes(self) -> Iterator[Any]:
         """Batches without end: pass after pass over one loader.
@@ -193,12 +223,16 @@ class DataLoader:
         Raises:
             InputError: a pass yields nothing, or the loader cannot be iterated twice.
         """
+        self._is_between = False
+        yield from self._batches()
+
+    def _batches(self) -> Generator[Any]:
         loader = self._make()
         may_be_empty = False
-        if (position := self._take_position()) is not None:
-            strict = {} if position["strict"] else {"strict": False}
+        if self._position is not None:
+            strict = {} if self._position["strict"] else {"strict": False}
             restartable = self._restartable()
-            restartable.load_state_dict(restartable.deaggregate_state_dict(position["state"], **strict), **strict)
+            restartable.load_state_dict(restartable.deaggregate_state_dict(self._position["state"], **strict), **strict)
             may_be_empty = True  # it may have stood at the end of a pass
         count = 0
         while True:
@@ -210,11 +244,6 @@ class DataLoader:
             if (count == before and not may_be_empty) or iterator is loader:
                 raise InputError(_dry(count))
             may_be_empty = False
-
-    def _take_position(self) -> dict[str, Any] | None:
-        position, self._position = self._position, None
-        self._was_iterated = True
-        return position
 
     def _make_aside(self) -> Iterable[Any]:
         """A loader that nobody iterates; the random generators do not notice."""
@@ -234,9 +263,6 @@ class DataLoader:
         return loader
 
 
-_NOTHING = object()
-
-
 def _dry(count: int) -> str:
     return (
         f"the loader ran dry after {count} batches and more are needed: it yields nothing, or it is a generator, which "
@@ -246,19 +272,3 @@ def _dry(count: int) -> str:
 
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", repr(function))
-
-
-def random_state() -> dict[str, Any]:
-    """The state of the generators of torch, numpy and Python."""
-    return {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": np.random.get_state(),
-        "python": random.getstate(),
-    }
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Puts the generators back to what `random_state` gave."""
-    torch.set_rng_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
-    np.random.set_state(state["numpy"])
-    random.setstate(state["python"])
