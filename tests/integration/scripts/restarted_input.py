@@ -1,6 +1,7 @@
 """Training whose input can be restarted: every worker yields its own part of shuffled batches."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,9 +78,18 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(
-    folder: Path, *, python_path: Path, num_steps: int, checkpoint_steps: int | None = None, load: Path | None = None
+    folder: Path,
+    *,
+    python_path: Path,
+    num_steps: int,
+    checkpoint_steps: int | None = None,
+    load: Path | None = None,
+    more_steps: Sequence[int] = (),
 ) -> list[float]:
-    """Trains on 2 wafers with 2 workers each; writes checkpoint_<step>.mdl, and returns the losses."""
+    """Trains on 2 wafers with 2 workers each; writes checkpoint_<step>.mdl, and returns the losses.
+
+    more_steps: of further executions without checkpoints, with an evaluation before each.
+    """
     folder.mkdir(exist_ok=True)
     config = cstorch.distributed.ClusterConfig(
         num_csx=2, num_workers_per_csx=2, python_paths=[str(python_path)], mount_dirs=[str(folder)]
@@ -121,6 +131,20 @@ def train(
     for batch in executor:
         note(step(batch))
         save_checkpoint(executor.user_iteration)
+
+    @cstorch.trace
+    def evaluate(batch: dict[str, Any]) -> torch.Tensor:
+        (pair,) = batch["pair"]
+        return F.cross_entropy(compiled(pair.features), pair.labels)
+
+    others = cstorch.utils.data.DataLoader(input_fn, str(folder), batch_size=BATCH_SIZE)
+    for steps in more_steps:
+        model.eval()
+        for batch in cstorch.utils.data.DataExecutor(others, num_steps=1):
+            evaluate(batch)
+        model.train()
+        for batch in cstorch.utils.data.DataExecutor(loader, num_steps=steps):
+            note(step(batch))
     return losses
 
 
