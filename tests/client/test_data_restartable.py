@@ -1,5 +1,6 @@
 """DataLoader.state_dict and load_state_dict on the CPU backend, and states as workers send them."""
 
+import copy
 import json
 import math
 from collections.abc import Iterator
@@ -78,24 +79,32 @@ def test_a_loader_goes_on_where_it_was(step: int) -> None:
     again = DataLoader(Numbers)
     again.load_state_dict(states[step])
     assert run(again, 6)[0] == list(range(step, step + 6))
+    assert again.state_dict()["count"] == step + 6
 
 
-def test_the_next_execution_goes_on_where_the_last_one_ended() -> None:
-    """Training and evaluation in turn, neither of which saves a checkpoint."""
-    training, evaluation = DataLoader(Numbers), DataLoader(Numbers)
-    seen = [run(training, 3)[0] + run(evaluation, 2)[0] for _ in range(3)]
-    assert seen == [[0, 1, 2, 0, 1], [3, 4, 5, 2, 3], [6, 7, 8, 4, 5]]
-    assert training.state_dict() == {"count": 9, "samples": 9, "step": 3, "workers": 1}
-    training.load_state_dict({"count": 1, "workers": 1})
-    assert run(training, 2)[0] == [1, 2]
-    assert run(DataLoader(Numbers), 2)[0] == [0, 1]
+@pytest.mark.parametrize("checkpoint_steps", [None, 2])
+def test_an_execution_begins_where_the_one_before_has_ended(checkpoint_steps: int | None) -> None:
+    loader, other = DataLoader(Numbers), DataLoader(Numbers)
+    for number, (begin, num_steps) in enumerate(((0, 3), (3, 1), (4, 6), (10, 2))):
+        assert loader.first_batch()[0].item() == begin
+        assert run(loader, num_steps, checkpoint_steps)[0] == list(range(begin, begin + num_steps))
+        assert loader.state_dict()["count"] == begin + num_steps
+        assert run(other, 1)[0] == [number]  # it has its own place
+    loader.load_state_dict({"count": 1, "workers": 1})
+    assert run(loader, 2)[0] == [1, 2]
+    assert run(copy.copy(loader), 1)[0] == run(loader, 1)[0] == [3]
+    plain = DataLoader(lambda: [torch.full((3,), float(number)) for number in range(4)])
+    assert [run(plain, 3)[0], run(plain, 5)[0]] == [[0, 1, 2], [0, 1, 2, 3, 0]]  # every loop is a new pass
 
 
-def test_an_execution_that_was_left_gives_the_next_one_nothing() -> None:
+def test_an_execution_that_was_left_early_does_not_count() -> None:
     loader = DataLoader(Numbers)
+    run(loader, 3)
     for _ in DataExecutor(loader, num_steps=3):
         break
-    assert run(loader, 2)[0] == [0, 1]
+    with pytest.raises(UsageError, match="ask in a @checkpoint_closure"):
+        loader.state_dict()
+    assert run(loader, 3)[0] == [3, 4, 5]
 
 
 def test_strict_reaches_the_loader() -> None:

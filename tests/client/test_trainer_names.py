@@ -137,7 +137,7 @@ def test_what_a_loader_tells(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["CPU", "CSX"])
-def test_the_state_of_input_before_the_first_loop(cluster: FakeCluster, tmp_path: Path, kind: str) -> None:
+def test_the_state_of_input_outside_of_loops(cluster: FakeCluster, tmp_path: Path, kind: str) -> None:
     cstorch.backend(kind, artifact_dir=tmp_path)
     loader = DataLoader(Batches)
     assert loader.state_dict() == {"given": 0}

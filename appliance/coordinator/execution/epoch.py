@@ -97,20 +97,10 @@ class Epoch:
 
     def input_states(self, step: int) -> list[bytes]:
         """Where the loaders of all workers stand after a step, wafer by wafer; empty until all have said it."""
+        if self._point is not None and step == self._start.done_steps:
+            return list(self._point.input_states)
         states, workers = self._input_states[step], self._nodes.topology.workers
         return [states[worker.name] for worker in workers] if len(states) == len(workers) else []
-
-    def last_input_states(self) -> list[bytes]:
-        """The same after the last step of the execution; of an epoch that begins behind it, those of its point."""
-        if self._start.done_steps < self._start.num_steps:
-            return self.input_states(self._start.num_steps)
-        return [] if self._point is None else list(self._point.input_states)
-
-    def _input_state_steps(self) -> set[int]:
-        steps = set(self.schedule.checkpoint_steps) if self._begin.wants_input_states else set()
-        if self._begin.wants_last_input_states and self._start.done_steps < self._start.num_steps:
-            steps.add(self._start.num_steps)
-        return steps
 
     def load(self) -> None:
         """Load the plan into all nodes and open all links. Raises JobFailed, Abandoned, EpochOver."""
@@ -218,6 +208,10 @@ class Epoch:
             return []
         return [m.name for m in self._nodes.topology.members() if m.name not in self.finished]
 
+    def _input_state_steps(self) -> set[int]:
+        """The steps after which the client wants to know where the loaders stand."""
+        return {*self.schedule.checkpoint_steps, self._start.num_steps}
+
     def _results_failed(self, error: Exception) -> None:
         if self.over:
             return
@@ -259,5 +253,6 @@ class Epoch:
                 num_states = 0 if point is None else len(point.input_states)
                 if point is not None and self._start.done_steps and num_states == len(topology.workers):
                     load.input_states.extend(point.input_states)
-                load.state_steps.extend(sorted(self._input_state_steps()))
+                if self._begin.wants_input_states:
+                    load.state_steps.extend(sorted(self._input_state_steps()))
         return load

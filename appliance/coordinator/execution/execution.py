@@ -80,6 +80,7 @@ class Execution:
                 execution=index,
                 follows_left=follows_left,
                 num_steps=self._schedule.num_steps,
+                wants_input_states=begin.wants_input_states,
                 is_received=self._is_received,
             )
         self._waiting = Waiting(verdict, is_disturbed)
@@ -196,10 +197,10 @@ class Execution:
 
     def finished(self) -> coordinator_pb2.ExecuteResponse:
         """The last message, after stop."""
-        wanted = self._begin.wants_last_input_states
-        finished = coordinator_pb2.ExecutionFinished(
-            seconds=self._current().seconds, input_states=self._current().last_input_states() if wanted else ()
-        )
+        epoch = self._current()
+        # Nobody has finished before the states of his loader after the last step have come.
+        states = epoch.input_states(self._schedule.num_steps) if self._begin.wants_input_states else ()
+        finished = coordinator_pb2.ExecutionFinished(seconds=epoch.seconds, input_states=states)
         return coordinator_pb2.ExecuteResponse(finished=finished)
 
     def consumed(self, step: int) -> None:
@@ -391,9 +392,6 @@ class Execution:
         """Whether all steps are done, and nothing of their states can be lost."""
         epoch = self._current()
         if not epoch.all_finished:
-            return False
-        runs_steps = epoch.schedule.num_steps > 0
-        if self._begin.wants_last_input_states and runs_steps and not epoch.last_input_states():
             return False
         is_kept = self._points is None or self._points.has(epoch.last_recovery_point)
         return is_kept and not epoch.over  # asked last: what is given up when it is over is not kept

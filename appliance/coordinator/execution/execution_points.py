@@ -39,10 +39,12 @@ class ExecutionPoints:
         execution: int,
         follows_left: bool,
         num_steps: int,
+        wants_input_states: bool,
         is_received: Callable[[int], bool],
     ) -> None:
         """execution: of the job. follows_left: whether the one before it was left by its client before its end.
 
+        wants_input_states: whether the client wants to know where the loaders stand after the last step.
         is_received(step): whether the client has all that it gets of the steps up to this.
         """
         self._points = points
@@ -50,6 +52,7 @@ class ExecutionPoints:
         self._execution = execution
         self._follows_left = follows_left
         self._num_steps = num_steps
+        self._wants_input_states = wants_input_states
         self._is_received = is_received
         self._order = FIRST_POINT
         self._next = 0  # the number of the last that was asked for while steps ran
@@ -137,12 +140,15 @@ class ExecutionPoints:
     def _make(self, epoch: int, order: int, step: int) -> int:
         topology = self._nodes.topology
         number = (epoch << POINT_BITS) + order
-        is_between = 0 < step < self._num_steps
+        # Who goes on from the last supplies no batch: nobody could say any more where the loaders stood.
+        waits_for_inputs = order == LAST_POINT and self._wants_input_states
+        has_inputs = waits_for_inputs or 0 < step < self._num_steps
         self._points.make(
             number,
             execution=self._execution,
             step=step,
             keepers=[member.name for member in topology.state_keepers],
-            workers=[member.name for member in topology.workers] if is_between else (),
+            workers=[member.name for member in topology.workers] if has_inputs else (),
+            waits_for_inputs=waits_for_inputs,
         )
         return number

@@ -38,6 +38,12 @@ class _Making:
     kept: dict[str, node_pb2.RecoveryPointKept] = field(default_factory=dict)
     awaited: set[str] = field(default_factory=set)  # members of whose files copies are being made
     input_states: dict[str, bytes] = field(default_factory=dict)
+    waits_for_inputs: bool  # whether it is not complete without the states of all workers' loaders
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether it has all states of loaders that it waits for."""
+        return not self.waits_for_inputs or self.input_states.keys() >= set(self.workers)
 
     @property
     def is_kept(self) -> bool:
@@ -75,10 +81,27 @@ class RecoveryPoints:
         """What the job goes on from."""
         return self._complete
 
-    def make(self, number: int, *, execution: int, step: int, keepers: Iterable[str], workers: Iterable[str]) -> None:
-        """A point is to be made. keepers: of states. workers: whose loaders' states belong to it, wafer by wafer."""
+    def make(
+        self,
+        number: int,
+        *,
+        execution: int,
+        step: int,
+        keepers: Iterable[str],
+        workers: Iterable[str],
+        waits_for_inputs: bool = False,
+    ) -> None:
+        """A point is to be made. keepers: of states. workers: whose loaders' states belong to it, wafer by wafer.
+
+        waits_for_inputs: whether it is not complete without these.
+        """
         making = _Making(
-            number=number, execution=execution, step=step, keepers=frozenset(keepers), workers=tuple(workers)
+            number=number,
+            execution=execution,
+            step=step,
+            keepers=frozenset(keepers),
+            workers=tuple(workers),
+            waits_for_inputs=waits_for_inputs,
         )
         with self._lock:
             self._making[number] = making
@@ -140,7 +163,10 @@ class RecoveryPoints:
             ready = [
                 making
                 for making in self._making.values()
-                if making.is_kept and not making.awaited and (making.execution != execution or is_received(making.step))
+                if making.is_kept
+                and making.has_inputs
+                and not making.awaited
+                and (making.execution != execution or is_received(making.step))
             ]
             if not ready:
                 return

@@ -29,7 +29,7 @@ class CpuExecution(Execution):
             self.executor.profiler.step(rows)
             yield batch
         if self.executor.dataloader.is_restartable:
-            self.executor.dataloader.end_execution(self.input_states())
+            self.executor.dataloader.completed(self.input_states())
 
     def input_states(self) -> list[dict[str, Any]]:
         step = self.executor.user_iteration

@@ -388,7 +388,6 @@ class Begin(_message.Message):
     ACTIVATION_STEPS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_STEPS_FIELD_NUMBER: _builtins.int
     WANTS_INPUT_STATES_FIELD_NUMBER: _builtins.int
-    WANTS_LAST_INPUT_STATES_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
     RESUMPTION_FIELD_NUMBER: _builtins.int
     token: _builtins.str
@@ -397,9 +396,7 @@ class Begin(_message.Message):
     num_steps: _builtins.int
     activation_steps: _builtins.int
     wants_input_states: _builtins.bool
-    """with every checkpoint"""
-    wants_last_input_states: _builtins.bool
-    """with ExecutionFinished"""
+    """with every checkpoint, and after the last step"""
     id: _builtins.str
     """of the execution, in the job"""
     @_builtins.property
@@ -418,13 +415,12 @@ class Begin(_message.Message):
         activation_steps: _builtins.int = ...,
         checkpoint_steps: _abc.Iterable[_builtins.int] | None = ...,
         wants_input_states: _builtins.bool = ...,
-        wants_last_input_states: _builtins.bool = ...,
         id: _builtins.str = ...,
         resumption: Global___Resumption | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["resumption", b"resumption"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_steps", b"activation_steps", "artifact", b"artifact", "checkpoint_steps", b"checkpoint_steps", "id", b"id", "loader", b"loader", "num_steps", b"num_steps", "resumption", b"resumption", "token", b"token", "wants_input_states", b"wants_input_states", "wants_last_input_states", b"wants_last_input_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_steps", b"activation_steps", "artifact", b"artifact", "checkpoint_steps", b"checkpoint_steps", "id", b"id", "loader", b"loader", "num_steps", b"num_steps", "resumption", b"resumption", "token", b"token", "wants_input_states", b"wants_input_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -683,9 +679,7 @@ class ExecutionFinished(_message.Message):
 
     @_builtins.property
     def input_states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """After the last step, as in CheckpointReady; none where they are not known: an execution that was continued after
-        its last step, and whose loaders had not said where they stood.
-        """
+        """after the last step, as in CheckpointReady"""
 
     def __init__(
         self,

@@ -125,3 +125,20 @@ def test_copies_of_the_point_that_the_job_has_gone_back_to_are_made_again() -> N
     points.kept("b", 1)
     assert points.asked[1:] == [{"a": "disk of a"}, {"a": "disk of a", "b": "disk of b"}]
     assert points.settle() == [1]
+
+
+def test_a_point_after_the_last_step_waits_for_the_states_of_all_loaders() -> None:
+    """Whoever goes on from it supplies no batch, and could not say any more where the loaders stood."""
+    points = Points([])
+    points.points.make(
+        1, execution=1, step=4, keepers=["a", "b"], workers=("worker-0", "worker-1"), waits_for_inputs=True
+    )
+    for member in ("a", "b"):
+        points.kept(member, 1)
+    points.points.input_state("worker-1", 1, 4, b"one")
+    points.points.input_state("worker-0", 1, 3, b"of another step")
+    assert points.settle() == []
+    points.points.input_state("worker-0", 1, 4, b"nought")
+    assert points.settle() == [1]
+    assert points.points.complete is not None
+    assert points.points.complete.input_states == [b"nought", b"one"]

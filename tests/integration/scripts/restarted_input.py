@@ -1,6 +1,7 @@
 """Training whose input can be restarted: every worker yields its own part of shuffled batches."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,13 +78,17 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(
-    folder: Path, *, python_path: Path, num_steps: list[int], checkpoint_steps: int, load: Path | None = None
+    folder: Path,
+    *,
+    python_path: Path,
+    num_steps: int,
+    checkpoint_steps: int | None = None,
+    load: Path | None = None,
+    more_steps: Sequence[int] = (),
 ) -> list[float]:
     """Trains on 2 wafers with 2 workers each; writes checkpoint_<step>.mdl, and returns the losses.
 
-    Args:
-        num_steps: of each execution.
-        checkpoint_steps: of the last one; those before it save nothing.
+    more_steps: of further executions without checkpoints, with an evaluation before each.
     """
     folder.mkdir(exist_ok=True)
     config = cstorch.distributed.ClusterConfig(
@@ -122,12 +127,24 @@ def train(
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "input": loader.state_dict()}
         cstorch.save(state, folder / f"checkpoint_{number}.mdl")
 
-    for place, number in enumerate(num_steps, 1):
-        saves = checkpoint_steps if place == len(num_steps) else None
-        executor = cstorch.utils.data.DataExecutor(loader, num_steps=number, checkpoint_steps=saves)
-        for batch in executor:
+    executor = cstorch.utils.data.DataExecutor(loader, num_steps=num_steps, checkpoint_steps=checkpoint_steps)
+    for batch in executor:
+        note(step(batch))
+        save_checkpoint(executor.user_iteration)
+
+    @cstorch.trace
+    def evaluate(batch: dict[str, Any]) -> torch.Tensor:
+        (pair,) = batch["pair"]
+        return F.cross_entropy(compiled(pair.features), pair.labels)
+
+    others = cstorch.utils.data.DataLoader(input_fn, str(folder), batch_size=BATCH_SIZE)
+    for steps in more_steps:
+        model.eval()
+        for batch in cstorch.utils.data.DataExecutor(others, num_steps=1):
+            evaluate(batch)
+        model.train()
+        for batch in cstorch.utils.data.DataExecutor(loader, num_steps=steps):
             note(step(batch))
-            save_checkpoint(executor.user_iteration)
     return losses
 
 

@@ -127,7 +127,8 @@ class ClusterExecution(Execution):
     def _finish(self) -> None:
         if self._run is not None:
             states = self._run.finish(is_saved=self.executor.num_steps in self.executor.checkpoint_steps)
-            self.executor.dataloader.end_execution([read_state(state) for state in states])
+            if states:
+                self.executor.dataloader.completed([read_state(state) for state in states])
             kind = "Training" if self._step.trains else "Evaluation"
             logger.info("%s of %d steps completed successfully!", kind, self.executor.num_steps)
         self._is_finished = True

@@ -141,7 +141,6 @@ class Run:
 
 
 def _begin(executor: Executor, job: Job, compiled: coordinator_pb2.CompileResponse) -> coordinator_pb2.Begin:
-    is_restartable = executor.dataloader.is_restartable
     return coordinator_pb2.Begin(
         token=job.token,
         artifact=compiled.artifact,
@@ -149,6 +148,5 @@ def _begin(executor: Executor, job: Job, compiled: coordinator_pb2.CompileRespon
         num_steps=executor.num_steps,
         activation_steps=executor.activation_steps,
         checkpoint_steps=executor.checkpoint_steps,
-        wants_input_states=bool(executor.checkpoint_steps) and is_restartable,
-        wants_last_input_states=is_restartable,
+        wants_input_states=executor.dataloader.is_restartable,
     )

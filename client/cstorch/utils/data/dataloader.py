@@ -1,14 +1,15 @@
 """The DataLoader: a recipe for input that every worker of the cluster follows by itself."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from typing import Any, Self
 
 from cstorch.distributed.worker_environment import appliance_environ
 from cstorch.distributed.worker_state import DataLoaderCheckpoint, WorkerState
 from cstorch.errors import InputError, UsageError
 from cstorch.execution import current_execution
-from cstorch.utils.data.loader_workers import without_processes
+from cstorch.utils.data.in_process import workers_in_process
 from cstorch.utils.data.random_state import random_state, set_random_state
 from cstorch.utils.data.recipe_pickler import dumps
 from cstorch.utils.data.restartable import RestartableDataLoader
@@ -19,14 +20,16 @@ _ids = itertools.count(1)
 class DataLoader:
     """Input for a DataExecutor.
 
+    An execution begins with the first batch of a pass. Only if the loader can be restarted (`RestartableDataLoader`) it
+    begins behind the last batch of the execution before with the same DataLoader, or where `load_state_dict` says; one
+    that was left before its last step, or has failed, does not count.
+
     Args:
         input_fn: makes the loader, an iterable of batches (a `torch.utils.data.DataLoader`, usually). Every worker of
             the cluster calls it; on the client it runs for the first batch only.
         *args, **kwargs: handed to input_fn.
 
     id: a number that no other DataLoader of this process has, a copy of this one neither.
-    batch_size: samples of the first batch of an execution, and before that of what the loader says; None where tensors
-        differ, and where the loader does not say.
 
     Raises:
         TypeError: input_fn is not callable.
@@ -40,31 +43,17 @@ class DataLoader:
             )
         self.id = next(_ids)
         self._batch_size: int | None = None
-        self._has_batch_size = False  # a first batch was there
         self.input_fn = input_fn
         self.args = args
         self.kwargs = kwargs
         self._loader: Iterable[Any] | None = None  # the one that was made last
-        self._was_iterated = False
+        self._is_between = True  # whether no execution has begun since it was known where the next one begins
         self._position: dict[str, Any] | None = None  # where the next execution begins
 
     def __copy__(self) -> Self:
         other = object.__new__(type(self))
-        vars(other).update(vars(self), id=next(_ids), _loader=None, _was_iterated=False)
+        vars(other).update(vars(self), id=next(_ids), _loader=None, _is_between=True)
         return other
-
-    @property
-    def batch_size(self) -> int | None:
-        """Samples of a batch."""
-        if self._has_batch_size:
-            return self._batch_size
-        sampler = getattr(self.dataloader, "batch_sampler", None)
-        size = getattr(self.dataloader, "batch_size", None) or getattr(sampler, "batch_size", None)
-        return size if isinstance(size, int) else None
-
-    @batch_size.setter
-    def batch_size(self, size: int | None) -> None:
-        self._batch_size, self._has_batch_size = size, True
 
     def __len__(self) -> int:
         """The number of batches of one pass.
@@ -84,6 +73,25 @@ class DataLoader:
         return self._make_aside() if self._loader is None else self._loader
 
     @property
+    def batch_size(self) -> int | None:
+        """Samples of a batch: of the first of the last execution; before it, what the input_fn's loader says of itself.
+
+        None where that says nothing.
+        """
+        if self._batch_size is not None:
+            return self._batch_size
+        loader = self.dataloader
+        for named in (loader, getattr(loader, "batch_sampler", None)):
+            size = getattr(named, "batch_size", None)
+            if isinstance(size, int):
+                return size
+        return None
+
+    @batch_size.setter
+    def batch_size(self, size: int | None) -> None:
+        self._batch_size = size
+
+    @property
     def is_restartable(self) -> bool:
         """Whether the loader of the input_fn has what `RestartableDataLoader` names."""
         return isinstance(self.dataloader, RestartableDataLoader)
@@ -92,7 +100,8 @@ class DataLoader:
         """Where the input stands: what `aggregate_state_dict` makes of the states of all workers' loaders.
 
         It is that after the batch of the step at hand, though workers are ahead. To be called on a checkpoint step of
-        the executor that runs with this DataLoader, on CSX in a checkpoint closure; or outside of its loops.
+        the executor that runs with this DataLoader, on CSX in a checkpoint closure; or between loops that run to their
+        ends: then it is where the next one begins.
 
         An execution gives its first step to the first worker of each wafer, its second to the next, and so on. A loader
         whose state says how much all have taken together continues exactly with any number of workers; one that keeps
@@ -103,10 +112,13 @@ class DataLoader:
             InputError: a state cannot be read.
         """
         execution = current_execution()
-        if execution is None and (self._position is not None or not self._was_iterated):
+        if execution is None and self._is_between:
             return self._first_state()
         if execution is None or execution.executor.dataloader is not self:
-            raise UsageError("the input has a state while an executor runs with it: ask in a @checkpoint_closure")
+            raise UsageError(
+                "the input has a state while an executor runs with it, and between loops that run to their ends: ask "
+                "in a @checkpoint_closure"
+            )
         if not execution.executor.on_checkpoint_step:
             raise UsageError(
                 f"step {execution.executor.user_iteration} is no checkpoint step, and the state of the input is known "
@@ -131,16 +143,18 @@ class DataLoader:
         if execution is not None and execution.executor.dataloader is self:
             raise UsageError("the loop over this input has begun: load its state before `for batch in executor:`")
         self._restartable()
-        self._position = {"state": state_dict, "strict": strict}
+        self._begin_next(state_dict, strict=strict)
 
-    def end_execution(self, states: list[dict[str, Any]]) -> None:
-        """The next execution goes on where this one has ended, unless another state is loaded before.
+    def completed(self, worker_states: list[dict[str, Any]]) -> None:
+        """An execution has done its last step, after which the loaders of all workers are in these states.
 
-        Args:
-            states: of every worker's loader after the last step; empty if they cannot be had.
+        Raises:
+            UsageError: the loader cannot be restarted.
         """
-        if states:
-            self._position = {"state": self._restartable().aggregate_state_dict(states), "strict": True}
+        self._begin_next(self._restartable().aggregate_state_dict(worker_states), strict=True)
+
+    def _begin_next(self, state_dict: dict[str, Any], *, strict: bool) -> None:
+        self._position, self._is_between = {"state": state_dict, "strict": strict}, True
 
     def own_state(self, *, worker_step: int, samples_streamed: int) -> dict[str, Any]:
         """The state of the loader in this process, the only worker, which has streamed so much."""
@@ -183,8 +197,9 @@ class DataLoader:
             "args": self.args,
             "kwargs": self.kwargs,
             "random_state": random_state(),
-            "position": self._take_position(),
+            "position": self._position,
         }
+        self._is_between = False
         try:
             return dumps(recipe)
         except Exception as error:
@@ -194,16 +209,13 @@ class DataLoader:
             ) from error
 
     def first_batch(self) -> Any:
-        """The first batch, made here: it gives the step its shapes.
+        """The first batch of the execution, made here without other processes: it gives the step its shapes.
 
         Raises:
             InputError: the loader yields nothing.
         """
-        with without_processes(self._make()) as loader:
-            batch = next(iter(loader), _NOTHING)
-        if batch is _NOTHING:
-            raise InputError(_dry(0))
-        return batch
+        with workers_in_process(), closing(self._batches()) as batches:
+            return next(batches)
 
     def passes(self) -> Iterator[Any]:
         """Batches without end: pass after pass over one loader.
@@ -211,12 +223,16 @@ class DataLoader:
         Raises:
             InputError: a pass yields nothing, or the loader cannot be iterated twice.
         """
+        self._is_between = False
+        yield from self._batches()
+
+    def _batches(self) -> Generator[Any]:
         loader = self._make()
         may_be_empty = False
-        if (position := self._take_position()) is not None:
-            strict = {} if position["strict"] else {"strict": False}
+        if self._position is not None:
+            strict = {} if self._position["strict"] else {"strict": False}
             restartable = self._restartable()
-            restartable.load_state_dict(restartable.deaggregate_state_dict(position["state"], **strict), **strict)
+            restartable.load_state_dict(restartable.deaggregate_state_dict(self._position["state"], **strict), **strict)
             may_be_empty = True  # it may have stood at the end of a pass
         count = 0
         while True:
@@ -228,11 +244,6 @@ class DataLoader:
             if (count == before and not may_be_empty) or iterator is loader:
                 raise InputError(_dry(count))
             may_be_empty = False
-
-    def _take_position(self) -> dict[str, Any] | None:
-        position, self._position = self._position, None
-        self._was_iterated = True
-        return position
 
     def _make_aside(self) -> Iterable[Any]:
         """A loader that nobody iterates; the random generators do not notice."""
@@ -250,9 +261,6 @@ class DataLoader:
             )
         self._loader = loader
         return loader
-
-
-_NOTHING = object()
 
 
 def _dry(count: int) -> str:

@@ -1,4 +1,4 @@
-"""The generators of random numbers of this process that an input_fn may draw from."""
+"""The state of the random generators of a process."""
 
 import random
 from typing import Any

@@ -1,0 +1,139 @@
+"""What the processes of a torch DataLoader do, done in this one: for the first batch, which is made on the client.
+
+A process that speaks gRPC must not be forked: its other threads hold locks that nobody in the child would release, and
+gRPC's own fork handlers wait for them. A new interpreter would have to import torch and all that the input_fn needs,
+for every execution. So what each of the processes would do is done here, with the seeds, the worker_init_fn and the
+`get_worker_info` that it would have, and what that changes in this process is put back.
+"""
+
+import random
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import _DatasetKind
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from cstorch.utils.data.random_state import random_state, set_random_state
+from cstorch.utils.data.snapshot import Snapshot
+
+
+@contextmanager
+def workers_in_process() -> Iterator[None]:
+    """Torch DataLoaders that this thread iterates within it start no processes, and yield the same batches."""
+    thread, original = threading.get_ident(), TorchLoader._get_iterator
+    iterated: list[TorchLoader[Any]] = []
+
+    def get_iterator(loader: TorchLoader[Any]) -> _BaseDataLoaderIter:
+        if loader.num_workers == 0 or threading.get_ident() != thread:
+            return original(loader)
+        iterated.append(loader)
+        return _InProcessIterator(loader)
+
+    TorchLoader._get_iterator = get_iterator  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        TorchLoader._get_iterator = original  # type: ignore[method-assign]
+        for loader in iterated:
+            loader._iterator = None  # where persistent_workers has it kept
+
+
+class _InProcessIterator(_BaseDataLoaderIter):
+    """Batches of the workers, which take turns, as torch's own iterator over processes yields them."""
+
+    def __init__(self, loader: TorchLoader[Any]) -> None:
+        super().__init__(loader)  # type: ignore[no-untyped-call]  # draws the workers' seed
+        self._all = [_Worker(self, loader, number) for number in range(loader.num_workers)]
+        self._working = deque(self._all)  # the next first; those of an IterableDataset end one by one
+        self._ahead = (loader.prefetch_factor or 1) * loader.num_workers
+        self._indices = deque(self._sample(self._ahead))
+
+    def _sample(self, count: int) -> list[Any]:
+        """So many indices, or batches of them: as early as torch takes them, as samplers draw random numbers."""
+        return list(islice(self._sampler_iter, count))
+
+    def _reset(self, loader: TorchLoader[Any], first_iter: bool = False) -> None:
+        """A pass begins with workers that persist: they are not initialised again."""
+        super()._reset(loader, first_iter)  # type: ignore[no-untyped-call]
+        self._working = deque(self._all)
+        for worker in self._all:
+            worker.begin_pass()
+        self._indices = deque(self._sample(self._ahead))
+
+    def _next_data(self) -> Any:
+        while self._working and self._indices:
+            worker, index = self._working.popleft(), self._indices.popleft()
+            try:
+                data = worker.fetch(index)
+            except StopIteration:
+                if self._dataset_kind != _DatasetKind.Iterable:
+                    raise
+                continue
+            finally:
+                self._indices.extend(self._sample(1))
+            self._working.append(worker)
+            return data
+        raise StopIteration
+
+
+class _Worker:
+    """One of the workers: its generators and its dataset are its own, as they are in a process."""
+
+    def __init__(self, iterator: Any, loader: TorchLoader[Any], number: int) -> None:
+        self._iterator = iterator
+        self._init_fn = loader.worker_init_fn
+        self._info = torch_worker.WorkerInfo(
+            id=number, num_workers=loader.num_workers, seed=iterator._base_seed + number, dataset=iterator._dataset
+        )
+        self._shared = (iterator._dataset, self._init_fn, iterator._collate_fn)
+        self._random: dict[str, Any] | None = None  # of its generators; None until it is initialised
+        self._own = Snapshot(())  # what its dataset holds
+        self._fetcher: Any = None
+
+    def begin_pass(self) -> None:
+        """It iterates its dataset anew."""
+        self._fetcher = None
+
+    def fetch(self, index: Any) -> Any:
+        """A batch. StopIteration: an IterableDataset has no more."""
+        iterator = self._iterator
+        outside, shared, threads = random_state(), Snapshot(self._shared), torch.get_num_threads()
+        try:
+            torch.set_num_threads(1)  # as there: sums are made in another order with more
+            torch_worker._worker_info = self._info
+            if self._random is None:
+                self._seed()
+                if self._init_fn is not None:
+                    self._init_fn(self._info.id)
+            else:
+                set_random_state(self._random)
+                self._own.restore()
+            if self._fetcher is None:
+                self._fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+                    iterator._dataset_kind,
+                    iterator._dataset,
+                    iterator._auto_collation,
+                    iterator._collate_fn,
+                    iterator._drop_last,
+                )
+            return self._fetcher.fetch(index)
+        finally:
+            self._random, self._own = random_state(), Snapshot(self._shared)
+            torch_worker._worker_info = None
+            torch.set_num_threads(threads)
+            set_random_state(outside)
+            shared.restore()
+
+    def _seed(self) -> None:
+        seed = self._info.seed
+        random.seed(seed)
+        torch.manual_seed(seed)
+        np.random.seed(torch_worker._generate_state(seed - self._info.id, self._info.id))  # type: ignore[no-untyped-call]
