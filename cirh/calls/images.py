@@ -166,7 +166,7 @@ def _stride_of(
     writes ceil_mode. The size of the result tells them.
     """
     window, given, pad, step = settings
-    found = {}
+    found: dict[tuple[int, ...], bool] = {}
     for stride in (given, window) if set(given) == {1} else (given,):
         for is_ceil in (False, True):
             if _places(image, window, stride, pad, step, is_ceil=is_ceil) == made:
