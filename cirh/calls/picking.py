@@ -11,9 +11,18 @@ from cirh.dialect.spec import Call, Site
 _REDUCTIONS = {"ADD": "sum", "MUL": "prod", "MAX": "amax", "MIN": "amin"}
 
 
+def picks_elements(site: Site) -> bool:
+    """Whether a Gather is torch.gather: then the result has the shape of the indices, and not rows for each of them."""
+    source, indices = (operand.shape for operand in site.operands)
+    alike = len(source) == len(indices) > 1 and not site.get("batch_dims", 0)
+    return alike and bool(site.results) and site.result.shape == indices
+
+
 def prepare_gather(site: Site) -> Call:
     """Elements of dimension `axis`, by numbers that are the same for all (batch_dims 0), or differ along the first
-    dimensions."""
+    dimensions; or torch.gather, where the type of the result says so."""
+    if picks_elements(site):
+        return _prepare_gather_of_elements(site)
     source, indices = (operand.shape for operand in site.operands)
     batch, axis = int(site.get("batch_dims", 0)), axis_of(site, site.get("axis", 0), len(source))
     if not 0 <= batch <= min(axis, len(indices)) or source[:batch] != indices[:batch]:
@@ -31,6 +40,14 @@ def prepare_gather(site: Site) -> Call:
         return x.reshape(rows, before, source[axis], behind).gather(2, places).reshape(shape)
 
     return Call(gather)
+
+
+def _prepare_gather_of_elements(site: Site) -> Call:
+    source, indices = (operand.shape for operand in site.operands)
+    axis = axis_of(site, site.get("axis", 0), len(source))
+    if any(i > s for dim, (i, s) in enumerate(zip(indices, source, strict=True)) if dim != axis):
+        raise CirhError(f"{site.name}: {list(indices)} for elements of {list(source)} along dimension {axis}")
+    return Call(lambda x, at: x.gather(axis, at.long()))
 
 
 def prepare_gather_nd(site: Site) -> Call:

@@ -234,7 +234,13 @@ row(
     results=2,
     result_names="loss backprop",
 )
-row("Gather", "input indices", prepare_gather, attributes="axis=INT? batch_dims=INT? is_sparse=BOOL?")
+row(
+    "Gather",
+    "input indices",
+    prepare_gather,
+    attributes="axis=INT? batch_dims=INT? is_sparse=BOOL?",
+    typed=Typed.OPTIONAL,
+)
 row("GatherNd", "input indices", prepare_gather_nd, attributes="sparse_grad=BOOL? start_dim=INT?")
 row(
     "Scatter",

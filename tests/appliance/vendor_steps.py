@@ -130,6 +130,9 @@ STEPS = {
     "Gather along columns": Step("Gather", [r(7, 5), ints(5, BATCH)], {"axis": 1}, kinds="sb"),
     "Gather of the same places": Step("Gather", [r(BATCH, 5, 2), ints(5, 4)], {"axis": 1}, kinds="bs"),
     "Gather in each sample": Step("Gather", [r(BATCH, 5, 2), ints(5, BATCH, 3)], {"axis": 1, "batch_dims": 1}),
+    "Gather of single elements": Step(
+        "Gather", [r(BATCH, 5, 2), ints(5, BATCH, 3, 1)], {"axis": 1, "batch_dims": 0}, typed((BATCH, 3, 1))
+    ),
     "GatherNd of samples": Step("GatherNd", [r(7, 5, 2), ints(5, BATCH, 3, 2)], kinds="sb"),
     "GatherNd in each sample": Step("GatherNd", [r(BATCH, 5, 4), ints(4, BATCH, 3, 2)], {"start_dim": 1}),
     "ScatterNd": Step("ScatterNd", [torch.zeros(7, 5, dtype=F64), ints(7, BATCH, 1), r(BATCH, 5)], kinds="cbb"),

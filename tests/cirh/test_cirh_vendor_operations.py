@@ -83,6 +83,7 @@ Shapes = list[tuple[int, ...]]
         ("Convolution", [IMAGE, KERNEL], {**CONVOLUTION, "transposed": True}, [(2, 5, 2, 2)], "does not fit"),
         ("Convolution", [IMAGE, KERNEL], {**CONVOLUTION, "conv_pass_direction": "BWD"}, [(2, 5, 2, 2)], "none of"),
         ("Pool", [IMAGE, IMAGE], POOL, [(2, 3, 3, 3)], r"make \[2, 2\] of \[4, 4\]; .* says \[3, 3\]"),
+        ("Pool", [IMAGE, IMAGE], {**POOL, "strides": [1, 1, 0, 0]}, [(2, 3, 8, 8)], "adaptive pooling to more places"),
         ("Pool", [IMAGE, IMAGE], {**POOL, "ksize": [1, 2, 2, 2]}, [(2, 2, 2, 2)], "over samples or channels"),
         ("Pool", [IMAGE, IMAGE], {**POOL, "padding": [0] * 7 + [1]}, [(2, 3, 2, 2)], "on both sides"),
         ("Pool", [IMAGE, IMAGE], {**POOL, "pool_type": "L2"}, [(2, 3, 2, 2)], "pool_type L2"),

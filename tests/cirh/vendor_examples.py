@@ -187,6 +187,8 @@ def _picking() -> Iterator[VendorExample]:
         {"axis": 2, "batch_dims": 1},
         lambda x, at: torch.stack([row[:, places] for row, places in zip(x, at, strict=True)]),
     )
+    places = torch.tensor([[[0], [4]], [[3], [3]]])
+    yield VendorExample("Gather", [x, places], {"axis": 1}, lambda x, i: x.gather(1, i), types=[((2, 2, 1), x.dtype)])
     yield VendorExample("GatherNd", [x, at % 3], {}, lambda x, at: x[at[:, 0], at[:, 1]])
     yield VendorExample("GatherNd", [x, at[:, :1]], {"start_dim": 1}, lambda x, at: x[torch.arange(3), at[:, 0]])
     base, places, rows = _random(3, 5), torch.tensor([[0, 4], [3, 3], [1, 2]]), _random(3, 2)

@@ -28,10 +28,11 @@ MAX_STEPS_KEPT: Final = 16  # compiled
 MAX_LABELS: Final = 32
 MAX_REPOSITORY: Final = 1 << 20  # names of states
 _NO_TEXT: Final = (
-    "the client has sent no text for the step: its own program, torch-cirh-opt, could not lower it. The reason is on "
-    "the script's output above ('Lowering failed due to ...'). Element types that it cannot lower are uint8, int8 and "
-    "float64: convert them in the input_fn, as in x.to(torch.int32) or x.to(torch.float32). Of an operation that it "
-    "cannot legalize, write the parts. If it says nothing, add the bin folder of the client's environment to PATH"
+    "the client has sent no text for the step: its program, torch-cirh-opt, could not lower it. The client says why "
+    'where it only validates: cstorch.backend("CSX", validate_only=True), with the same script. Inputs in uint8, int8 '
+    "and float64 are such a reason: convert them in the input_fn, as in x.to(torch.int32) or x.to(torch.float32). An "
+    "operation that it cannot legalize has to be written with others. Where the program cannot be found, add the bin "
+    "folder of the client's environment to PATH"
 )
 _LABEL_PART: Final = re.compile(r"[^\s=]{1,128}")
 

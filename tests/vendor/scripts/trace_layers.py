@@ -80,7 +80,7 @@ def run(name, folder, kind):
         backend = cstorch.backend("CPU", artifact_dir=str(folder / "cpu"))
     model = cstorch.compile(network, backend)
     trained = case.trains and any(True for _ in network.parameters())
-    optimizer = cstorch.optim.SGD(network.parameters(), lr=0.02) if trained else None
+    optimizer = cstorch.optim.SGD(network.parameters(), lr=0.002) if trained else None
     outputs = []
 
     @cstorch.trace

@@ -10,7 +10,6 @@ return them as they were. They are moved here, as torch moves them, or an evalua
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from xdsl.dialects.builtin import ModuleOp
@@ -120,18 +119,15 @@ class _Norms:
     def batch_norm_grad(self, op: Operation, rewriter: Rewriter) -> Values:
         gradient, data, given = op.operands
         (scale,) = _exact(rewriter, given)
-        if not attrs(op)["is_training"]:
-            statistics = self._statistics_given(op)
-            asked: dict[str, Any] = {
-                "train": False,
-                "eps": epsilon_of(site_of(op)),
-                "output_mask": _ALL,
-                SEGMENTS: [1, 1, 1, 1, 1, 0, 0],
-            }
-            return list(rewriter.emit("aten.native_batch_norm_backward", [gradient, data, scale, *statistics], asked))
+        is_training = bool(attrs(op)["is_training"])
         settings = {**_batch_settings(op), "training": True}
-        statistics = self._of(rewriter, data, _BATCH_NORM, [data, scale], settings)
-        asked = {"train": True, "eps": settings["eps"], "output_mask": _ALL, SEGMENTS: [1, 1, 1, 0, 0, 1, 1]}
+        asked: dict[str, AttrValue] = {"train": is_training, "eps": settings["eps"], "output_mask": _ALL}
+        if is_training:
+            statistics = self._of(rewriter, data, _BATCH_NORM, [data, scale], settings)
+            asked[SEGMENTS] = [1, 1, 1, 0, 0, 1, 1]
+        else:
+            statistics = self._statistics_given(op)
+            asked[SEGMENTS] = [1, 1, 1, 1, 1, 0, 0]
         return list(rewriter.emit("aten.native_batch_norm_backward", [gradient, data, scale, *statistics], asked))
 
     def _statistics_given(self, op: Operation) -> Values:
