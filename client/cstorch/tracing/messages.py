@@ -117,7 +117,7 @@ def changed_state_read(name: str, line: str) -> TraceError:
 
 def shape_changed(tensor: Any, value: Any) -> TraceError:
     return TraceError(
-        f"At {user_line()} `p.data = v` gives a tensor of shape {tuple(tensor.shape)} and type {tensor.dtype} the shape "
-        f"{tuple(value.shape)} and type {value.dtype}. In a traced step tensors keep shape and type: convert the model "
-        f"(`model.double()`, `model.to(dtype)`) before the loop, and values in the step with `x.to(dtype)`."
+        f"At {user_line()} `p.data = v` gives a tensor of shape {tuple(tensor.shape)} and type {tensor.dtype} the "
+        f"shape {tuple(value.shape)} and type {value.dtype}. In a traced step tensors keep shape and type: convert "
+        f"the model (`model.double()`, `model.to(dtype)`) before the loop, and values in the step with `x.to(dtype)`."
     )
