@@ -113,8 +113,32 @@ MODELS: Mapping[str, HuggingFace] = {
     "gemma2": _decoder("Gemma2ForCausalLM", num_key_value_heads=2, head_dim=8, sliding_window=6),
     "qwen2": _decoder("Qwen2ForCausalLM", num_key_value_heads=2),
     "phi3": _decoder("Phi3ForCausalLM", num_key_value_heads=2),
-    "mixtral": _decoder(
-        "MixtralForCausalLM", num_key_value_heads=2, num_local_experts=4, experts_implementation="batched_mm"
+    "mixtral": _decoder("MixtralForCausalLM", num_key_value_heads=2, num_local_experts=4),
+    "gpt-oss": _decoder(
+        "GptOssForCausalLM", num_local_experts=4, num_experts_per_tok=2, num_key_value_heads=2, head_dim=8
+    ),
+    "qwen3-moe": _decoder(
+        "Qwen3MoeForCausalLM",
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_key_value_heads=2,
+        moe_intermediate_size=16,
+        head_dim=8,
+    ),
+    "deepseek-v3": _decoder(
+        "DeepseekV3ForCausalLM",
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        v_head_dim=8,
+        first_k_dense_replace=1,
+        moe_intermediate_size=16,
+        num_key_value_heads=4,
     ),
     "bert": _encoder("BertForMaskedLM"),
     "albert": _encoder("AlbertForMaskedLM", embedding_size=16),

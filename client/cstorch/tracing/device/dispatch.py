@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from cstorch.tracing import messages
 from cstorch.tracing.context import context
 from cstorch.tracing.device import known_values
 from cstorch.tracing.eager.run import run as run_eagerly
@@ -25,6 +26,8 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     if func is aten.polygamma_.default:  # whose schema torch's functionalisation does not know
         tensor, order = args
         func, args = aten.copy_.default, (tensor, torch.polygamma(order, tensor))
+    if func in _STORAGE:
+        return _other_storage(func, args)
     if foreach.applies(func):
         return foreach.run(func, args, kwargs)
     recorder = context.recorder
@@ -57,3 +60,16 @@ def _batch_norm_backward(args: tuple[Any, ...]) -> tuple[Any, ...]:
     gradient, tensor, weight, mean, variance, saved_mean, saved_deviation, training, epsilon, mask = args
     statistics = (None, None, saved_mean, saved_deviation) if training else (mean, variance, None, None)
     return (gradient, tensor, weight, *statistics, training, epsilon, mask)
+
+
+_STORAGE = frozenset({aten.set_.source_Tensor, aten.resize_.default, aten.resize_as_.default})
+
+
+def _other_storage(func: OpOverload, args: tuple[Any, ...]) -> torch.Tensor:
+    """Operations that give a tensor another storage: the one of another tensor, or a larger one."""
+    tensor, other = args[:2]
+    if func is aten.set_.source_Tensor:
+        tensor.data = other
+    elif tuple(other.shape if isinstance(other, torch.Tensor) else other) != tuple(tensor.shape):
+        raise messages.unsupported(func, "tensors on the device keep their sizes.")
+    return tensor  # type: ignore[no-any-return]

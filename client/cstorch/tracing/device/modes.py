@@ -1,6 +1,7 @@
 """The torch modes that are active while a step is traced, or under `with backend.device`."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -95,8 +96,11 @@ def captured() -> Iterator[None]:
     """Says to whoever asks torch that a graph is being captured: such code reads no values to choose a way."""
     before = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
     torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
+    # What torch.compile has wrapped runs as it is: the cluster has a compiler of its own.
+    uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else None
     try:
-        yield
+        with uncompiled or contextlib.nullcontext():
+            yield
     finally:
         torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = before
 

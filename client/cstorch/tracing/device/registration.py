@@ -108,6 +108,13 @@ def _know_autocast() -> None:
         refuses(self, device_type, dtype, enabled, cache_enabled)
 
     torch.autocast.__init__ = init  # type: ignore[method-assign]
+    knows: Callable[..., bool] = torch.is_autocast_enabled
+
+    @functools.wraps(knows)
+    def is_enabled(*device_type: str) -> bool:
+        return knows(*("cpu" if name == DEVICE.type else name for name in device_type))
+
+    torch.is_autocast_enabled = is_enabled
 
 
 def register() -> None:
