@@ -72,4 +72,4 @@ def _other_storage(func: OpOverload, args: tuple[Any, ...]) -> torch.Tensor:
         tensor.data = other
     elif tuple(other.shape if isinstance(other, torch.Tensor) else other) != tuple(tensor.shape):
         raise messages.unsupported(func, "tensors on the device keep their sizes.")
-    return tensor  # type: ignore[no-any-return]
+    return tensor

@@ -37,7 +37,7 @@ def workers_in_process() -> Iterator[None]:
         iterated.append(loader)
         return _InProcessIterator(loader)
 
-    TorchLoader._get_iterator = get_iterator  # type: ignore[method-assign]
+    TorchLoader._get_iterator = get_iterator  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
@@ -50,7 +50,7 @@ class _InProcessIterator(_BaseDataLoaderIter):
     """Batches of the workers, which take turns, as torch's own iterator over processes yields them."""
 
     def __init__(self, loader: TorchLoader[Any]) -> None:
-        super().__init__(loader)  # type: ignore[no-untyped-call]  # draws the workers' seed
+        super().__init__(loader)  # draws the workers' seed
         self._all = [_Worker(self, loader, number) for number in range(loader.num_workers)]
         self._working = deque(self._all)  # the next first; those of an IterableDataset end one by one
         self._ahead = (loader.prefetch_factor or 1) * loader.num_workers
@@ -62,7 +62,7 @@ class _InProcessIterator(_BaseDataLoaderIter):
 
     def _reset(self, loader: TorchLoader[Any], first_iter: bool = False) -> None:
         """A pass begins with workers that persist: they are not initialised again."""
-        super()._reset(loader, first_iter)  # type: ignore[no-untyped-call]
+        super()._reset(loader, first_iter)
         self._working = deque(self._all)
         for worker in self._all:
             worker.begin_pass()
