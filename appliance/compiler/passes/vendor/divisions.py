@@ -1,8 +1,10 @@
-"""Integers that are divided by `//`, rounded down as in torch.
+"""Integers that are divided by `//`, and what `%` leaves of them: rounded down as in torch.
 
-The vendor's client writes them as Div, which rounds to zero: of negative numbers that is another. What the operation
-was in torch is in its location.
+The vendor's client writes Div, which rounds to zero: of negative numbers that is another. What the operation was in
+torch is in its location.
 """
+
+from typing import Final
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -11,6 +13,8 @@ from cirh.dialect import types
 from cirh.dialect.locations import source_of
 from cirh.dialect.operations import body_ops
 
+_ROUND_DOWN: Final = ("aten::floor_divide", "aten::remainder")
+
 
 def replace_floor_divisions(module: ModuleOp) -> bool:
     """Rewrites every Div of integers that torch rounds down. Whether there were any."""
@@ -18,7 +22,7 @@ def replace_floor_divisions(module: ModuleOp) -> bool:
     for op in body_ops(module):
         if op.name != "cirh.Div" or types.dtype(op.results[0]).is_floating_point:
             continue
-        if source_of(op).op == "aten::floor_divide":
+        if source_of(op).op in _ROUND_DOWN:
             rewriter = Rewriter(op)
             rewriter.replace(rewriter.emit("aten.floor_divide", list(op.operands)))
             changed = True
