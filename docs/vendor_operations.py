@@ -11,11 +11,12 @@ _OURS: Final = frozenset(
     f"cirh.{name}" for name in ("Attention", "AttentionGrad", "Neg", "RandomBernoulli", "RandomInteger", "RoundCb16")
 )
 _REMARKS: Final = {
-    "cirh.Convolution": "images in the layouts `NCW`, `NCHW` and `NCDHW`; equal padding on both sides",
+    "cirh.Convolution": "channels in dimension 1; equal padding on both sides; transposed ones too",
     "cirh.FusedBatchNorm": "statistics of the whole batch, over all wafers; in training they move the running ones",
-    "cirh.FusedBatchNormGrad": "where the norm trains",
-    "cirh.GroupNormGrad": "with a scale",
-    "cirh.Pool": "maxima and means; means without padding",
+    "cirh.FusedBatchNormGrad": "where the norm does not train, with the norm of the same tensor in the step",
+    "cirh.Gather": "of rows, and of single elements (`torch.gather`)",
+    "cirh.GroupNormGrad": "with the norm of the same tensor in the step",
+    "cirh.Pool": "maxima and means; means without padding, of which the text does not say whether it counts",
     "cirh.RandomNormal": "other numbers than the vendor's, another for each operation and step",
     "cirh.RandomUniform": "other numbers than the vendor's, another for each operation and step",
     "cirh.StridedSlice": "steps forward; no ellipsis, no new dimensions",

@@ -21,6 +21,7 @@ from appliance.compiler.passes.fuse_bias import fuse_bias
 from appliance.compiler.passes.fuse_cross_entropy import fuse_cross_entropy
 from appliance.compiler.passes.fuse_layer_norm import fuse_layer_norm
 from appliance.compiler.passes.pass_through import copy_what_passes_through
+from appliance.compiler.passes.vendor.divisions import replace_floor_divisions
 from appliance.compiler.passes.vendor.gathers import replace_gathers
 from appliance.compiler.passes.vendor.norms import replace_norms
 from appliance.compiler.passes.vendor.pools import replace_uneven_pools
@@ -56,6 +57,7 @@ PASSES: Final = tuple(
         ("random-keys", add_random_keys, "a counter, and keys made of it, for random numbers that come without"),
         ("norms", replace_norms, "norms of the real dialect -> torch's, which share their statistics"),
         ("pools", replace_uneven_pools, "adaptive pooling to sizes that do not divide -> torch's"),
+        ("divisions", replace_floor_divisions, "integers divided by //, which the real dialect cuts -> torch's"),
         ("gathers", replace_gathers, "torch.gather as the real dialect has it -> torch's"),
         ("slices", replace_slices, "slices of the real dialect -> torch's, and padding for their gradients"),
         ("canonicalise", canonicalise, "drop operations that do nothing, join views, put transposes inside products"),

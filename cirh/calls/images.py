@@ -132,8 +132,8 @@ def prepare_pool(site: Site) -> Call:
     check_format(site, rank)
     if 0 in site.get("strides"):
         raise CirhError(
-            f"{site.name}: windows that stand still are not executed, as the vendor's client writes adaptive pooling "
-            'to more places than there are; write F.interpolate(x, size, mode="nearest"), or repeat_interleave'
+            f"{site.name}: strides of 0 are not executed: so the vendor's client writes adaptive pooling to "
+            "more places than there are; write x.repeat_interleave(2, -1) for twice as many"
         )
     ksize, strides, dilation = (_numbers(site, name, rank, 1) for name in ("ksize", "strides", "dilation"))
     padding = _symmetric(site, rank)

@@ -23,10 +23,14 @@ class Part(nn.Module):
 
 
 PARTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "adaptive_pool": lambda x: F.adaptive_avg_pool2d(x.reshape(16, 1, 1, 8), (1, 3)) * x[:, None, None, :3],
     "cumsum": lambda x: x.cumsum(-1),
     "elu": F.elu,
     "gather": lambda x: x.gather(1, (x > 0).long()),
+    "gather_along": lambda x: x.gather(1, (x[:, :3] > 0).long()),
+    "group_norm": lambda x: F.group_norm(x.reshape(16, 4, 2, 1), 2, eps=0.1).flatten(1) * x,
     "leaky_relu": F.leaky_relu,
+    "max_pool": lambda x: F.max_pool2d(x.reshape(16, 1, 2, 4), 2),
     "max": lambda x: x.max(-1)[0],
     "pad": lambda x: F.pad(x, (1, 2)),
     "sdpa": lambda x: F.scaled_dot_product_attention(*[x.reshape(16, 1, 2, 4)] * 3),

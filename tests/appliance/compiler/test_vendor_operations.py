@@ -188,6 +188,18 @@ def test_adaptive_pooling_has_the_windows_of_torch(sizes: tuple[int, int], made:
     torch.testing.assert_close(backward.divided(wafers)[0], gradient)
 
 
+@pytest.mark.parametrize("wafers", WAFERS)
+def test_integers_are_divided_as_the_script_says(wafers: int) -> None:
+    """Div rounds to zero; the client writes it for // and % too."""
+    whole, parts = ints(40, BATCH, 3) - 20, torch.tensor(3).expand(BATCH, 3)
+    (cut,) = Step("Div", [whole, parts], torch_op="aten::div").divided(wafers)
+    assert torch.equal(cut, torch.div(whole, parts, rounding_mode="trunc"))
+    for name in ("aten::floor_divide", "aten::remainder"):
+        (floor,) = Step("Div", [whole, parts], torch_op=name).divided(wafers)
+        assert torch.equal(floor, whole // parts)
+        assert not torch.equal(floor, cut)
+
+
 def test_slices_become_operations_without_the_size_of_the_batch() -> None:
     for name in ("Slice", "StridedSlice", "StridedSliceGrad"):
         module = STEPS[name].module()
