@@ -112,7 +112,7 @@ def _know_autocast() -> None:
     def is_enabled(*device_type: str) -> bool:
         return knows(*("cpu" if name == DEVICE.type else name for name in device_type))
 
-    torch.is_autocast_enabled = is_enabled
+    torch.is_autocast_enabled = is_enabled  # type: ignore[assignment]
 
 
 def register() -> None:

@@ -163,9 +163,9 @@ def _finish(
         infos.append(StateInfo(name=argument.name, cell=argument.cell, changed=changed))
     end.args = ((*kept, *results[len(state_arguments) :]),)
     for info in infos:
-        line = recorder.known_values.states_read.get(info.cell)
-        if info.changed and line is not None:
-            raise messages.changed_state_read(info.name, line)
+        refusal = recorder.known_values.states_read.get(info.cell)
+        if info.changed and refusal is not None:
+            raise messages.changed_state_read(info.name, refusal)
     names = {info.name for info in infos}
     for argument, start in zip(state_arguments, placeholders, strict=False):
         if argument.name not in names:
