@@ -277,6 +277,18 @@ def test_the_same_backend_again_is_the_same(tmp_path: Path) -> None:
         cstorch.backend("CSX", artifact_dir=tmp_path, validate_only=False)
 
 
+def test_a_scripted_module_is_refused(cluster: FakeCluster, tmp_path: Path) -> None:
+    Script(tmp_path, cluster)
+    with pytest.raises(UsageError, match=r"compile the module that was given to torch\.jit\.script"):
+        cstorch.compile(nn.Sequential(torch.jit.script(nn.Linear(2, 2))))
+
+
+def test_a_traced_function_runs_as_it_is_under_torch_compile(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    script.loop(torch.compile(cstorch.trace(script.train)))
+    assert list(tmp_path.glob("**/cirh.mlir"))
+
+
 def test_tensors_that_differ_in_dimension_0_are_for_one_system(cluster: FakeCluster, tmp_path: Path) -> None:
     script = Script(tmp_path, cluster, num_csx=2)
     with pytest.raises(InputError, match=r"different sizes in dimension 0: 4 and 3.*With num_csx=1"):
