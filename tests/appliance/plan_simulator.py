@@ -61,6 +61,8 @@ class Simulation:
     def _parts(self, tensor: torch.Tensor, wafer: int) -> Sequence[torch.Tensor]:
         """What each of a wafer's micro-batches has of a tensor of the batch."""
         rows = self.plan.worker.local_rows
+        if self.plan.worker.global_rows == 1:
+            return [tensor]  # one row, or tensors that differ in dimension 0
         assert tensor.shape[0] == self.plan.worker.global_rows == rows * self.plan.num_csx
         return tensor[wafer * rows : (wafer + 1) * rows].split(rows // self.plan.worker.micro_batches)
 

@@ -64,9 +64,11 @@ def raise_if_negative(script: Script) -> Callable[[Any], Any]:
 
 
 def rate_as_a_scalar(script: Script) -> Callable[[Any], Any]:
+    step = cstorch.tensor(0)
+
     def function(batch: torch.Tensor) -> torch.Tensor:
-        seen = batch.sum()
-        rates = torch.where(seen > 1000, seen * 0.0001, 0.0002)
+        step.add_(1)
+        rates = torch.where(step > 1000, step.float() * 0.0001, 0.0002)
         return torch.add(script.train(batch), batch.sum(), alpha=rates)
 
     return function
@@ -279,6 +281,24 @@ def test_the_same_backend_again_is_the_same(tmp_path: Path) -> None:
     assert cstorch.backend("CSX", artifact_dir=tmp_path, validate_only=True) is cstorch.backend("csx") is backend
     with pytest.raises(UsageError, match="make it once, with all its settings"):
         cstorch.backend("CSX", artifact_dir=tmp_path, validate_only=False)
+
+
+def test_a_scripted_module_is_refused(cluster: FakeCluster, tmp_path: Path) -> None:
+    Script(tmp_path, cluster)
+    with pytest.raises(UsageError, match=r"compile the module that was given to torch\.jit\.script"):
+        cstorch.compile(nn.Sequential(torch.jit.script(nn.Linear(2, 2))))
+
+
+def test_a_traced_function_runs_as_it_is_under_torch_compile(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    script.loop(torch.compile(cstorch.trace(script.train)))
+    assert list(tmp_path.glob("**/cirh.mlir"))
+
+
+def test_tensors_that_differ_in_dimension_0_are_for_one_system(cluster: FakeCluster, tmp_path: Path) -> None:
+    script = Script(tmp_path, cluster, num_csx=2)
+    with pytest.raises(InputError, match=r"different sizes in dimension 0: 4 and 3.*With num_csx=1"):
+        script.loop(script.step, [(torch.ones(4, 2), torch.ones(3))])
 
 
 @pytest.mark.parametrize("rows", [2, 4])

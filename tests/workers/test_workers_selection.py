@@ -276,6 +276,38 @@ def test_texts_of_a_batch_may_change() -> None:
     assert len(list(own(selection(), iter(several)))) == 3
 
 
+def of_graphs() -> Selection:
+    nodes = {"dtype": "float32", "shape": [5, 2], "offset": 0}
+    edges = {"dtype": "int64", "shape": [2, 7], "offset": 64}
+    return Selection(
+        {
+            "wafer": 0,
+            "worker": 1,
+            "num_workers": 2,
+            "input_names": [],
+            "redivided": False,
+            "vendor_builder": False,
+        },
+        {"members": [nodes, edges], "global_rows": 1, "local_rows": 1, "micro_batches": 1},
+        "input_fn (train.py:7)",
+    )
+
+
+def graph(nodes: int = 5, edges: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.full((nodes, 2), float(nodes)), torch.full((2, edges), edges)
+
+
+def test_tensors_that_differ_in_dimension_0_are_not_divided() -> None:
+    taken = list(own(of_graphs(), iter([graph(), graph(), graph(), graph()])))
+    assert [[tuple(tensor.shape) for tensor in tensors] for tensors in taken] == [[(5, 2), (2, 7)]] * 2
+
+
+@pytest.mark.parametrize("bad", [graph(nodes=4), graph(edges=8), graph(nodes=2)])
+def test_graphs_of_other_sizes_than_the_first(bad: tuple[torch.Tensor, torch.Tensor]) -> None:
+    with pytest.raises(InputFailure, match=r"batch 1 .*was compiled for .*fill up the tensors of each batch"):
+        list(own(of_graphs(), iter([graph(), bad])))
+
+
 def test_a_loader_is_iterated_again() -> None:
     assert list(islice(endless([1, 2, 3], 1), 8)) == [1, 2, 3, 1, 2, 3, 1, 2]
 

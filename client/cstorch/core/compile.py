@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from torch import nn
+from torch.jit._script import RecursiveScriptModule
 
 from cstorch import backends, state
 from cstorch.backend import Backend, current_backend, has_backend
@@ -57,7 +58,7 @@ def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledM
 
     Raises:
         TypeError: model is not a module.
-        UsageError: the backend is another one than that of this process.
+        UsageError: the backend is another one than that of this process, or the model is made by torch.jit.script.
     """
     if isinstance(model, CompiledModel):
         return model
@@ -67,6 +68,11 @@ def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledM
     if current_execution() is not None or is_tracing():
         raise UsageError("compile a model before the loop of an executor, not inside it")
     if target.is_csx:
+        if any(isinstance(part, RecursiveScriptModule) for part in model.modules()):
+            raise UsageError(
+                "a module of torch.jit.script runs in an interpreter of its own, in which a step cannot be traced: "
+                "compile the module that was given to torch.jit.script, and script a copy of it for other uses"
+            )
         move_module(model)
         if backends.csx.debug.log_initialization:
             size = sum(parameter.numel() for parameter in model.parameters())

@@ -1,8 +1,11 @@
 """trace: marks the function that is one whole step."""
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
+
+import torch
 
 from cstorch.backend import has_backend, use_cs
 from cstorch.errors import UsageError
@@ -31,7 +34,10 @@ def trace(step_fn: Callable[Parameters, Result]) -> Callable[Parameters, Result]
                 name = getattr(step_fn, "__qualname__", "the traced function")
                 raise UsageError(f"{name} is a traced step: on CSX call it inside `for batch in executor:`")
             return step_fn(*args, **kwargs)
-        result: Result = execution.run_step(step_fn, args, kwargs)
+        run_step = execution.run_step
+        if "torch._dynamo" in sys.modules:  # under torch.compile the recording runs as it is
+            run_step = torch.compiler.disable(run_step)  # type: ignore[no-untyped-call]
+        result: Result = run_step(step_fn, args, kwargs)
         return result
 
     return call

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch._ops import OpOverload
 
+from cstorch.errors import TraceError
 from cstorch.tracing.provenance import Scopes
 
 
@@ -27,10 +28,10 @@ class StepRecorder(Protocol):
     scopes: Scopes
     repeats: list[Callable[[], None]]
 
-    def known_value(self, tensor: Any, *, with_states: bool = True) -> torch.Tensor | None:
+    def known_value(self, tensor: Any, refusal: TraceError | None) -> torch.Tensor | None:
         """The value of a device tensor as a CPU tensor, if it is known while the step is traced.
 
-        with_states: whether states count, which the step then must not change.
+        refusal: the error for the read, should it be of a state that the step changes; without one no state is known.
         """
 
     def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -150,12 +150,11 @@ def shared_state_replaced(name: str, other: str) -> TraceError:
     )
 
 
-def changed_state_read(name: str, line: str) -> TraceError:
-    return TraceError(
-        f"At {line} the value of the state {name!r} is read while the step is traced, but the step changes this state: "
-        f"what was read is right in the first step only. Write a condition on it with torch.where "
-        f"(`x = torch.where(count < 5, a, b)`, and not `if count < 5`), compute with the tensor itself in place of "
-        f"`.item()` or `float(...)`, and read values in a @cstorch.step_closure."
+def changed_state_read(name: str, refusal: TraceError) -> TraceError:
+    """refusal: the error for the read, as if no value were known."""
+    return type(refusal)(
+        f"{refusal}\nWhat was read depends on the state {name!r}, which the step changes: it is right in the first "
+        f"step only. Compute with the tensor itself (`torch.where(count < 5, a, b)`, and not `if count < 5`)."
     )
 
 

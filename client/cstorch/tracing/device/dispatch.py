@@ -33,7 +33,7 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     recorder = context.recorder
     if recorder is None:
         return run_eagerly(func, args, kwargs)
-    if func is aten._is_all_true.default and recorder.known_value(args[0], with_states=False) is None:
+    if func is aten._is_all_true.default and recorder.known_value(args[0], None) is None:
         return torch.tensor(True)  # torch asks this only to raise an error: of what a distribution is given
     if operator(func).reads_values or moves_to_host(func, args, kwargs):
         return known_values.run(func, args, kwargs, recorder)
@@ -67,7 +67,8 @@ _STORAGE = frozenset({aten.set_.source_Tensor, aten.resize_.default, aten.resize
 
 def _other_storage(func: OpOverload, args: tuple[Any, ...]) -> torch.Tensor:
     """Operations that give a tensor another storage: the one of another tensor, or a larger one."""
-    tensor, other = args[:2]
+    tensor: torch.Tensor = args[0]
+    other = args[1]
     if func is aten.set_.source_Tensor:
         tensor.data = other
     elif tuple(other.shape if isinstance(other, torch.Tensor) else other) != tuple(tensor.shape):

@@ -21,10 +21,12 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], reco
         TraceError: the value of an operand is not known.
     """
 
+    refusal = messages.value_read(func)
+
     def value(tensor: LazyTensor) -> torch.Tensor:
-        known = recorder.known_value(tensor)
+        known = recorder.known_value(tensor, refusal)
         if known is None:
-            raise messages.value_read(func)
+            raise refusal
         return known
 
     to_host = moves_to_host(func, args, kwargs)
@@ -46,16 +48,17 @@ def without_masks(func: OpOverload, args: tuple[Any, ...], recorder: StepRecorde
         TraceError: the value of a mask is not known, and the shape of the result depends on it.
     """
     tensor, indices, *rest = args
+    refusal = messages.value_read(func)
     places: list[torch.Tensor | None] = []
     for index in indices:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             places.append(index)
             continue
-        mask = recorder.known_value(index) if isinstance(index, LazyTensor) else index
+        mask = recorder.known_value(index, refusal) if isinstance(index, LazyTensor) else index
         if mask is not None:
             places.extend(_on_device(chosen, recorder) for chosen in mask.nonzero(as_tuple=True))
         elif func is aten.index.Tensor:
-            raise messages.value_read(func)
+            raise refusal
         else:
             return args
     return tensor, places, *rest

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import torch
 
+from cstorch.errors import TraceError
 from cstorch.tracing.operators import Operator, operator
-from cstorch.tracing.provenance import user_line
 from cstorch.tracing.recording.parts import Argument, Call, Ref
 from cstorch.tracing.tensors.cell import Cell
 
@@ -42,11 +42,11 @@ class KnownValues:
     checked at the end of the recording (`states_read`).
 
     Attributes:
-        states_read: by the cell, the line that read it or something made of it.
+        states_read: by the cell, the error for having read it or something made of it, should the step change it.
     """
 
     def __init__(self) -> None:
-        self.states_read: dict[Cell, str] = {}
+        self.states_read: dict[Cell, TraceError] = {}
         self._storages: dict[int, int] = {}  # of each value that is or was known: the value that made its storage
         self._known: set[int] = set()
         self._sources: dict[int, Cell | torch.Tensor] = {}
@@ -87,8 +87,11 @@ class KnownValues:
         self._storages[value] = storage
         self._known.add(storage)
 
-    def compute(self, value: int, *, with_states: bool) -> torch.Tensor | None:
-        """What a value is now, as a CPU tensor; None if that is not known. with_states: whether states are known."""
+    def compute(self, value: int, refusal: TraceError | None) -> torch.Tensor | None:
+        """What a value is now, as a CPU tensor; None if that is not known.
+
+        refusal: the error for the read, should it be of a state that the step changes; without one no state is known.
+        """
         storage = self._storages.get(value)
         if storage not in self._known:
             return None
@@ -98,16 +101,15 @@ class KnownValues:
                 needed |= known.read
                 calls.append(known.call)
         sources = {number: self._sources[number] for number in needed if number in self._sources}
-        if not with_states and any(isinstance(source, Cell) for source in sources.values()):
+        if refusal is None and any(isinstance(source, Cell) for source in sources.values()):
             return None
         made = sum(known.nbytes for known in self._calls if not needed.isdisjoint(known.made))
         if made + sum(source.nbytes for source in sources.values()) > COMPUTED_BYTES:
             return None
-        line = user_line()
         values: dict[int, torch.Tensor] = {}
         for number, source in sources.items():
-            if isinstance(source, Cell):
-                self.states_read.setdefault(source, line)
+            if isinstance(source, Cell) and refusal is not None:
+                self.states_read.setdefault(source, refusal)
             values[number] = _state(source) if isinstance(source, Cell) else source.clone()
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             for call in reversed(calls):

@@ -201,12 +201,12 @@ class Recorder:
         self.calls.append(call)
         self.known_values.note(call, made)
 
-    def known_value(self, tensor: Any, *, with_states: bool = True) -> torch.Tensor | None:
+    def known_value(self, tensor: Any, refusal: TraceError | None) -> torch.Tensor | None:
         """The value of a device tensor as a CPU tensor, if it is known while the step is traced.
 
-        with_states: whether states count, which the step then must not change.
+        refusal: the error for the read, should it be of a state that the step changes; without one no state is known.
         """
-        return self.known_values.compute(self.value_of(tensor), with_states=with_states)
+        return self.known_values.compute(self.value_of(tensor), refusal)
 
     def _next_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """The place of a random operation; None for one that is told to draw nothing."""

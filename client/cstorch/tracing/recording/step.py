@@ -113,8 +113,8 @@ class OpenTrace:
             check_unregistered_state(recorder, known, before.values(), self._optimizers)
             for state in trace.states:
                 if state.changed:
-                    if (line := recorder.known_values.states_read.get(state.cell)) is not None:
-                        raise messages.changed_state_read(state.name, line)
+                    if (refusal := recorder.known_values.states_read.get(state.cell)) is not None:
+                        raise messages.changed_state_read(state.name, refusal)
                     state.cell.changes_in_steps = True
                     if (error := recorder.taken_as_fixed.get(id(state.cell))) is not None:
                         raise error

@@ -95,27 +95,29 @@ class LazyTensor(torch.Tensor):
         return f"LazyTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device='{DEVICE.type}'{grad})"
 
     def __str__(self) -> str:
-        recorder = context.recorder
-        if recorder is None:
-            return repr(self)
-        value = recorder.known_value(self)
-        if value is None:
-            raise value_read(torch.ops.aten._local_scalar_dense.default)
-        return str(value)
+        return repr(self) if context.recorder is None else str(self._known(TraceError))
 
     def __format__(self, spec: str) -> str:
         if not spec and context.recorder is None:
             return repr(self)
-        return format(self.item() if self.dim() == 0 else self.detach().cpu(), spec)
+        return format(self.item() if spec else self._known(TraceError), spec)
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        recorder = context.recorder
-        if recorder is not None and recorder.known_value(self) is None:
-            raise value_read(torch.ops.aten._to_copy.default, TraceTypeError)
-        return self.cpu().numpy(*args, **kwargs)
+        value = self.cpu() if context.recorder is None else self._known(TraceTypeError)
+        return value.numpy(*args, **kwargs)
+
+    def _known(self, error: type[TraceError]) -> torch.Tensor:
+        """The value in a traced step; the error if it is not known."""
+        assert context.recorder is not None
+        func = torch.ops.aten._to_copy if error is TraceTypeError else torch.ops.aten._local_scalar_dense
+        refusal = value_read(func.default, error)
+        value = context.recorder.known_value(self, refusal)
+        if value is None:
+            raise refusal
+        return value
 
     def __array__(self, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         array = self.detach().numpy()
