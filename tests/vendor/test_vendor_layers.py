@@ -51,11 +51,15 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def traced(tmp_path_factory: pytest.TempPathFactory, launcher: Path) -> Path:
-    """The folder with what the client made of all cases."""
+def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, launcher: Path) -> Path:
+    """The folder with what the client made of the cases that are tested."""
+    tested = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    names = [name for name in CASES if name in tested]
     folder = tmp_path_factory.mktemp("layers")
     path = f"{launcher}:{Path(PYTHON).parent}:{os.environ['PATH']}"
-    subprocess.run([PYTHON, SCRIPT, folder], check=True, env={**os.environ, "PATH": path}, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [PYTHON, SCRIPT, folder, *names], check=True, env={**os.environ, "PATH": path}, stdout=subprocess.DEVNULL
+    )
     return folder
 
 
