@@ -6,6 +6,7 @@ the client's own CPU backend gave. What the client itself cannot lower is no cas
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,11 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "appliance"))  # for plan_simulator
-sys.path.insert(0, str(Path(__file__).parent / "scripts"))
 
-from layer_cases import CASES
 from layer_steps import judge
 
+# Not on sys.path: other modules of the scripts' folder are called as modules of other tests.
+CASES = runpy.run_path(str(Path(__file__).parent / "scripts/layer_cases.py"))["CASES"]
 PYTHON = os.environ.get("WAFERBOX_VENDOR_PYTHON", "")
 SCRIPT = Path(__file__).parent / "scripts/trace_layers.py"
 # What the text does not say with certainty.

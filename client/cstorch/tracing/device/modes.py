@@ -14,7 +14,7 @@ from cstorch.tracing.device.dispatch import dispatch
 from cstorch.tracing.rewrites.composites import recorded_function
 from cstorch.tracing.tensors.tensor import DEVICE, LazyTensor, is_device
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE = "CompositeImplicitAutograd"
 
 
 class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -27,9 +27,9 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if is_device(kwargs.get("device")) or _has_device_tensor(args) or _has_device_tensor(kwargs.values()):
-            if func.has_kernel_for_dispatch_key(
-                _COMPOSITE
-            ):  # autograd takes it apart, but inference mode leaves it out
+            # Autograd takes these apart, but inference mode leaves it out. Kernels in Python do not count: they come
+            # with torch's decompositions, whenever somebody imports these.
+            if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
                 with self:
                     return func.decompose(*args, **kwargs)
             return dispatch(func, args, kwargs)
