@@ -91,8 +91,12 @@ class TracedFunction(TracedStep):
                     self._check_argument(tensor)
             self._arguments.check(args, kwargs)
             if self._check is not None:
-                again = self._arguments.with_tensors_of(args, kwargs)
-                self._check.check(self._calls_made, self._text, self.step_seconds, lambda: self._trace_again(*again))
+                first = self._arguments
+
+                def trace_again() -> Trace:
+                    return self._trace_again(*first.with_tensors_of(args, kwargs))
+
+                self._check.check(self._calls_made, self._text, self.step_seconds, trace_again)
         self.at_hand.phase = "after"
         for repeat in self.trace.repeats:
             repeat()

@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 
 from cstorch.errors import TraceError
 from cstorch.tracing import messages
-from cstorch.tracing.operators import aten, operator
+from cstorch.tracing.operators import SHAPE_ONLY, aten, operator
 from cstorch.tracing.provenance import user_line
 from cstorch.tracing.tensors.cell import Cell
 from cstorch.tracing.tensors.operands import moves_to_host
@@ -29,11 +29,7 @@ from cstorch.tracing.tensors.step_values import (
 from cstorch.tracing.tensors.tensor import LazyTensor, new_tensor
 
 # Operations that take shape and type of a tensor, and not its value.
-_LIKE = frozenset(
-    {aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default, aten.full_like.default}
-    | {aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default, aten.new_full.default}
-    | {aten.rand_like.default, aten.randn_like.default, aten.new_empty_strided.default}
-)
+_LIKE = SHAPE_ONLY | {aten.rand_like.default, aten.randn_like.default}
 
 
 def without_values(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -6,10 +6,9 @@ earlier one makes it again, by the same operations.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cstorch.tracing.operators import operator
-from cstorch.tracing.recording.parts import Argument, Call, Made, Ref
+from cstorch.tracing.recording.parts import Argument, Call, Made, Ref, refs
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class _Storages:
 
     def _follow(self, place: int, call: Call) -> None:
         op = operator(call.func)
-        written = [self._storage[ref.value] for ref in _refs([call.args[i] for i in op.written if i < len(call.args)])]
+        written = [self._storage[ref.value] for ref in refs([call.args[i] for i in op.written if i < len(call.args)])]
         sources = [self._storage[ref.value] for ref in _operands(call)]
         shares = op.views and sources
         made = []
@@ -87,12 +86,4 @@ class _Storages:
 def _operands(call: Call) -> Iterator[Ref]:
     """What the result of a call depends on, by value."""
     args = call.args if call.like is None else call.args[1:]
-    yield from _refs((args, list(call.kwargs.values())))
-
-
-def _refs(nest: Any) -> Iterator[Ref]:
-    if isinstance(nest, Ref):
-        yield nest
-    elif isinstance(nest, (list, tuple)):
-        for item in nest:
-            yield from _refs(item)
+    yield from refs((args, list(call.kwargs.values())))

@@ -5,7 +5,7 @@ it run on the CPU, in the order in which they were recorded, writes and views in
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import torch
 
 from cstorch.errors import TraceError
 from cstorch.tracing.operators import Operator, operator
-from cstorch.tracing.recording.parts import Argument, Call, Ref
+from cstorch.tracing.recording.parts import Argument, Call, Ref, refs
 from cstorch.tracing.tensors.cell import Cell
 
 COMPUTED_BYTES: Final = 256 * 1024 * 1024
@@ -62,12 +62,12 @@ class KnownValues:
     def note(self, call: Call, results: Sequence[torch.Tensor]) -> None:
         """A call was recorded. results: what it made, without values, one for each value that is new."""
         op = operator(call.func)
-        refs = list(_refs((call.args, call.kwargs)))
+        operands = [ref.value for ref in refs((call.args, call.kwargs))]
         written = [self._storages.get(value) for value in _written(op, call)]
-        if op.random or not all(self._storages.get(value) in self._known for value in refs):
+        if op.random or not all(self._storages.get(value) in self._known for value in operands):
             self._known.difference_update(storage for storage in written if storage is not None)
             return
-        base = self._storages[refs[0]] if op.views and refs else None
+        base = self._storages[operands[0]] if op.views and operands else None
         made = []
         for value in call.results:
             if value is not None:
@@ -76,7 +76,7 @@ class KnownValues:
         self._calls.append(
             _Known(
                 call=call,
-                read=frozenset(self._storages[value] for value in refs),
+                read=frozenset(self._storages[value] for value in operands),
                 made=frozenset(made),
                 written=frozenset(storage for storage in written if storage is not None),
                 nbytes=0 if op.views else sum(result.nbytes for result in results),
@@ -146,17 +146,7 @@ def _on_cpu(argument: Any, values: Mapping[int, torch.Tensor]) -> Any:
     return argument
 
 
-def _refs(argument: Any) -> Iterator[int]:
-    if isinstance(argument, Ref):
-        yield argument.value
-    elif isinstance(argument, (list, tuple)):
-        for item in argument:
-            yield from _refs(item)
-    elif isinstance(argument, dict):
-        for item in argument.values():
-            yield from _refs(item)
-
-
 def _written(op: Operator, call: Call) -> Iterable[int]:
     for position, name in zip(op.written, op.written_names, strict=True):
-        yield from _refs(call.args[position] if position < len(call.args) else call.kwargs.get(name))
+        for ref in refs(call.args[position] if position < len(call.args) else call.kwargs.get(name)):
+            yield ref.value

@@ -1,7 +1,7 @@
 """What a recording consists of."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,18 @@ class Ref:
     """An argument of a call that is a value of the recording."""
 
     value: int
+
+
+def refs(nest: Any) -> Iterator[Ref]:
+    """The values of the recording in the arguments of a call: nested lists, tuples and dictionaries."""
+    if isinstance(nest, Ref):
+        yield nest
+    elif isinstance(nest, (list, tuple)):
+        for item in nest:
+            yield from refs(item)
+    elif isinstance(nest, dict):
+        for item in nest.values():
+            yield from refs(item)
 
 
 @dataclass(frozen=True, slots=True)
