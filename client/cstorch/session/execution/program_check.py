@@ -2,15 +2,12 @@
 
 import hashlib
 import logging
-import random
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import torch
-
 from cstorch import state
+from cstorch.random_state import random_state_kept
 from cstorch.session.execution.findings import Finding, findings, report
 from cstorch.session.execution.loop_values import LoopValues
 from cstorch.session.execution.python_state import Change, PythonState
@@ -126,7 +123,7 @@ class ProgramCheck:
         kept = PythonState(self._function, self._arguments, keeps=True)
         start = before or kept
         traces = max(1, int(max(MOST_STEPS * step_seconds, LEAST_SECONDS) / max(self._seconds, 1e-3)))
-        with _generators_kept(), random_counter.held(), _requirements_kept():
+        with random_state_kept(), random_counter.held(), _requirements_kept():
             try:
                 now = kept
                 for number in range(call, min(call + _CALLS_IN_ORDER - 1, self._num_steps + 1, call + traces)):
@@ -177,15 +174,3 @@ def _requirements_kept() -> Iterator[None]:
     finally:
         for parameter, requires_grad in before:
             parameter.requires_grad_(requires_grad)
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Puts the generators of random numbers of the process back."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])

@@ -9,8 +9,8 @@ from cstorch.distributed.worker_environment import appliance_environ
 from cstorch.distributed.worker_state import DataLoaderCheckpoint, WorkerState
 from cstorch.errors import InputError, UsageError
 from cstorch.execution import current_execution
+from cstorch.random_state import random_state, random_state_kept
 from cstorch.utils.data.in_process import workers_in_process
-from cstorch.utils.data.random_state import random_state, set_random_state
 from cstorch.utils.data.recipe_pickler import dumps
 from cstorch.utils.data.restartable import RestartableDataLoader
 
@@ -247,11 +247,8 @@ class DataLoader:
 
     def _make_aside(self) -> Iterable[Any]:
         """A loader that nobody iterates; the random generators do not notice."""
-        before = random_state()
-        try:
+        with random_state_kept():
             return self._make()
-        finally:
-            set_random_state(before)
 
     def _make(self) -> Iterable[Any]:
         loader = self.input_fn(*self.args, **self.kwargs)

@@ -21,7 +21,7 @@ from torch.utils.data import _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from cstorch.utils.data.random_state import random_state, set_random_state
+from cstorch.random_state import random_state, set_random_state
 from cstorch.utils.data.snapshot import Snapshot
 
 

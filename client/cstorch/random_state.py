@@ -1,6 +1,8 @@
 """The state of the random generators of a process."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,16 @@ def random_state() -> dict[str, Any]:
         "numpy": np.random.get_state(),
         "python": random.getstate(),
     }
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Puts the generators back at its end."""
+    before = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(before)
 
 
 def set_random_state(state: dict[str, Any]) -> None:
