@@ -10,11 +10,10 @@ it.
 
 import ast
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from public_names import Uses, quoted
+from public_names import Uses, quoted, trees_in
 
 TARGET = Path(__file__).with_name("public_attributes.toml")
 
@@ -122,13 +121,7 @@ class Attributes(ast.NodeVisitor):
 def attributes_in(folder: Path) -> dict[str, set[str]]:
     """The uses in all files of a checkout that import the API."""
     found: dict[str, set[str]] = {}
-    for file in sorted(folder.rglob("*.py")):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                tree = ast.parse(file.read_text())
-        except (SyntaxError, UnicodeDecodeError):
-            continue  # a template, or for Python 2
+    for tree in trees_in(folder):
         uses = Uses({}, "cerebras_pytorch")
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom):

@@ -120,12 +120,8 @@ def _is_api(name: str) -> bool:
     return any(f"{name}.".startswith(f"{root}.") for root in ROOTS)
 
 
-def uses_in(folder: Path) -> dict[str, set[str]]:
-    """The uses in all files of a checkout."""
-    found: dict[str, set[str]] = {}
-    passing_on = folder / "modelzoo" / "common" / "pytorch" / "__init__.py"
-    has_torch = passing_on.exists() and "cerebras.framework.torch" in passing_on.read_text()
-    root = "cerebras.framework.torch" if has_torch else "cerebras_pytorch"
+def trees_in(folder: Path) -> Iterator[ast.Module]:
+    """The files of a checkout that are Python, parsed."""
     for file in sorted(folder.rglob("*.py")):
         try:
             with warnings.catch_warnings():
@@ -133,6 +129,16 @@ def uses_in(folder: Path) -> dict[str, set[str]]:
                 tree = ast.parse(file.read_text())
         except (SyntaxError, UnicodeDecodeError):
             continue  # a template, or for Python 2
+        yield tree
+
+
+def uses_in(folder: Path) -> dict[str, set[str]]:
+    """The uses in all files of a checkout."""
+    found: dict[str, set[str]] = {}
+    passing_on = folder / "modelzoo" / "common" / "pytorch" / "__init__.py"
+    has_torch = passing_on.exists() and "cerebras.framework.torch" in passing_on.read_text()
+    root = "cerebras.framework.torch" if has_torch else "cerebras_pytorch"
+    for tree in trees_in(folder):
         uses = Uses(found, root)
         for node in ast.walk(tree):  # names first: they may be imported in a function
             if isinstance(node, ast.Import | ast.ImportFrom):
