@@ -53,11 +53,14 @@ class Selection:
         Where batches are dealt out, the loader's position after a step is behind that step's batch, whoever took it;
         where the input_fn shards, it is behind the last batch of this worker's own.
         """
+        from torch.utils import _pytree as pytree
+
         before_all = position.states(last_step=self._worker)
         num_own = 0
         for number, batch in enumerate(batches):
-            self._constants.check(number, batch)
-            tensors = self._named(number, batch) if self._names else self._tensors(number, batch)
+            leaves, structure = pytree.tree_flatten(batch)
+            self._constants.check(number, batch, leaves)
+            tensors = self._named(number, batch) if self._names else self._tensors(number, batch, leaves, structure)
             if len(tensors) != len(self._members):
                 raise InputFailure(
                     f"batch {number} of the input_fn {self._source} has {len(tensors)} tensors, but the step was "
@@ -107,9 +110,9 @@ class Selection:
             for tensor, dtype in zip((found[name] for name in self._names), dtypes)  # noqa: B905 - as above
         ]
 
-    def _tensors(self, number: int, batch: Any) -> list[Any]:
+    def _tensors(self, number: int, batch: Any, leaves: list[Any], structure: Any) -> list[Any]:
         """All tensors, in the order of the first batch: a dict may have come in another one."""
-        tensors, missing, unknown = self._structure.tensors(batch)
+        tensors, missing, unknown = self._structure.tensors(batch, leaves, structure)
         if missing or unknown:
             raise InputFailure(
                 f"batch {number} of the input_fn {self._source} has not the structure of the first: it has "
@@ -202,11 +205,11 @@ class _Structure:
         self._first: Any = None  # what torch calls the structure of the first batch
         self._paths: list[str] = []
 
-    def tensors(self, batch: Any) -> tuple[list[Any], list[str], list[str]]:
-        """The tensors, in the order of the first batch; the paths of those that are missing, and of others."""
-        from torch.utils import _pytree as pytree
+    def tensors(self, batch: Any, leaves: list[Any], structure: Any) -> tuple[list[Any], list[str], list[str]]:
+        """The tensors, in the order of the first batch; the paths of those that are missing, and of others.
 
-        leaves, structure = pytree.tree_flatten(batch)
+        leaves, structure: what torch's pytree makes of the batch.
+        """
         kinds = [isinstance(leaf, sys.modules["torch"].Tensor) for leaf in leaves]
         tensors = [leaf for leaf, is_tensor in zip(leaves, kinds) if is_tensor]  # noqa: B905 - as many
         if (structure, kinds) == self._first:

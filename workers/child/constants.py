@@ -17,15 +17,15 @@ class Constants:
         self._source = source
         self._first: list[Any] | None = None
 
-    def check(self, number: int, batch: Any) -> None:
-        """InputFailure where those of the batch of this number are not those of the first one."""
-        from torch.utils import _pytree as pytree
-
-        known = [_comparable(leaf) for leaf in pytree.tree_leaves(batch) if _is_number(leaf)]
+    def check(self, number: int, batch: Any, leaves: list[Any]) -> None:
+        """InputFailure where those of the batch of this number are not those of the first one. leaves: its own."""
+        known = [_comparable(leaf) for leaf in leaves if _is_number(leaf)]
         if self._first is None:
             self._first = known
         if known == self._first:
             return
+        from torch.utils import _pytree as pytree
+
         paths = [
             (pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(batch)[0] if _is_number(leaf)
         ]
