@@ -27,7 +27,7 @@ WORKDIR /home/waferbox
 VOLUME /var/lib/waferbox
 EXPOSE 7000
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-m", "interconnect.rpc.health_check", "127.0.0.1:7000"]
+    CMD ["python", "-m", "waferbox.rpc.health_check", "127.0.0.1:7000"]
 ENTRYPOINT ["python", "-m"]
 
 FROM bare AS bare-compiler

@@ -16,17 +16,17 @@ from grpc_health.v1 import health, health_pb2_grpc
 from appliance.coordinator.record import sweep_records
 from appliance.coordinator.settings import CoordinatorHome
 from appliance.management.service import ManagementService
-from appliance.management.settings import ManagementSettings
+from appliance.management.supervisor import ManagementSettings
 from appliance.page.server import PageServer
 from appliance.page.source import ServiceSource
-from interconnect.rpc.address import bind, split_address
-from interconnect.rpc.async_server import AsyncServer
-from nodes.folders import cache_root
-from nodes.launch.descriptors import raise_descriptor_limit
-from nodes.launch.fork_server_process import COORDINATOR_PRELOAD
-from nodes.launch.own_fork_server import own_fork_server
-from nodes.launch.stop_signals import on_stop_signal
-from nodes.telemetry.terminal_log import set_up_logging
+from waferbox.host.descriptors import raise_descriptor_limit
+from waferbox.host.folders import cache_root
+from waferbox.launch.fork_server_process import COORDINATOR_PRELOAD, own_fork_server
+from waferbox.launch.installation import put_first
+from waferbox.launch.stop_signals import on_stop_signal
+from waferbox.rpc.address import bind, split_address
+from waferbox.rpc.async_server import AsyncServer
+from waferbox.runtime.logs import set_up_logging
 from wsc.v1 import management_pb2_grpc, observation_pb2_grpc
 
 STOP_SECONDS = 1.0
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             open_parts.enter_context(on_stop_signal(lambda: over.put(has_owner), on_defect=defect))
         if options.metrics_port is not None:
             from appliance.management.metrics import ManagementCollector
-            from nodes.telemetry.metrics import MetricsServer
+            from waferbox.runtime.metrics import MetricsServer
 
             try:
                 metrics = MetricsServer(ManagementCollector(service.nodes, service.jobs), host, options.metrics_port)
@@ -145,4 +145,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    put_first()
     sys.exit(main())

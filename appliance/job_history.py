@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from interconnect.rpc.mailbox import Mailbox
+from waferbox.rpc.async_server import Mailbox
 from wsc.v1 import management_pb2, observation_pb2
 
 KINDS = ("report", "log", "scalar")

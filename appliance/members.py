@@ -1,6 +1,6 @@
 """What the nodes of each role are called: as members of a job, in messages, and as commands."""
 
-from nodes.lifecycle.role_names import role_name
+from waferbox.roles import role_name
 from wsc.v1 import node_pb2
 
 PACKAGES = {

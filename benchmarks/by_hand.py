@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.network import Host
-from interconnect.rpc.server import make_channel
-from nodes.launch.descriptors import readable
+from waferbox.host.descriptors import readable
+from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 ROOT: Final = Path(__file__).parents[1]

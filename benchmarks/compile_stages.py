@@ -2,11 +2,10 @@
 
 import time
 
-from appliance.compiler.pipeline import PASSES, Half, Precision, Target
-from appliance.compiler.stages import Stages
+from appliance.compiler.pipeline import PASSES, Half, Precision, Stages, Target
 from benchmarks.show import show
 from benchmarks.traced import trace_gpt2
-from cirh.text.parser import parse_module
+from waferbox.cirh.text.parser import parse_module
 
 
 def measure() -> dict[str, float]:

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from benchmarks.runs import ENVIRONMENT
-from interconnect.rpc.server import make_channel
 from waferbox.cluster.embedded_process import start_embedded, stop_embedded
-from waferbox.cluster.settings import ClusterSettings
+from waferbox.cluster.launcher import ClusterSettings
+from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 MODELS: Final = {"fc_training": 1_000_000, "gpt2_training": 1_000}  # steps: far more than are run

@@ -1,6 +1,6 @@
 """Wafers that sleep for as long as a kernel is predicted to take, in place of computing: any number on a few cores.
 
-What they send is zeros. Named by WAFERBOX_CHAOS, as faults are injected in tests, or a module in the place of
+What they send is zeros. A process hook, as tests inject faults (benchmarks/process_hooks/), or a module in the place of
 `wafer`; EMULATED_WAFER has the rates, as JSON.
 """
 
@@ -15,10 +15,10 @@ from typing import Any, Final
 import torch
 
 from appliance.compiler.cost.kernel_profile import operations_time
-from appliance.growth.rates import Compute
-from cirh.dialect import types
-from cirh.dialect.operations import return_of
-from cirh.text.parser import parse_module
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.operations import return_of
+from waferbox.cirh.text.parser import parse_module
+from waferbox.prediction.simulation import Compute
 
 VARIABLE: Final = "EMULATED_WAFER"
 

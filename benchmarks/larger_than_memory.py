@@ -37,11 +37,11 @@ from benchmarks.by_hand import ROOT
 from benchmarks.gpt2_training import RoleSeconds
 from benchmarks.runs import ENVIRONMENT
 from benchmarks.show import show, show_pairs
-from interconnect.links.shared_memory import SharedMemory
-from interconnect.rpc.server import make_channel
-from memoryx.files.file_pages import FilePages
-from nodes.lifecycle.role_names import role_name
-from nodes.telemetry.terminal_log import LEVEL_VARIABLE
+from waferbox.links.shared_memory import SharedMemory
+from waferbox.roles import role_name
+from waferbox.rpc.server import make_channel
+from waferbox.runtime.logs import LEVEL_VARIABLE
+from waferbox.states.file_pages import FilePages
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 STATE_WORDS: Final = 3  # of AdamW, for each parameter: the weight, and two averages
@@ -217,13 +217,13 @@ def disk_rates(folder: Path) -> tuple[float, float]:
             pages.start_writing(offset, chunk)
         os.fdatasync(memory.fileno())
         written = time.perf_counter()
-        pages.let_go(0, DISK_BYTES)
+        pages.evict(0, DISK_BYTES)
         start = time.perf_counter()
         pages.read_ahead(0, chunk)
         for offset in offsets:
             pages.read_ahead(min(offset + chunk, DISK_BYTES - chunk), chunk)
             os.preadv(memory.fileno(), [data], offset)
-            pages.let_go(offset, chunk)
+            pages.evict(offset, chunk)
         return DISK_BYTES / (written - begin), DISK_BYTES / (time.perf_counter() - start)
     finally:
         memory.close()

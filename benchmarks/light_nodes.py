@@ -9,10 +9,9 @@ from typing import Any, Final
 
 import grpc
 
-from interconnect.rpc.version import __version__
-from interconnect.security.guard import bearer
-from interconnect.security.own_tokens import cluster_secret
-from interconnect.security.tokens import Kind
+from waferbox import __version__
+from waferbox.security.guard import bearer
+from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import (
     ingress_pb2,
     ingress_pb2_grpc,

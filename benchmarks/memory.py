@@ -27,12 +27,12 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
-from appliance.compiler.cache import read_plan
+from appliance.compiler.artifacts import read_plan
 from benchmarks.by_hand import ROOT, cluster_by_hand
 from benchmarks.network import HERE, Host
 from benchmarks.runs import ENVIRONMENT
-from interconnect.rpc.server import make_channel
-from nodes.launch.descriptors import readable
+from waferbox.host.descriptors import readable
+from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
 STEPS: Final = 6

@@ -14,7 +14,7 @@ from typing import Final
 
 from benchmarks.light_nodes import LightClient, LightCoordinators, LightNodes
 from benchmarks.show import show
-from nodes.telemetry.terminal_log import LEVEL_VARIABLE
+from waferbox.runtime.logs import LEVEL_VARIABLE
 from wsc.v1 import management_pb2, node_pb2
 
 # Of each hundred nodes.

@@ -18,11 +18,11 @@ from appliance.compiler.pipeline import Half, Precision, Target, compile_module
 from benchmarks.fc_training import ReadyBatches, network
 from benchmarks.runs import THREADS
 from benchmarks.traced import trace_gpt2, trace_training
-from cirh.dialect.operations import Const, body_ops
-from cirh.dialect.types import TensorInfo, info, shape
-from cirh.table.lookup import build, runtime_operands, spec
-from cirh.text.parser import parse_module
 from wafer.large_tensors import limit_large_tensors
+from waferbox.cirh.dialect.operations import Const, body_ops
+from waferbox.cirh.dialect.types import TensorInfo, info, shape
+from waferbox.cirh.table.lookup import build, runtime_operands, spec
+from waferbox.cirh.text.parser import parse_module
 
 CALLS: Final = 3  # of each operation, for each repeat
 MOST_SHOWN: Final = 8

@@ -11,8 +11,7 @@ from typing import Final
 import torch
 
 from benchmarks.show import show_pairs
-from cirh.calls.half_products import is_by_float32
-from cirh.calls.products import onednn_is_faster
+from waferbox.cirh.calls.products import is_by_float32, onednn_is_faster
 
 # Rows, inner dimension, columns: the layers of FC and of GPT-2 small, forward and as the gradient of a weight.
 SHAPES: Final = (

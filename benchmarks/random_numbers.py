@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from cirh.calls.random_numbers import bernoulli, draw, integers, normal, uniform
+from waferbox.cirh.calls.random_numbers import bernoulli, draw, integers, normal, uniform
 
 SHAPES = {"GPT-2 block": (4, 256, 768), "GPT-2 attention": (4, 12, 256, 256), "FC": (64, 256)}
 FLOAT = torch.float32

@@ -22,16 +22,15 @@ from benchmarks.checkpoints import SHAPES
 from benchmarks.recovery_copier import JOB, OWNER, Copier, new_copier
 from benchmarks.runs import run_side
 from benchmarks.show import show, show_pairs
-from interconnect.rpc.address import bind
-from interconnect.rpc.server import make_server
-from memoryx.files.state_memory import StateSettings
-from memoryx.recovery.folders import find_point
-from memoryx.recovery.transfer import owner_name
-from memoryx.recovery_points import RecoveryPoints
-from memoryx.snapshots import Snapshots
-from memoryx.state_service import StateService
-from memoryx.store import StateStore
-from nodes.telemetry.progress import Progress
+from waferbox.rpc.address import bind
+from waferbox.rpc.server import make_server
+from waferbox.runtime.progress import Progress
+from waferbox.states.point_copies import owner_name
+from waferbox.states.point_folders import find_point
+from waferbox.states.point_shares import PointShares
+from waferbox.states.state_memory import StateSettings
+from waferbox.states.state_service import StateService
+from waferbox.states.store import Snapshots, StateStore
 from wsc.v1 import node_pb2, node_pb2_grpc, plan_pb2
 
 COMPUTE_SECONDS = 1.0  # of a step
@@ -50,7 +49,7 @@ class Shard:
         self.kept: queue.Queue[node_pb2.RecoveryPointKept] = queue.Queue()
         self.store = StateStore(StateSettings())
         member = folder / JOB / OWNER
-        self.points = RecoveryPoints(self.store, lambda: member, owner_name(JOB, OWNER), self._tell, print)
+        self.points = PointShares(self.store, lambda: member, owner_name(JOB, OWNER), self._tell, print)
         self.copier: Copier | None = None  # that copies what is kept
         self.ordered: queue.SimpleQueue[int] = queue.SimpleQueue()  # copies
         service = StateService()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from memoryx.recovery.copies import PointCopies
+from waferbox.states.point_copies import PointCopies
 from wsc.v1 import node_pb2
 
 JOB: Final = "job"

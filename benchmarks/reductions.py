@@ -18,10 +18,10 @@ import sys
 import time
 from typing import Any, Final
 
-from appliance.growth.rates import Compute
-from benchmarks import growth
+from benchmarks import prediction
 from benchmarks.runs import ENVIRONMENT, run_for_result
 from benchmarks.show import show_pairs
+from waferbox.prediction.simulation import Compute
 from wsc.v1 import plan_pb2
 
 MODEL: Final = "wide"
@@ -42,7 +42,7 @@ def bench(repeats: int) -> None:
     for wafers in COUNTS:
         ours, theirs = [], []
         for _ in range(repeats):
-            run = growth.measure("shared_memory", MODEL, wafers, Compute())
+            run = prediction.measure("shared_memory", MODEL, wafers, Compute())
             nbytes = gradient_bytes(run.plan)
             command = [sys.executable, "-m", "benchmarks.reductions", "--wafers", str(wafers), "--nbytes", str(nbytes)]
             seconds = run_for_result(command, {**os.environ, **ENVIRONMENT}, SECONDS)["seconds"]

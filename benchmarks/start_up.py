@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from waferbox.cluster.embedded_process import start_embedded, stop_embedded
-from waferbox.cluster.settings import ClusterSettings
+from waferbox.cluster.launcher import ClusterSettings
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "fc_digits" / "train.py"
 DIGITS = "digits.pt"  # what the example makes of those of scikit-learn, once

@@ -22,14 +22,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import grpc
 import torch
 
-from interconnect.links.dialling import dial
-from interconnect.links.hub import Hub
-from interconnect.links.link import Link
-from interconnect.links.listener import LinkListener
-from interconnect.links.shared_memory import SharedMemory, Slice
-from interconnect.rpc.allocator import keep_large_blocks
-from interconnect.rpc.server import LARGE_MESSAGE_BYTES, make_channel, server_options
-from nodes.steps.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW
+from waferbox.host.memory import keep_large_blocks
+from waferbox.links.dialling import dial
+from waferbox.links.hub import Hub
+from waferbox.links.link import Link
+from waferbox.links.listener import LinkListener
+from waferbox.links.shared_memory import SharedMemory, Slice
+from waferbox.rpc.server import LARGE_MESSAGE_BYTES, make_channel, server_options
+from waferbox.runtime.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW
 from wsc.v1 import node_pb2
 
 LANES = {"shared memory": node_pb2.LANE_SHARED_MEMORY, "gRPC": node_pb2.LANE_GRPC}

@@ -12,10 +12,10 @@ from torch import nn
 import cstorch
 from benchmarks.gpt import token_loss
 from benchmarks.gpt2_training import BATCH, GPT2, SEQUENCE, VOCABULARY
-from cirh.text.printer import print_module
-from cstorch.lowering import lower
-from cstorch.state import Registry, named_getters
-from cstorch.tracing import move_module, trace_step
+from cstorch._internal.lowering import lower
+from cstorch._internal.state import Registry, named_getters
+from cstorch._internal.tracing import move_module, trace_step
+from waferbox.cirh.text.printer import print_module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from appliance.compiler.pipeline import Target, compile_module
 from benchmarks.show import show_pairs
 from benchmarks.traced import trace_training
-from cirh.dialect.types import TensorInfo
-from cirh.text.parser import parse_module
-from lair.kernel import GeneratedKernel, generate
-from nodes.folders import cache_root
+from waferbox.cirh.dialect.types import TensorInfo
+from waferbox.cirh.text.parser import parse_module
+from waferbox.host.folders import cache_root
+from waferbox.lair.kernel import GeneratedKernel, generate
 
 COPIES, ROWS, COLUMNS = 20, 3072, 768  # 47 million parameters: more than caches hold
 SHAPE = (ROWS, COLUMNS)

@@ -25,8 +25,8 @@ from appliance.compiler.passes import canonicalise
 from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.pipeline import PASSES, Pass
 from benchmarks.traced import trace_gpt2, trace_training
-from cirh.text.parser import parse_module
-from cirh.text.printer import print_module
+from waferbox.cirh.text.parser import parse_module
+from waferbox.cirh.text.printer import print_module
 
 REPEATS: Final = 9
 Work = Callable[[ModuleOp], object]

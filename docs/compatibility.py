@@ -19,7 +19,7 @@ from typing import Any
 
 from name_uses import found, kind_of, misuses
 
-from cstorch import absent
+from cstorch._internal import absent
 
 HERE = Path(__file__).parent
 
@@ -231,7 +231,7 @@ def _reason(module: str, name: str) -> str:
         if own is None and (module == package or module.startswith(f"{package}.")):
             own = absent.reason(f"cstorch{module.removeprefix(package)}.{name}")
     if own is None:
-        raise LookupError(f"{module}.{name} is absent, and client/cstorch/absent.py does not say why")
+        raise LookupError(f"{module}.{name} is absent, and client/cstorch/_internal/absent.py does not say why")
     return own.partition(": ")[2].rstrip(".")
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import cerebras.pytorch as cstorch
-from interconnect.rpc.server import make_channel
+from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2, observation_pb2_grpc
 
 FILE: Final = Path(__file__).parent / "images" / "execution_modes.svg"

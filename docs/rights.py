@@ -6,8 +6,8 @@ The table is all that follows `## The table of rights`, at the end of the page.
 from pathlib import Path
 from typing import Final
 
-from interconnect.security.rights import RIGHTS, Right, Whose
-from interconnect.security.tokens import Kind
+from waferbox.security.rights import RIGHTS, JobScope, Right
+from waferbox.security.tokens import Kind
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "security.md"
@@ -31,7 +31,7 @@ def _who(right: Right) -> str:
     if not right.kinds:
         return "everybody"
     names = [
-        OWN[kind] if right.whose is not Whose.ANY and kind in OWN else kind.value
+        OWN[kind] if right.whose is not JobScope.ANY and kind in OWN else kind.value
         for kind in ORDER
         if kind in right.kinds
     ]

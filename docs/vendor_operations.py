@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from cirh.table.lookup import ANNOTATIONS, REFUSED, names
+from waferbox.cirh.table.lookup import ANNOTATIONS, REFUSED, names
 
 FILE: Final = Path(__file__).with_suffix(".md")
 # Rows of the table that the vendor's dialect lacks.

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from waferbox.launch.installation import put_first
 from wsc.v1 import node_pb2
 
 
@@ -12,12 +13,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
-    from memoryx.memoryx_job import MemoryXJob
-    from memoryx.recovery.folders import sweep
+    from memoryx.memoryx_program import MemoryXJob
     from memoryx.settings import parse_arguments
-    from memoryx.state_service import StateService
-    from nodes.folders import recovery_root
-    from nodes.lifecycle.node import run_node
+    from waferbox.host.folders import recovery_root
+    from waferbox.runtime.node import run_node
+    from waferbox.states.point_folders import sweep
+    from waferbox.states.state_service import StateService
 
     settings, state_settings = parse_arguments(argv)
     torch.set_num_threads(settings.threads)
@@ -33,4 +34,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    put_first()
     sys.exit(main())

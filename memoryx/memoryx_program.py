@@ -1,7 +1,7 @@
 """A shard's part of a plan, as a list of calls: send weights, take reduced gradients, update the state in place.
 
-The state's tensors lie where the wafers read them (memoryx.store). An element-wise kernel writes new state directly
-into the old one's buffer; the results of any other are copied there, after the kernel has read everything.
+The state's tensors lie where the wafers read them (waferbox.states.store). An element-wise kernel writes new state
+directly into the old one's buffer; the results of any other are copied there, after the kernel has read everything.
 
 A gradient group is read where its sender has it, up to the shard's next message, before which it is released; what the
 plan keeps for longer is copied.
@@ -12,24 +12,23 @@ from functools import partial
 
 import torch
 
-from cirh.execution.views import clone_views
-from interconnect.links.frame import INLINE_BYTES
-from interconnect.links.hub import Hub
-from interconnect.links.link import Link
-from interconnect.links.shared_memory import Slice
-from memoryx.due_states import keep_due_states
-from memoryx.kernels import Buffers, Call, StateKernel, StateKernels
 from memoryx.paging import Paging
-from memoryx.recovery_points import RecoveryPoints
-from memoryx.snapshots import Snapshots
-from memoryx.store import StateStore
-from nodes.folders import cache_root
-from nodes.lifecycle.node_job import LinkKey
-from nodes.steps.arena import RELEASED_GROUP, ArenaCounts
-from nodes.steps.groups import SendBuffers
-from nodes.steps.program import Program
-from nodes.steps.schedule import WEIGHTS_WINDOW, StepSchedule
-from nodes.telemetry.progress import group_label, short_list
+from waferbox.cirh.execution.kernel import clone_views
+from waferbox.host.folders import cache_root
+from waferbox.links.frame import INLINE_BYTES
+from waferbox.links.hub import Hub
+from waferbox.links.link import Link
+from waferbox.links.shared_memory import Slice
+from waferbox.runtime.arena import RELEASED_GROUP, ArenaCounts
+from waferbox.runtime.groups import SendBuffers
+from waferbox.runtime.node_job import LinkKey
+from waferbox.runtime.program import Program
+from waferbox.runtime.progress import group_label, short_list
+from waferbox.runtime.schedule import WEIGHTS_WINDOW, StepSchedule
+from waferbox.states.kernels import Buffers, Call, StateKernel, StateKernels
+from waferbox.states.point_shares import PointShares, keep_due_states
+from waferbox.states.state_job import StateJob
+from waferbox.states.store import Snapshots, StateStore
 from wsc.v1 import node_pb2, plan_pb2
 
 
@@ -42,7 +41,7 @@ class MemoryXProgram:
         kernels: StateKernels,
         store: StateStore,
         snapshots: Snapshots,
-        recovery_points: RecoveryPoints,
+        recovery_points: PointShares,
         hub: Hub,
         links: Mapping[LinkKey, Link],
     ) -> None:
@@ -65,7 +64,7 @@ class MemoryXProgram:
         for value, tensor in self._states.items():
             index = self._program.values.index(value)
             self._program.values.tensors[index] = tensor
-        self._settled = dict(self._states)  # values that are states, or become them
+        self._state_values = dict(self._states)  # values that are states, or become them
         groups = {group.id: group for group in plan.groups}
         texts = {kernel.id: kernel.cirh for kernel in plan.kernels}
         made = kernels.make(texts, store.memory, cache_root() / "kernels")
@@ -115,7 +114,7 @@ class MemoryXProgram:
         self._paging.close()
         self._program.close()
         self._states.clear()
-        self._settled.clear()
+        self._state_values.clear()
         self._buffers.close()
 
     def _make_buffers(
@@ -131,8 +130,10 @@ class MemoryXProgram:
         for run in runs:
             for output, state in zip(run.outputs, run.commits, strict=False):
                 if state:
-                    self._settled[output] = self._states[state]
-        return SendBuffers(sent, {value for run in runs for value in run.outputs}, homes=homes, settled=self._settled)
+                    self._state_values[output] = self._states[state]
+        return SendBuffers(
+            sent, {value for run in runs for value in run.outputs}, homes=homes, settled=self._state_values
+        )
 
     def _expect(self, groups: Iterable[plan_pb2.Group]) -> None:
         for (purpose, index), link in self._links.items():
@@ -161,7 +162,7 @@ class MemoryXProgram:
     def _add_release(self) -> None:
         """The group that was received last is read no more: tell those who wait for that."""
         group, self._borrowed = self._borrowed, None
-        told = self._counts.told_after(group.id, self._from_arena) if group is not None else None
+        told = self._counts.released_count_after(group.id, self._from_arena) if group is not None else None
         if told is None:
             return
         hub, swarmx, counts, nothing = self._program.hub, self._swarmx, self._counts, self._buffers.nothing
@@ -172,10 +173,10 @@ class MemoryXProgram:
         self._program.add(release, "gradients read", what="send")
 
     def _add_send(self, group: plan_pb2.Group) -> None:
-        values = {member.value for member in group.members} & self._settled.keys()
+        values = {member.value for member in group.members} & self._state_values.keys()
         is_lent = group.kind == plan_pb2.GROUP_KIND_WEIGHTS
         if values or is_lent:
-            self._paging.add([self._settled[value] for value in values], lent=is_lent)
+            self._paging.add([self._state_values[value] for value in values], lent=is_lent)
         match group.kind:
             case plan_pb2.GROUP_KIND_WEIGHTS:
                 self._program.add_send(group, [self._swarmx], self._buffers, as_bytes=False, window="credit")
@@ -198,7 +199,7 @@ class MemoryXProgram:
         passing = [i for i, value in enumerate(run.inputs) if value in self._bytes_of_messages]
         borrowed = {member.value for member in self._borrowed.members} if self._borrowed is not None else set()
         shown = [i for i, value in enumerate(run.inputs) if value in borrowed]
-        read = [self._settled[value] for value in run.inputs if value in self._settled]
+        read = [self._state_values[value] for value in run.inputs if value in self._state_values]
         written = [state for state in states if state is not None]
         count = self._paging.parts([*read, *written]) if kernel.may_be_parted(states, places) else 1
         for part in range(count):
@@ -254,3 +255,15 @@ def _without_views(call: Call, places: Buffers, shown: Sequence[int]) -> Call:
         return results
 
     return run
+
+
+# --- A job on a shard of MemoryX --------------------------------------------------------------------------------------
+
+
+class MemoryXJob(StateJob):
+    """Keeps the states of the job as long as it lasts, and shows them to the client."""
+
+    def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> MemoryXProgram:
+        plan, states = request.memoryx, self._states
+        states.load(plan, request.recovery_point)
+        return MemoryXProgram(plan, states.kernels, states.store, states.snapshots, states.recovery_points, hub, links)

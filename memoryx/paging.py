@@ -7,15 +7,14 @@ from typing import Final
 
 import torch
 
-from interconnect.links.elements import tensor_bytes
-from interconnect.links.link import Link
-from memoryx.files.accesses import Access, Blocks, Extent, least_budget
-from memoryx.files.pager import Pager
-from memoryx.files.state_memory import TRANSFER_BYTES
-from memoryx.store import StateStore
-from nodes.lifecycle.node_job import JobFailure
-from nodes.steps.program import Program
-from nodes.telemetry.node_report import resident_bytes
+from waferbox.links.elements import tensor_bytes
+from waferbox.links.link import Link
+from waferbox.runtime.node_job import JobFailure
+from waferbox.runtime.program import Program
+from waferbox.runtime.progress import resident_bytes
+from waferbox.states.pager import Access, Blocks, Extent, Pager, least_budget
+from waferbox.states.state_memory import TRANSFER_BYTES
+from waferbox.states.store import StateStore
 from wsc.v1 import node_pb2, plan_pb2
 
 logger = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ class Paging:
         self._others = 0  # bytes that are not states, once the program runs
         self._budget = 0
         if limit is not None and pages is not None:
-            pages.let_go(0, store.memory.nbytes)
+            pages.evict(0, store.memory.nbytes)
             received = plan.arena.nbytes if swarmx.lane == "grpc" else 0
             states = sum(tensor_bytes(slot.type) for slot in plan.states)
             self._others = resident_bytes() + max(0, plan.own_bytes - states) + received + TRANSFER_BYTES
@@ -131,8 +130,8 @@ class Paging:
                 "states were read from the disk: %.2f GB in %.1f s; and written there and let go: %.2f GB in %.1f s",
                 pager.read_bytes / 1e9,
                 pager.read_seconds,
-                pager.let_go_bytes / 1e9,
-                pager.let_go_seconds,
+                pager.evicted_bytes / 1e9,
+                pager.eviction_seconds,
             )
 
     def _extents(self, tensors: Iterable[torch.Tensor]) -> list[Extent]:

@@ -4,10 +4,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from interconnect.links.shared_memory import SharedMemory
-from memoryx.files.state_memory import StateSettings
-from nodes.lifecycle.node import NodeSettings, node_parser, node_settings
-from nodes.lifecycle.sizes import parse_size
+from waferbox.host.memory import parse_size
+from waferbox.links.shared_memory import SharedMemory
+from waferbox.runtime.node import NodeSettings, node_parser, node_settings
+from waferbox.states.state_memory import StateSettings
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[NodeSettings, StateSettings]:

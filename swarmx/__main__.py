@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from waferbox.launch.installation import put_first
 from wsc.v1 import node_pb2
 
 
@@ -12,8 +13,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
-    from nodes.lifecycle.node import parse_arguments, run_node
-    from swarmx.swarmx_job import SwarmXJob
+    from swarmx.swarmx_program import SwarmXJob
+    from waferbox.runtime.node import parse_arguments, run_node
 
     settings = parse_arguments("swarmx", argv)
     torch.set_num_threads(settings.threads)
@@ -21,4 +22,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    put_first()
     sys.exit(main())

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from interconnect.links.elements import torch_dtype
-from interconnect.links.link import Message
-from interconnect.links.shared_memory import Slice
-from nodes.steps.groups import ReceivedGroup
+from waferbox.links.elements import torch_dtype
+from waferbox.links.link import Message
+from waferbox.links.shared_memory import Slice
+from waferbox.runtime.groups import ReceivedGroup
 from wsc.v1 import plan_pb2
 
 # Elements added at a time: the sum of one block stays in the cache until the last child has been added.

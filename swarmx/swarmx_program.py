@@ -1,27 +1,127 @@
-"""A SwarmX node's part of a job: what comes from MemoryX goes to all children, what the children send is joined.
-
-The node follows the frames, not a program: nothing here waits for a particular one, and only the coordinator's window
-(which bounds how far the cluster runs ahead of the client) can hold it up. Weights are bounded from end to end: the
-children say what they have taken, and MemoryX is granted what all of them have. So are gradients, the other way: a
-group that is complete is joined when its place in this node's arena has been released, and the children are told.
-"""
+"""A SwarmX node's part of a job: what comes from MemoryX goes to all children, what the children send is joined."""
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Generic, TypeVar
 
-from interconnect.links.elements import aligned
-from interconnect.links.hub import Hub
-from interconnect.links.link import Link, LinkLost, Message
-from interconnect.links.shared_memory import SharedMemory, Slice
-from nodes.lifecycle.node_job import LinkKey
-from nodes.steps.arena import RELEASED_GROUP, ArenaCounts
-from nodes.steps.schedule import CREDIT_GROUPS, StepSchedule, is_for_coordinator_only, is_received_by_wafers
-from nodes.telemetry.progress import Progress, Recorder, group_label
-from swarmx.collector import Collector, child_bytes, joined_bytes
-from swarmx.releases import Releases, Teller, first_counts
+from waferbox.links.elements import aligned
+from waferbox.links.hub import Hub
+from waferbox.links.link import Link, LinkLost, Message
+from waferbox.links.shared_memory import SharedMemory, Slice
+from waferbox.runtime.arena import RELEASED_GROUP, ArenaCounts
+from waferbox.runtime.node_job import LinkKey
+from waferbox.runtime.progress import Progress, Recorder, group_label
+from waferbox.runtime.role_job import RoleJob
+from waferbox.runtime.schedule import (
+    CREDIT_GROUPS,
+    StepSchedule,
+    is_for_coordinator_only,
+    is_received_by_wafers,
+    part_bytes,
+)
 from wsc.v1 import node_pb2, plan_pb2
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One reduction group at a SwarmX node: the children's frames of a step are kept until all have come, and joined
+
+
+def joined_bytes(group: plan_pb2.Group, wafers_below: Sequence[int]) -> int:
+    """The bytes of the group when the parts of all children are joined."""
+    parts = sum(wafers_below) if group.reduction == plan_pb2.REDUCTION_GATHER else 1
+    return part_bytes(group) * parts
+
+
+def child_bytes(group: plan_pb2.Group, wafers: int) -> int:
+    """The bytes of the frame of a child with so many wafers."""
+    return joined_bytes(group, [wafers])
+
+
+class Collector:
+    """A child may be steps ahead of another, in groups that nobody waits for: those for the coordinator."""
+
+    def __init__(self, group: plan_pb2.Group, wafers_below: Sequence[int], memory: SharedMemory, offset: int) -> None:
+        """The result is written into the shared memory at offset. wafers_below: of each child, in order."""
+        self._result = Slice(memory, offset, joined_bytes(group, wafers_below))
+        self._num_children = len(wafers_below)
+        self._parts: dict[int, dict[int, Message]] = {}  # step -> child -> frame
+        if self._num_children > 1:
+            # A node with one child adds nothing, and needs no torch.
+            from swarmx.reduction import Join
+
+            self._join = Join(group, [child_bytes(group, wafers) for wafers in wafers_below], self._result)
+
+    def add(self, child: int, message: Message) -> bool:
+        """Take a child's frame. Returns whether it is the last of its step: the group can be joined."""
+        parts = self._parts.setdefault(message.step, {})
+        parts[child] = message
+        return len(parts) == self._num_children
+
+    def join(self, step: int) -> Slice:
+        """The joined group of a step of which all frames are there; they are read no more."""
+        parts = self._parts.pop(step)
+        if self._num_children == 1:
+            self._result.view[:] = parts[0].view
+        else:
+            self._join([parts[i] for i in range(self._num_children)])
+        return self._result
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which gradient groups have been released: what the receivers of a SwarmX node say, and what it tells its children
+
+
+Source = TypeVar("Source")
+
+
+class Releases(Generic[Source]):
+    """The count of groups that all receivers have released; it only grows."""
+
+    def __init__(self, first: Mapping[Source, int]) -> None:
+        """first: the receivers, with the count that each of them begins with."""
+        self._counts = dict(first)
+        self.count = min(first.values(), default=0)
+
+    def add(self, source: Source, count: int) -> bool:
+        """A receiver says how many it has released. Returns whether all have released more than before."""
+        self._counts[source] = max(self._counts[source], count)
+        before, self.count = self.count, min(self._counts.values())
+        return self.count > before
+
+
+class ReleaseNotifier:
+    """Tells the children each count that they wait for, once."""
+
+    def __init__(self, counts: ArenaCounts, tell: Callable[[int], None]) -> None:
+        self._counts = counts
+        self._notify = tell
+        self._notified = 0
+
+    def reached(self, count: int) -> None:
+        """So many groups have been released."""
+        for told in self._counts.awaited_between(self._notified, count):
+            self._notify(told)
+        self._notified = max(self._notified, count)
+
+
+def first_counts(counts: ArenaCounts, groups: Sequence[plan_pb2.Group]) -> dict[int, int]:
+    """By shard: the count that holds before the shard has released anything. Shards that get no group have none."""
+    by_shard: dict[int, list[int]] = {}
+    for group in groups:
+        if group.id in counts.offsets:
+            for shard in group.shards:
+                by_shard.setdefault(shard, []).append(group.id)
+    return {shard: counts.first_of(own) for shard, own in by_shard.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A SwarmX node's part of a job: what comes from MemoryX goes to all children, what the children send is joined
+#
+# The node follows the frames, not a program: nothing here waits for a particular one, and only the coordinator's window
+# (which bounds how far the cluster runs ahead of the client) can hold it up. Weights are bounded from end to end: the
+# children say what they have taken, and MemoryX is granted what all of them have. So are gradients, the other way: a
+# group that is complete is joined when its place in this node's arena has been released, and the children are told.
 
 
 class SwarmXProgram:
@@ -49,7 +149,7 @@ class SwarmXProgram:
         self._broadcast(groups)
         reductions = [group for group in groups if group.kind == plan_pb2.GROUP_KIND_REDUCTION]
         self._counts = ArenaCounts(request.swarmx.arena)
-        self._teller = Teller(self._counts, self._tell_children)
+        self._notifier = ReleaseNotifier(self._counts, self._notify_children)
         self._joins_gradients = len(self._children) > 1 or self._turns_bytes_to_references()
         self._released = self._receive_releases(reductions)
         # Complete groups: the count that each awaits, and what joins it. They are joined in this order.
@@ -228,7 +328,7 @@ class SwarmXProgram:
             _, join = self._complete.popleft()
             join()
             self._joined += 1
-            self._teller.reached(self._joined)
+            self._notifier.reached(self._joined)
 
     def _receive_releases(self, groups: Sequence[plan_pb2.Group]) -> Releases[Link]:
         """Handlers for what the receivers of this node's gradients say."""
@@ -251,11 +351,11 @@ class SwarmXProgram:
             if self._joins_gradients:
                 self._join_complete()
             else:
-                self._teller.reached(releases.count)
+                self._notifier.reached(releases.count)
 
         return take
 
-    def _tell_children(self, count: int) -> None:
+    def _notify_children(self, count: int) -> None:
         nothing = Slice(self._memory, 0, 0)
         for child in self._children:
             self._hub.send(child, RELEASED_GROUP, count, nothing)
@@ -289,3 +389,13 @@ class SwarmXProgram:
                     self._shards[shard].grant(now - before)
 
         return credit
+
+
+# --- A job on a SwarmX node -------------------------------------------------------------------------------------------
+
+
+class SwarmXJob(RoleJob):
+    """Keeps nothing between steps."""
+
+    def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> SwarmXProgram:
+        return SwarmXProgram(request, hub, links)

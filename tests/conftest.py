@@ -55,7 +55,8 @@ def one_thread() -> None:
 def fresh_process() -> Iterator[None]:
     """Every test begins as a script does: no backend, no stateful objects, every setting at its default."""
     yield
-    from cstorch import amp, backends, state
+    from cstorch import amp, backends
+    from cstorch._internal import state
     from cstorch.backend import close_backend
 
     close_backend()
@@ -79,7 +80,7 @@ class _Defects(logging.Handler):
 @pytest.fixture(autouse=True)
 def no_defects(request: pytest.FixtureRequest) -> Iterator[None]:
     """A thread that ends by a defect which nobody meant fails the test, whoever else has noticed."""
-    defects, logger = _Defects(), logging.getLogger("interconnect.threads")
+    defects, logger = _Defects(), logging.getLogger("waferbox.host.threads")
     logger.addHandler(defects)
     yield
     logger.removeHandler(defects)

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from nodes.lifecycle.node import serve
 from vendor_gateway.process import GatewaySettings, VendorGateway
+from waferbox.launch.installation import put_first
+from waferbox.runtime.node import serve
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,4 +41,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    put_first()
     sys.exit(main())

@@ -10,13 +10,11 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from cstorch.errors import CompileError, CstorchError, UsageError
-from vendor_gateway.job.compiled import Resources
-from vendor_gateway.job.outputs import CallEndedError
-from vendor_gateway.job.session import COMPILE_FOLDER
-from vendor_gateway.job.sessions import Sessions, UnknownJobError, VendorJob
-from vendor_gateway.wire.handlers import authority_of
-from vendor_gateway.wire.steps import checkpoint_steps
-from vendor_gateway.wire.values import item_bytes, read_value, write_value
+from vendor_gateway.calls import authority_of
+from vendor_gateway.session import COMPILE_FOLDER
+from vendor_gateway.sessions import UnknownJobError, VendorJob, VendorSessions
+from vendor_gateway.vendor_execution import CallEndedError, Resources
+from vendor_gateway.wire_values import checkpoint_steps, item_bytes, read_value, write_value
 from vendor_wire import appliance_pb2, appliance_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -60,7 +58,7 @@ _outcome = _explained(appliance_pb2.Outcome)
 class ApplianceService(appliance_pb2_grpc.ApplianceServicer):
     """The authority of a call says whose job it is about."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: VendorSessions) -> None:
         self._sessions = sessions
 
     def _job(self, context: _Context) -> VendorJob:

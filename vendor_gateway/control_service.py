@@ -6,7 +6,7 @@ from typing import Final
 import grpc
 
 from cstorch.errors import CstorchError
-from vendor_gateway.job.sessions import Sessions, UnknownJobError
+from vendor_gateway.sessions import UnknownJobError, VendorSessions
 from vendor_wire import control_pb2, control_pb2_grpc
 
 MAX_TYPE: Final = 128
@@ -16,7 +16,7 @@ _PRIORITY: Final = re.compile(r"[pP]?([1-3])")
 class ControlService(control_pb2_grpc.CsCtlV1Servicer):
     """There is nothing of what the client asks for before it begins: volumes, and nodes for inference."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: VendorSessions) -> None:
         self._sessions = sessions
 
     def Get(self, request: control_pb2.GetRequest, context: grpc.ServicerContext) -> control_pb2.GetResponse:

@@ -8,9 +8,9 @@ from typing import Any, Final
 import grpc
 
 from cstorch.errors import JobCancelledError
-from vendor_gateway.job.session import COMPILE_FOLDER
-from vendor_gateway.job.sessions import Sessions, TooManyError, UnknownJobError, VendorJob
-from vendor_gateway.wire.releases import ReleaseRefusedError, build_of
+from vendor_gateway.session import COMPILE_FOLDER
+from vendor_gateway.sessions import TooManyError, UnknownJobError, VendorJob, VendorSessions
+from vendor_gateway.wire_values import ReleaseRefusedError, build_of
 from vendor_wire import management_pb2, management_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -32,11 +32,11 @@ _Context = grpc.ServicerContext
 class ManagementService(management_pb2_grpc.ClusterManagementServicer):
     """Answers of class Empty make the client of 2.10 go on without what it asked for."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: VendorSessions) -> None:
         self._sessions = sessions
 
     def _nothing(self, request: management_pb2.Unread, context: _Context) -> management_pb2.Empty:
-        self._sessions.heard(_metadata(context, "workflow-id"))
+        self._sessions.note_call(_metadata(context, "workflow-id"))
         return management_pb2.Empty()
 
     GetServerConfig = IsMessageBrokerAvailable = GetServerVersions = HasMultiMgmtNodes = _nothing
@@ -48,13 +48,13 @@ class ManagementService(management_pb2_grpc.ClusterManagementServicer):
 
     def InitImageBuildJob(self, request: management_pb2.Unread, context: _Context) -> management_pb2.ImageBuildResponse:
         workflow = _metadata(context, "workflow-id")
-        self._sessions.heard(workflow)
+        self._sessions.note_call(workflow)
         return management_pb2.ImageBuildResponse(job_id="image", image_reference=IMAGE, workflow_id=workflow)
 
     def GetImageBuildJob(
         self, request: management_pb2.ImageBuildRequest, context: _Context
     ) -> management_pb2.ImageBuildResponse:
-        self._sessions.heard(_metadata(context, "workflow-id"))
+        self._sessions.note_call(_metadata(context, "workflow-id"))
         return management_pb2.ImageBuildResponse(
             job_id="image", image_reference=IMAGE, image_ready=True, status=management_pb2.JOB_STATUS_SUCCEEDED
         )
@@ -139,7 +139,7 @@ class ManagementService(management_pb2_grpc.ClusterManagementServicer):
                     try:
                         found = self._sessions.job(name)
                     except UnknownJobError:  # a workflow, or one that has ended
-                        self._sessions.heard(name)
+                        self._sessions.note_call(name)
                         yield management_pb2.HeartbeatResponse(is_scheduled=True, is_ready=True)
                         continue
                     if job is not None:
@@ -150,7 +150,7 @@ class ManagementService(management_pb2_grpc.ClusterManagementServicer):
                         if unnamed is not None:
                             unnamed.named()
                         unnamed = None
-                job.session.presence.heard()
+                job.session.presence.note_call()
                 job.session.presence.lease(request.lease_seconds)
                 yield management_pb2.HeartbeatResponse(is_scheduled=True, is_ready=True)
         finally:

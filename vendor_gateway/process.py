@@ -8,16 +8,15 @@ from typing import IO, Any, Final
 
 import grpc
 
-from interconnect.rpc.address import split_address
-from interconnect.rpc.server import server_options
 from vendor_gateway.appliance_service import ApplianceService
+from vendor_gateway.calls import CallerGuard, UnknownCalls, Unregistered
 from vendor_gateway.control_service import ControlService
-from vendor_gateway.job.session import Place
-from vendor_gateway.job.sessions import Sessions
 from vendor_gateway.management_service import ManagementService
-from vendor_gateway.wire.callers import CallerGuard
-from vendor_gateway.wire.handlers import UnknownCalls, Unregistered
+from vendor_gateway.session import JobTarget
+from vendor_gateway.sessions import VendorSessions
 from vendor_wire import appliance_pb2_grpc, control_pb2_grpc, management_pb2_grpc
+from waferbox.rpc.address import split_address
+from waferbox.rpc.server import server_options
 
 STOP_GRACE_SECONDS: Final = 0.5
 MAX_THREADS: Final = 1024  # a client has five calls open, and five more while it sends weights
@@ -35,7 +34,7 @@ class GatewaySettings:
 
 
 class VendorGateway:
-    """An nodes.lifecycle.node.Serving. Raises OSError if it cannot listen there."""
+    """An waferbox.runtime.node.Serving. Raises OSError if it cannot listen there."""
 
     def __init__(self, settings: GatewaySettings, announce: IO[str] | None = None) -> None:
         """announce: gets the address as a line of JSON, once calls are served."""
@@ -48,7 +47,7 @@ class VendorGateway:
                 f"{settings.listen} can be reached from elsewhere, and the vendor's client shows no token: listen at "
                 "127.0.0.1, or add --insecure where everybody who reaches it may have jobs"
             )
-        self._sessions = Sessions(Place(management=settings.management, input_python=settings.input_python))
+        self._sessions = VendorSessions(JobTarget(management=settings.management, input_python=settings.input_python))
         # Without TLS, whatever the cluster uses: this client has no certificate to show.
         self._server = grpc.server(
             ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="vendor"),

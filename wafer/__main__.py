@@ -4,18 +4,19 @@ import os
 import sys
 from collections.abc import Sequence
 
+from waferbox.launch.installation import put_first
 from wsc.v1 import node_pb2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     # An OpenMP thread must never spin beside other processes; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from interconnect.rpc.allocator import keep_freed_memory
-    from memoryx.recovery.folders import sweep
-    from memoryx.state_service import StateService
-    from nodes.folders import recovery_root
-    from nodes.lifecycle.node import parse_arguments, run_node
     from wafer.wafer_job import WaferJob
+    from waferbox.host.folders import recovery_root
+    from waferbox.host.memory import keep_freed_memory
+    from waferbox.runtime.node import parse_arguments, run_node
+    from waferbox.states.point_folders import sweep
+    from waferbox.states.state_service import StateService
 
     keep_freed_memory()
     settings = parse_arguments("wafer", argv)
@@ -31,4 +32,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    put_first()
     sys.exit(main())

@@ -16,10 +16,10 @@ JOINS: Final[Mapping[int, Callable[..., torch.Tensor]]] = {
 }
 
 # Where what there is of a value lies, and how it is joined.
-JoinedPlace: TypeAlias = "tuple[torch.Tensor, plan_pb2.Reduction.ValueType]"
+JoinBuffer: TypeAlias = "tuple[torch.Tensor, plan_pb2.Reduction.ValueType]"
 
 
-def joining(kernel: WaferKernel, joined: Mapping[int, JoinedPlace]) -> WaferKernel:
+def joining(kernel: WaferKernel, joined: Mapping[int, JoinBuffer]) -> WaferKernel:
     """The kernel of a later micro-batch. joined: results by position."""
     calls = [(index, place, JOINS[reduction]) for index, (place, reduction) in joined.items()]
 

@@ -11,9 +11,9 @@ from typing import Final
 
 import torch
 
-from lair.library import NotBuilt, load
-from nodes.folders import cache_root
-from nodes.telemetry.advice import advise
+from waferbox.host.folders import cache_root
+from waferbox.lair.library import NotBuilt, load
+from waferbox.runtime.logs import advise
 
 SOURCE: Final = Path(__file__).with_name("large_tensors.cpp")
 FOLDER: Final = "memory"  # in the cache folder

@@ -13,25 +13,21 @@ from functools import partial
 
 import torch
 
-from interconnect.links.elements import torch_dtype
-from interconnect.links.hub import Hub, Stopped
-from interconnect.links.link import Link
-from memoryx.due_states import keep_due_states
-from memoryx.kernels import StateKernels
-from memoryx.recovery_points import RecoveryPoints
-from memoryx.snapshots import Snapshots
-from memoryx.store import StateStore
-from nodes.lifecycle.node_job import LinkKey
-from nodes.steps.groups import SendBuffers
-from nodes.steps.program import Action, Entry, Program
-from nodes.steps.schedule import StepSchedule, worker_of_step
-from nodes.telemetry.progress import group_label
-from wafer.joins import JOINS, JoinedPlace
+from wafer.joins import JOINS, JoinBuffer
 from wafer.kernels import WaferKernels
 from wafer.large_tensors import limit_large_tensors, release_large_tensors
-from wafer.region_kernels import RegionKernels
-from wafer.region_order import Place, RegionOrder
-from wafer.region_threads import Positions, RegionThreads
+from wafer.regions import InstructionIndex, Positions, RegionKernels, RegionOrder, RegionThreads
+from waferbox.links.elements import torch_dtype
+from waferbox.links.hub import Hub, Stopped
+from waferbox.links.link import Link
+from waferbox.runtime.groups import SendBuffers
+from waferbox.runtime.node_job import LinkKey
+from waferbox.runtime.program import Action, Entry, Program
+from waferbox.runtime.progress import group_label
+from waferbox.runtime.schedule import StepSchedule, worker_of_step
+from waferbox.states.kernels import StateKernels
+from waferbox.states.point_shares import PointShares, keep_due_states
+from waferbox.states.store import Snapshots, StateStore
 from wsc.v1 import node_pb2, plan_pb2
 
 
@@ -45,7 +41,7 @@ class PipelineProgram:
         updates: StateKernels,
         store: StateStore,
         snapshots: Snapshots,
-        recovery_points: RecoveryPoints,
+        recovery_points: PointShares,
         hub: Hub,
         links: Mapping[LinkKey, Link],
         *,
@@ -133,7 +129,7 @@ class PipelineProgram:
         produced = {value for run in runs for value in run.outputs}
         return SendBuffers((self._groups[group] for group in self._sent), produced, settled=settled)
 
-    def _place_joined(self, plan: plan_pb2.PipelinePlan) -> Mapping[int, JoinedPlace]:
+    def _place_joined(self, plan: plan_pb2.PipelinePlan) -> Mapping[int, JoinBuffer]:
         """Where what micro-batches join lies, and how they join it."""
         joined = {}
         for each in plan.joined:
@@ -144,12 +140,12 @@ class PipelineProgram:
                 joined[each.value] = (place, each.reduction)
         return joined
 
-    def _find_last_reads(self) -> dict[int, dict[int, Place]]:
+    def _find_last_reads(self) -> dict[int, dict[int, InstructionIndex]]:
         """Of values that several regions read: the last read of each thread that reads them, by value."""
         order = self._order
         dropped = {value for instruction in order.instructions.values() for value in instruction.run.drops}
         regions: dict[int, set[int]] = defaultdict(set)
-        last: dict[int, dict[int, Place]] = defaultdict(dict)
+        last: dict[int, dict[int, InstructionIndex]] = defaultdict(dict)
         made = {value for place in order.instructions for value in order.made_by(place)}
         for thread, places in enumerate(order.threads):
             for place in places:
@@ -201,7 +197,7 @@ class PipelineProgram:
             entries.append(entry._replace(action=_one_after_the_other([entry.action, *more]), region=region))
         return entries
 
-    def _entry(self, place: Place) -> Entry:
+    def _entry(self, place: InstructionIndex) -> Entry:
         """An instruction of a region."""
         instruction, values = self._order.instructions[place], self._program.values
         match instruction.WhichOneof("kind"):

@@ -4,17 +4,17 @@ from collections.abc import Mapping
 
 import torch
 
-from interconnect.links.hub import Hub
-from interconnect.links.link import Link
-from memoryx.files.state_memory import StateSettings
-from memoryx.kept_states import StateJob
-from memoryx.state_service import StateService
-from nodes.lifecycle.node_job import JobContext, LinkKey
-from nodes.lifecycle.role_job import StepProgram
-from nodes.steps.schedule import THREADED_FLOPS
 from wafer.kernels import WaferKernels
 from wafer.pipeline_program import PipelineProgram
 from wafer.wafer_program import WaferProgram
+from waferbox.links.hub import Hub
+from waferbox.links.link import Link
+from waferbox.runtime.node_job import JobContext, LinkKey
+from waferbox.runtime.role_job import StepProgram
+from waferbox.runtime.schedule import THREADED_FLOPS
+from waferbox.states.state_job import StateJob
+from waferbox.states.state_memory import StateSettings
+from waferbox.states.state_service import StateService
 from wsc.v1 import node_pb2, plan_pb2
 
 

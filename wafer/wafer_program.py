@@ -12,14 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from cirh.execution.views import clone_views
-from interconnect.links.hub import Hub
-from interconnect.links.link import Link
-from nodes.lifecycle.node_job import LinkKey
-from nodes.steps.arena import RELEASED_GROUP, ArenaCounts, direct_values
-from nodes.steps.groups import SendBuffers
-from nodes.steps.program import Action, Program
-from nodes.steps.schedule import (
+from wafer.joins import adding, beside_inputs, joining
+from wafer.kernels import WaferKernel, WaferKernels
+from wafer.large_tensors import limit_large_tensors, release_large_tensors
+from waferbox.cirh.execution.kernel import clone_views
+from waferbox.links.hub import Hub
+from waferbox.links.link import Link
+from waferbox.runtime.arena import RELEASED_GROUP, ArenaCounts, direct_values
+from waferbox.runtime.groups import SendBuffers
+from waferbox.runtime.node_job import LinkKey
+from waferbox.runtime.program import Action, Program
+from waferbox.runtime.schedule import (
     CREDIT_GROUPS,
     WEIGHTS_CREDIT_BATCH,
     StepSchedule,
@@ -27,9 +30,6 @@ from nodes.steps.schedule import (
     is_received_by_wafers,
     worker_of_step,
 )
-from wafer.joins import adding, beside_inputs, joining
-from wafer.kernels import WaferKernel, WaferKernels
-from wafer.large_tensors import limit_large_tensors, release_large_tensors
 from wsc.v1 import node_pb2, plan_pb2
 
 

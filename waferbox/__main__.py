@@ -1,6 +1,6 @@
 """`python -m waferbox` is the command `waferbox`."""
 
-from waferbox.cli import main
+from waferbox.commands.cli import main
 
 if __name__ == "__main__":
     main()

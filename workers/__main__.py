@@ -4,19 +4,20 @@ import os
 import sys
 from collections.abc import Sequence
 
+from waferbox.launch.installation import put_first
 from wsc.v1 import node_pb2
 
 # What an input_fn's process needs at once.
-INPUT_PRELOAD = ("torch", "numpy", "cloudpickle", "workers.child.process")
+INPUT_PRELOAD = ("torch", "numpy", "cloudpickle", "waferbox.input_process.__main__")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     # For the input_fn's process: an OpenMP thread must never spin beside other processes; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-    from nodes.launch.own_fork_server import own_fork_server
-    from nodes.lifecycle.node import parse_arguments, run_node
-    from workers.worker_job import WorkerJob
+    from waferbox.launch.fork_server_process import own_fork_server
+    from waferbox.runtime.node import parse_arguments, run_node
+    from workers.worker_program import WorkerJob
 
     settings = parse_arguments("workers", argv)
     with own_fork_server(INPUT_PRELOAD):
@@ -24,4 +25,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    put_first()
     sys.exit(main())

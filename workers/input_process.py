@@ -1,4 +1,4 @@
-"""The worker's side of the process that runs the input_fn."""
+"""The worker's side of the process that runs the input_fn: its start, what is said on the socket, and its end."""
 
 import contextlib
 import json
@@ -10,28 +10,73 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from interconnect.links.hub import Stopped
-from nodes.launch.process import FIRST_FD
-from nodes.launch.spawn import SpawnError, spawn
-from nodes.lifecycle.node_job import JobFailure
-from workers import run_child
-from workers.child.channel import DIGEST_BYTES, MESSAGE_BYTES, MOST_DIGESTS
-from workers.child.confinement import DROPPED_VARIABLES
-from workers.child.loader_state import STATE_BYTES
-from workers.ended_group import end_group
-from workers.output import OutputReader
+from waferbox.host.descriptors import readable
+from waferbox.input_process import foreign
+from waferbox.input_process.channel import DIGEST_BYTES, MESSAGE_BYTES, MOST_DIGESTS
+from waferbox.input_process.confinement import DROPPED_VARIABLES
+from waferbox.input_process.loader import STATE_BYTES
+from waferbox.launch.process import FIRST_FD
+from waferbox.launch.spawn import SpawnError, spawn
+from waferbox.links.hub import Stopped
+from waferbox.runtime.node_job import JobFailure
+from workers.output import ConsoleReader
 from wsc.v1 import node_pb2, plan_pb2
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The end of an input_fn's process with all that it has started, and what these leave behind when they are killed
+
+
+# Where torch's loaders hand batches over: each file has a name for some microseconds, which a kill makes for ever.
+SHARED_MEMORY = Path("/dev/shm")
+END_SECONDS = 5.0  # for the kernel to end what was killed
+
+
+def end_group(leader: int) -> None:
+    """Kill the processes of the group, wait for their end, and remove what torch's loaders had half handed over.
+
+    Waits END_SECONDS at most: for a process in the middle of a read from a disk that hangs, for one. ProcessLookupError
+    where the leader has ended already.
+    """
+    if os.getpgid(leader) != leader:
+        return  # it has not begun yet, and has started nothing
+    with contextlib.ExitStack() as closing:
+        members = {}
+        for pid in _members(leader):
+            with contextlib.suppress(ProcessLookupError):
+                members[pid] = os.pidfd_open(pid)
+                closing.callback(os.close, members[pid])
+        os.killpg(leader, signal.SIGKILL)
+        deadline = time.monotonic() + END_SECONDS
+        for pid, pidfd in members.items():
+            if readable([pidfd], max(0.0, deadline - time.monotonic())):
+                for path in SHARED_MEMORY.glob(f"torch_{pid}_*"):
+                    path.unlink(missing_ok=True)
+
+
+def _members(group: int) -> list[int]:
+    """The processes of the group that this process can see."""
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(int(name)) == group:
+                found.append(int(name))
+    return found
+
+
+# --- The worker's side of the process that runs the input_fn ----------------------------------------------------------
+
 
 END_DEADLINE_SECONDS = 3.0
 USER_VARIABLE = "WAFERBOX_INPUT_USER"
 
 
 class _Process(Protocol):
-    """What is needed of nodes.launch.child.Child, and of a foreign Python."""
+    """What is needed of waferbox.launch.spawn.Child, and of a foreign Python."""
 
     @property
     def pid(self) -> int: ...
@@ -42,7 +87,7 @@ class _Process(Protocol):
 
 
 class InputProcess:
-    """Runs one input_fn in a process of its own. See workers.child for what is said on the socket."""
+    """Runs one input_fn in a process of its own. See waferbox.input_process for what is said on the socket."""
 
     def __init__(self, request: node_pb2.PrepareInput, on_defect: Callable[[Exception], None]) -> None:
         """Returns when the process is started. JobFailure when it cannot be.
@@ -59,7 +104,7 @@ class InputProcess:
                 if request.interpreter and interpreter != request.interpreter
                 else ""
             )
-            self._output = OutputReader(on_defect)
+            self._output = ConsoleReader(on_defect)
             try:
                 self._process = _start(interpreter, [theirs.fileno(), self._output.writer], user)
             except (SpawnError, OSError) as error:
@@ -230,7 +275,7 @@ class _ForeignPython:
     """The input_fn's process under another interpreter than the worker's."""
 
     def __init__(self, interpreter: str, descriptors: Sequence[int], user: str) -> None:
-        command = [interpreter, str(Path(run_child.__file__)), *_arguments(descriptors, user)]
+        command = [interpreter, str(Path(foreign.__file__)), *_arguments(descriptors, user)]
         environment = {name: value for name, value in os.environ.items() if name not in DROPPED_VARIABLES}
         self._popen = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=environment, start_new_session=True
@@ -263,8 +308,8 @@ class _ForeignPython:
 
 def _start(interpreter: str, descriptors: Sequence[int], user: str) -> _Process:
     """descriptors: the socket, and what becomes standard output. user: whose the process is to be; empty: ours."""
-    if _is_ours(interpreter):
-        return spawn("workers.child", _arguments([FIRST_FD, FIRST_FD + 1], user), fds=descriptors)
+    if _is_own_interpreter(interpreter):
+        return spawn("waferbox.input_process", _arguments([FIRST_FD, FIRST_FD + 1], user), fds=descriptors)
     return _ForeignPython(interpreter, descriptors, user)
 
 
@@ -293,7 +338,7 @@ def input_user() -> str:
     return user
 
 
-def _is_ours(interpreter: str) -> bool:
+def _is_own_interpreter(interpreter: str) -> bool:
     """Whether it is this process's: one and the same program, found in one and the same environment."""
     here, there = Path(sys.executable), Path(interpreter)
     return there.parent.resolve() == here.parent.resolve() and there.resolve() == here.resolve()

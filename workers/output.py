@@ -7,7 +7,7 @@ import select
 import time
 from collections.abc import Callable
 
-from interconnect.threads import GuardedThread
+from waferbox.host.threads import GuardedThread
 
 LINE_CHARACTERS = 2000  # of a line, that are kept
 LINES_A_SECOND = 100  # that are kept
@@ -18,7 +18,7 @@ _ENDS = re.compile(rb"[\r\n]+")  # a progress bar ends its lines with a carriage
 logger = logging.getLogger("workers.input_fn")
 
 
-class OutputReader:
+class ConsoleReader:
     """Owns the pipe that is the standard output and error of the input_fn's process, and the thread that reads it.
 
     What is printed faster than can be of use to a reader is counted, so that the process never waits for its output.

@@ -5,16 +5,15 @@ from dataclasses import replace
 from typing import Final
 
 from appliance.compiler.core.errors import CompileError, WaferMemoryError
-from appliance.compiler.core.micro_batching import MicroBatching
-from appliance.compiler.core.target import ExecutionStrategy, Target
+from appliance.compiler.core.target import ExecutionStrategy, MicroBatching, Target
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.pipeline import compile_module
 from appliance.compiler.pipelined.plan import check_target
 from appliance.compiler.pipelined.regions import NOMINAL
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.sharding.propagate import batch_rows
-from cirh.text.parser import parse_module
-from nodes.steps.schedule import THREADED_FLOPS
+from waferbox.cirh.text.parser import parse_module
+from waferbox.runtime.schedule import THREADED_FLOPS
 from wsc.v1 import plan_pb2
 
 # Micro-batches for each core that are tried.

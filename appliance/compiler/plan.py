@@ -5,17 +5,16 @@ from xdsl.ir import SSAValue
 from appliance.compiler.core.target import HALF_TYPES, ExecutionStrategy, Target
 from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.cost.link_memory import set_link_bytes
-from appliance.compiler.memoryx.exchanges import find_exchanges, find_output
-from appliance.compiler.memoryx.memory_plan import adding_node_bytes, shard_bytes
-from appliance.compiler.memoryx.schedule import ShardScheduler
+from appliance.compiler.memoryx_schedule.memory_plan import adding_node_bytes, shard_bytes
+from appliance.compiler.memoryx_schedule.schedule import ShardScheduler, find_exchanges, find_output
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, Numbers
 from appliance.compiler.partition.shards import Sharing, divide
 from appliance.compiler.pipelined.plan import fill_pipeline
-from appliance.compiler.wafer.arena import lay_out_arena
-from appliance.compiler.wafer.memory_plan import MemoryPlan, check_memory, plan_memory
-from appliance.compiler.wafer.schedule import WaferSchedule, schedule_wafer
-from cirh.dialect import types
+from appliance.compiler.wafer_schedule.arena import lay_out_arena
+from appliance.compiler.wafer_schedule.memory_plan import MemoryPlan, check_memory, plan_memory
+from appliance.compiler.wafer_schedule.schedule import WaferSchedule, schedule_wafer
+from waferbox.cirh.dialect import types
 from wsc.v1 import plan_pb2
 
 # Of the messages in plan.proto, and of what roles may rely on. A cached plan of another format is compiled again.

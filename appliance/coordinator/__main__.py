@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from appliance.coordinator.compilation import cached_compiler
 from appliance.coordinator.serving import CutOff, Event, serve_job
 from appliance.coordinator.settings import CUT_OFF_STATUS, read_settings
-from nodes.launch.process import FIRST_FD
-from nodes.launch.scheduling import let_wafers_compute
-from nodes.launch.stop_signals import on_stop_signal
-from nodes.telemetry.terminal_log import set_up_logging
+from waferbox.launch.installation import put_first
+from waferbox.launch.process import FIRST_FD, let_wafers_compute
+from waferbox.launch.stop_signals import on_stop_signal
+from waferbox.runtime.logs import set_up_logging
 
 logger = logging.getLogger(__name__)
 
@@ -37,4 +37,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    put_first()
     sys.exit(main())

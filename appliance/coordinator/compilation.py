@@ -30,10 +30,9 @@ class Compile(Protocol):
 def cached_compiler(folder: Path, root: Path) -> Compile:
     """The real one, with its artifacts in a folder. root: the cluster's cache root, which has the key of plans."""
     from appliance.compiler.artifacts import Artifacts
-    from appliance.compiler.core.micro_batching import MicroBatching
-    from appliance.compiler.core.target import DEFAULT_WAFER_MEMORY_BYTES, ExecutionStrategy
+    from appliance.compiler.core.target import DEFAULT_WAFER_MEMORY_BYTES, ExecutionStrategy, MicroBatching
     from appliance.compiler.pipeline import CompileError, KernelLibrary, Precision, Target
-    from cirh.dialect.errors import CirhError
+    from waferbox.cirh import CirhError
 
     artifacts = Artifacts(folder, root)
 
@@ -67,7 +66,7 @@ def cached_compiler(folder: Path, root: Path) -> Compile:
 
 def notes_of(plan: plan_pb2.Plan) -> list[str]:
     """What the user is told of a plan, in lines."""
-    from appliance.compiler.report.micro_batch_notes import micro_batch_notes
+    from appliance.compiler.report.report import micro_batch_notes
 
     return micro_batch_notes(plan)
 

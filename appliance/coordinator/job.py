@@ -7,15 +7,13 @@ from collections.abc import Callable
 
 from appliance.coordinator.compilation import Compile, CompileRefused
 from appliance.coordinator.execution.client_progress import ClientProgress
-from appliance.coordinator.execution.execution import Execution
-from appliance.coordinator.executions import Executions
-from appliance.coordinator.failures.causes import cause_of_replacement
-from appliance.coordinator.failures.silence import SilenceWatch
-from appliance.coordinator.failures.verdict import JobFailed, Verdict
+from appliance.coordinator.execution.execution import CoordinatedExecution
+from appliance.coordinator.execution.failures import JobFailed, SilenceWatch, Verdict, cause_of_replacement
+from appliance.coordinator.execution_slot import ExecutionSlot
 from appliance.coordinator.management_events import ManagementEvents
 from appliance.coordinator.management_link import ManagementLink, ManagementLost
 from appliance.coordinator.nodes.inputs import Inputs
-from appliance.coordinator.nodes.job_nodes import JobNodes, NodesDied, NodesRefused
+from appliance.coordinator.nodes.job_nodes import JobMembers, NodesDied, NodesRefused
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.observation.events import Observation
 from appliance.coordinator.plans import Plans
@@ -27,10 +25,10 @@ from appliance.coordinator.recovery.restarts import RestartLimit
 from appliance.coordinator.reporting import JobReporter
 from appliance.coordinator.session import ClientSession
 from appliance.coordinator.settings import CoordinatorSettings
-from interconnect.links.listener import LinkListener
-from interconnect.links.socket_names import host_id
-from interconnect.threads import GuardedThread
-from nodes.telemetry.watchdog import IDLE_PARTS, hang_seconds
+from waferbox.host.threads import GuardedThread
+from waferbox.links.listener import LinkListener
+from waferbox.links.socket_names import host_id
+from waferbox.runtime.progress import IDLE_PARTS, hang_seconds
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 from wsc.v1.plan_pb2 import EXECUTION_STRATEGY_PIPELINE as PIPELINE
 
@@ -40,7 +38,7 @@ LEFT_SECONDS = 15.0  # until the nodes have stopped an execution that its client
 DEATHS_SECONDS = 0.2  # within which the deaths of a node and of management are one event
 
 
-class Job:
+class CoordinatedJob:
     """Everything about one job but the service. Thread-safe."""
 
     def __init__(
@@ -76,10 +74,10 @@ class Job:
         )
         self.plans = Plans(settings.cache, compile_step, record)
         self._reporter = JobReporter(management.report)
-        self._nodes = JobNodes(
+        self._nodes = JobMembers(
             settings.job,
             request,
-            record.turn,
+            record.incarnation,
             management.acquire,
             listener,
             self._responded,
@@ -88,7 +86,7 @@ class Job:
         )
         self.observation = Observation(management.tell, self._nodes.send_all, self._advise)
         self._silence = SilenceWatch(hang_seconds() / IDLE_PARTS)
-        self._executions = Executions(self._make_execution, self.plans, record)
+        self._executions = ExecutionSlot(self._make_execution, self.plans, record)
         self._points = JobPoints(self._nodes, record, self.observation.pace, lambda: self._executions.current)
         self._inputs = Inputs(self._nodes, request.num_csx, record.inputs)
         self.recovery = Recovery(
@@ -140,7 +138,7 @@ class Job:
         execution = self._executions.current
         silent = self._silence.tick(execution.reporting() if execution is not None else ())
         for name in silent[:1]:
-            self._died(name, self._silence.words(self._nodes.describe(name)))
+            self._died(name, self._silence.describe(self._nodes.describe(name)))
         if self._recovers:
             self._points.tick()
 
@@ -161,7 +159,7 @@ class Job:
         self._on_cut_off()
         return True
 
-    def wait_for_nodes(self) -> JobNodes:
+    def wait_for_nodes(self) -> JobMembers:
         """The nodes, once all are attached. Raises JobFailed."""
         self._wait_until(lambda: self._ready)
         return self._nodes
@@ -190,7 +188,7 @@ class Job:
             raise CompileRefused("the step has another execution strategy than the job, which has the nodes for one")
         return self.plans.compile(cirh, options, self.wait_for_nodes().topology, self._reporter.compiling)
 
-    def begin(self, begin: coordinator_pb2.Begin) -> Execution | None:
+    def begin(self, begin: coordinator_pb2.Begin) -> CoordinatedExecution | None:
         """A new execution, or None while there is another. Raises JobFailed; KeyError for an unknown artifact."""
         self.wait_for_nodes()
         self._wait_until(
@@ -214,8 +212,8 @@ class Job:
         *,
         follows_left: bool,
         loses_states: bool,
-    ) -> Execution:
-        return Execution(
+    ) -> CoordinatedExecution:
+        return CoordinatedExecution(
             index=index,
             begin=begin,
             plan=lambda: self.plans[begin.artifact],
@@ -227,7 +225,7 @@ class Job:
             listener=self._listener,
             verdict=self.verdict,
             points=self._points.points if self._recovers else None,
-            is_disturbed=lambda: self.recovery.is_disturbed,
+            is_interrupted=lambda: self.recovery.is_interrupted,
             next_number=self._next_epoch,
             on_started=self._record.started,
             on_failure=self._report_failure,
@@ -240,7 +238,7 @@ class Job:
         self.observation.began(number := self._executions.next_epoch())
         return number
 
-    def end_execution(self, execution: Execution) -> None:
+    def end_execution(self, execution: CoordinatedExecution) -> None:
         """The execution is over; the job can take another one. To be called once or more."""
         if self._executions.end(execution):
             execution.close()
@@ -353,7 +351,7 @@ class Job:
     # --- what nodes say -----------------------------------------------------------------------------------------------
 
     def _acquire_nodes(self) -> None:
-        is_first = not self._record.turn
+        is_first = not self._record.incarnation
         if is_first:
             self._reporter.phase(management_pb2.JOB_PHASE_QUEUED)
         try:
@@ -367,7 +365,7 @@ class Job:
             if is_first:
                 self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
             else:
-                self.recovery.take_up(self._record.cause_of_turn(self.name))
+                self.recovery.take_over(self._record.cause_of_incarnation(self.name))
             with self._changed:
                 self._ready = True
                 self._changed.notify_all()

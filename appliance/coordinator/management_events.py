@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from appliance.coordinator.failures.verdict import Verdict
-from appliance.coordinator.nodes.job_nodes import JobNodes
+from appliance.coordinator.execution.failures import Verdict
+from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.observation.events import Observation
 from appliance.coordinator.record import JobRecord
@@ -18,7 +18,7 @@ class ManagementEvents:
     def __init__(
         self,
         *,
-        nodes: JobNodes,
+        nodes: JobMembers,
         session: ClientSession,
         recovery: Recovery,
         observation: Observation,

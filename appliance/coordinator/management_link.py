@@ -18,13 +18,12 @@ import grpc
 
 from appliance.coordinator.nodes.job_nodes import NodesRefused
 from appliance.coordinator.settings import CoordinatorSettings
-from interconnect.links.socket_names import host_id
-from interconnect.rpc.server import make_channel
-from interconnect.security.own_tokens import cluster_secret
-from interconnect.security.tokens import Kind
-from interconnect.threads import GuardedThread, GuardedTimer
-from nodes.launch.child import process_started
-from nodes.lifecycle.registration import REFUSALS
+from waferbox.host.threads import GuardedThread, GuardedTimer
+from waferbox.launch.spawn import process_started
+from waferbox.links.socket_names import host_id
+from waferbox.rpc.server import make_channel
+from waferbox.runtime.registration import REFUSALS
+from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2
 
 HELLO_SECONDS = 20.0
@@ -69,7 +68,7 @@ class Listener(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _NodeRequest:
     """A request for nodes, until somebody has taken its answer."""
 
     request: management_pb2.CoordinateRequest
@@ -88,7 +87,7 @@ class ManagementLink:
         self._requests: queue.SimpleQueue[management_pb2.CoordinateRequest | None] | None = None  # None: no stream
         self._request: management_pb2.CreateJobRequest | None = None  # what management said last that the job is
         self._report = management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
-        self._asked: collections.deque[_Asked] = collections.deque()  # in this stream, and not answered yet
+        self._asked: collections.deque[_NodeRequest] = collections.deque()  # in this stream, and not answered yet
         self._nodes: Sequence[management_pb2.NodeInfo] = ()  # that the job has
         self._started = 0.0
         self._lost = ""  # why there is no stream
@@ -121,7 +120,7 @@ class ManagementLink:
 
     def listen(self, listener: Listener) -> None:
         """Begin to pass on what management says."""
-        self._tell_identity(listener)
+        self._send_hello(listener)
 
         def on_defect(error: Exception) -> None:
             listener.defect(error)
@@ -159,7 +158,7 @@ class ManagementLink:
         return self._ask(request, timeout_seconds)
 
     def _ask(self, request: management_pb2.CoordinateRequest, timeout_seconds: float | None) -> management_pb2.Acquired:
-        asked = _Asked(request)
+        asked = _NodeRequest(request)
         deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._changed:
             self._asked.append(asked)
@@ -278,7 +277,7 @@ class ManagementLink:
             self._changed.notify_all()
         match response.WhichOneof("kind"):
             case "job" | "acquired":
-                self._tell_identity(listener)
+                self._send_hello(listener)
             case "cancel":
                 listener.cancel()
             case "lost":
@@ -288,7 +287,7 @@ class ManagementLink:
             case "trace":
                 listener.trace(response.trace)
 
-    def _tell_identity(self, listener: Listener) -> None:
+    def _send_hello(self, listener: Listener) -> None:
         with self._changed:
             hello = self._hello()
         listener.known_as(self._settings.management, hello)

@@ -1,17 +1,85 @@
-"""The recovery points of a job: when they are made, what the nodes say of them, which one it would go on from."""
+"""When a job's recovery points are made, what the nodes report of them, who keeps copies, and from which one the job
+would continue.
+"""
 
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from appliance.coordinator.execution.execution import Execution
-from appliance.coordinator.execution.recovery_points import RecoveryPoint, RecoveryPoints
-from appliance.coordinator.nodes.job_nodes import JobNodes
+from appliance.coordinator.execution.execution import CoordinatedExecution
+from appliance.coordinator.execution.recovery_points import RecoveryPoint, RecoveryPoints, recovery_seconds
+from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import Member
-from appliance.coordinator.observation.pace import Pace
+from appliance.coordinator.observation.spans import Pace
 from appliance.coordinator.record import JobRecord
-from appliance.coordinator.recovery.copies import Keeper, choose_copiers
-from appliance.coordinator.recovery.point_schedule import PointSchedule
 from wsc.v1 import node_pb2
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which member keeps copies of whose recovery points: the next that does not keep its own in the same folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareHolder:
+    """A member that has kept its own file of a point."""
+
+    name: str
+    host: str
+    folder: str  # equal for those who share it; empty: not known
+
+
+def choose_copiers(keepers: Sequence[ShareHolder]) -> Mapping[str, str]:
+    """Who keeps a copy, by the name of the member whose file it is; without those for whom there is nobody.
+
+    On another host if there is one, and no one more copies than need be. keepers: in the order of their numbers.
+    """
+    chosen: dict[str, str] = {}
+    load: Counter[str] = Counter()
+    for number, keeper in enumerate(keepers):
+        following = [*keepers[number + 1 :], *keepers[:number]]
+        others = [other for other in following if keeper.folder and other.folder not in ("", keeper.folder)]
+        if others:
+            # The first of the least, in this order.
+            copier = min(others, key=lambda other: (other.host == keeper.host, load[other.name]))
+            chosen[keeper.name] = copier.name
+            load[copier.name] += 1
+    return chosen
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# When recovery points are made while steps run: every so many seconds, after a step that nobody has reached yet
+
+
+LEAD_SECONDS = 0.5  # for the command to reach all nodes
+
+
+class PointSchedule:
+    """Used by one thread."""
+
+    def __init__(self, pace: Pace, keep: Callable[[int], bool]) -> None:
+        """keep(step): have one made after this step; False if the execution has no such step."""
+        self._pace = pace
+        self._keep = keep
+        self._interval = recovery_seconds()
+        self._last = time.monotonic()
+        self._execution = 0
+
+    def tick(self, execution: int) -> None:
+        """To be called once a second while an execution runs. execution: the number that nodes have for it."""
+        now = time.monotonic()
+        if execution != self._execution:
+            self._execution, self._last = execution, now
+        if now - self._last < self._interval:
+            return
+        step = self._pace.step_after(LEAD_SECONDS, execution)
+        if step is not None and self._keep(step):
+            self._last = now
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The recovery points of a job: when they are made, what the nodes say of them, which one it would go on from
+
 
 ALL_POINTS: Final = (1 << 64) - 1
 
@@ -20,7 +88,11 @@ class JobPoints:
     """tick from one thread, the rest from any."""
 
     def __init__(
-        self, nodes: JobNodes, record: JobRecord, pace: Pace, current_execution: Callable[[], Execution | None]
+        self,
+        nodes: JobMembers,
+        record: JobRecord,
+        pace: Pace,
+        current_execution: Callable[[], CoordinatedExecution | None],
     ) -> None:
         """record: knows the last that was complete with another coordinator, and is told of each that is."""
         self.points = RecoveryPoints(record.point, self._copy, self._completed, self._forgotten)
@@ -72,7 +144,7 @@ class JobPoints:
         if not members.keys() <= kept.keys():
             return ()
         copiers = choose_copiers(
-            [Keeper(name=name, host=m.node.host, folder=kept[name].folder) for name, m in members.items()]
+            [ShareHolder(name=name, host=m.node.host, folder=kept[name].folder) for name, m in members.items()]
         )
         for name, copier in copiers.items():
             self._order_copy(members[copier], members[name], kept[name])
@@ -93,5 +165,5 @@ class JobPoints:
         self.drop(point.number)
 
     def _forgotten(self, before: int) -> None:
-        self._record.forgot_point()
+        self._record.drop_point()
         self.drop(before)

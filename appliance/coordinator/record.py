@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from appliance.coordinator.execution.recovery_points import RecoveryPoint
 from appliance.coordinator.recovery.recovery import replacement_seconds
-from nodes.folders import check_private, why_not_kept, write_whole
+from waferbox.host.folders import check_private, why_not_kept, write_whole
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2, record_pb2
 
 RECORDS: Final = "jobs"
@@ -82,7 +82,7 @@ class JobRecord:
         if held is not None:
             os.close(held)
 
-    def take_up(self) -> None:
+    def take_over(self) -> None:
         """Have what another coordinator had kept, in its place; after hold. Raises RecordLost."""
         self._is_kept = True
         try:
@@ -101,12 +101,12 @@ class JobRecord:
         self.was_cut_off = self._record.cut_off
 
         def change(record: record_pb2.JobRecord) -> None:
-            record.turn += 1
+            record.incarnation += 1
             record.cut_off = False
 
         self._change(change)
 
-    def cause_of_turn(self, job: str) -> str:
+    def cause_of_incarnation(self, job: str) -> str:
         """Why this coordinator has taken up the job, for the user."""
         cut_off = f"the connection between the script and the coordinator of {job} broke"
         cause = cut_off if self.was_cut_off else f"the coordinator of {job} died"
@@ -117,12 +117,12 @@ class JobRecord:
         """Until the script must have come."""
         if self.was_cut_off:
             return RETURN_SECONDS
-        return replacement_seconds() if self.turn else SESSION_SECONDS
+        return replacement_seconds() if self.incarnation else SESSION_SECONDS
 
     @property
-    def turn(self) -> int:
+    def incarnation(self) -> int:
         """How many coordinators the job had before."""
-        return self._record.turn
+        return self._record.incarnation
 
     @property
     def last_epoch(self) -> int:
@@ -250,7 +250,7 @@ class JobRecord:
 
         self._change(change)
 
-    def forgot_point(self) -> None:
+    def drop_point(self) -> None:
         """There is none that the job could go on from."""
         self._change(lambda record: record.ClearField("point"))
 
@@ -333,7 +333,7 @@ def record_folder(cache_root: Path, job: str) -> Path:
     return cache_root / RECORDS / job
 
 
-def left_records(cache_root: Path, management: str) -> dict[str, management_pb2.CoordinatorHello]:
+def orphaned_records(cache_root: Path, management: str) -> dict[str, management_pb2.CoordinatorHello]:
     """What coordinators of this management service have kept of jobs of which there was news of late, by job."""
     hellos = {}
     newest = time.time() - LEFT_SECONDS
@@ -387,3 +387,39 @@ def _step_file(artifact: str) -> str:
 
 def _input_file(loader: str) -> str:
     return f"input-{hashlib.sha256(loader.encode()).hexdigest()[:32]}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Jobs whose coordinators died with whoever would have started others: a management service, or an ingress as well
+
+
+class OrphanedJobs:
+    """Found by what their coordinators had kept on this host. For one thread at a time."""
+
+    def __init__(self, cache_root: Path, management: str, ingress: str = "") -> None:
+        """Look for them, once.
+
+        Args:
+            cache_root: below which their records lie.
+            management: the address of the service that they belonged to.
+            ingress: the address of the one that ran the coordinators; empty: whoever did.
+        """
+        self._cache_root = cache_root
+        left = orphaned_records(cache_root, management)
+        self._hellos = {job: hello for job, hello in left.items() if hello.ingress == ingress or not ingress}
+        self._until = time.monotonic() + LEFT_SECONDS
+
+    def __bool__(self) -> bool:
+        """Whether there may be one still."""
+        return bool(self._hellos) and time.monotonic() < self._until
+
+    def take(self, is_known: Callable[[str], bool] = lambda job: False) -> Sequence[management_pb2.CoordinatorHello]:
+        """Those that have no coordinator any more, as they would have told of themselves; each once.
+
+        is_known: whether a coordinator has told of a job itself, or it has ended.
+        """
+        if not self:
+            self._hellos.clear()
+        for job in [job for job in self._hellos if is_known(job)]:
+            del self._hellos[job]
+        return [self._hellos.pop(job) for job in list(self._hellos) if not is_held(self._cache_root, job)]

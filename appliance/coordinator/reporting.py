@@ -25,7 +25,7 @@ class JobReporter:
         with self._lock:
             if num_steps:
                 self._report.step, self._report.num_steps = step, num_steps
-            self._tell(phase)
+            self._send_phase(phase)
 
     def add_artifact(self, artifact: str) -> None:
         """An execution of it begins; goes with the next report."""
@@ -41,7 +41,7 @@ class JobReporter:
             del self._report.restarts[:]
             self._report.restarts.extend(kept)
             self._report.num_restarts += 1
-            self._tell(self._report.phase)
+            self._send_phase(self._report.phase)
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -56,7 +56,7 @@ class JobReporter:
         """How the job ended: the last report."""
         with self._lock:
             self._report.message = message
-            self._tell(phase)
+            self._send_phase(phase)
             self._is_over = True
 
     def end_with(self, failure: node_pb2.Failure | None, *, succeeded: bool, doing: str) -> None:
@@ -70,7 +70,7 @@ class JobReporter:
         else:
             self.end(management_pb2.JOB_PHASE_CANCELLED, f"the client left while it {doing}")
 
-    def _tell(self, phase: "management_pb2.JobPhase.ValueType") -> None:
+    def _send_phase(self, phase: "management_pb2.JobPhase.ValueType") -> None:
         if self._is_over:
             return
         self._report.phase = phase

@@ -11,13 +11,13 @@ from typing import NoReturn
 import grpc
 
 from appliance.coordinator.compilation import CompileRefused, notes_of
-from appliance.coordinator.execution.execution import Execution
+from appliance.coordinator.execution.execution import CoordinatedExecution
+from appliance.coordinator.execution.failures import JobFailed, internal_failure
 from appliance.coordinator.execution.waiting import Abandoned, EpochOver
-from appliance.coordinator.failures.verdict import JobFailed, internal_failure
-from appliance.coordinator.job import Job
+from appliance.coordinator.job import CoordinatedJob
 from appliance.coordinator.plans import placements
-from interconnect.threads import GuardedThread
-from nodes.steps.schedule import check_steps
+from waferbox.host.threads import GuardedThread
+from waferbox.runtime.schedule import check_steps
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, node_pb2
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _STATUS = {
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     """Serves Coordinator for one job. The failure of the job comes on the streams; unary calls fail with it too."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: CoordinatedJob) -> None:
         self._job = job
 
     def Session(
@@ -43,7 +43,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> Iterator[coordinator_pb2.SessionResponse]:
         self._check(request.token, context)
         if not self._job.session.open():
-            if request.cut_off and self._job.session.comes_again():
+            if request.cut_off and self._job.session.reconnects():
                 context.abort(grpc.StatusCode.UNAVAILABLE, "another coordinator takes up the job")
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "the job has a session")
         self._when_over(context, self._job.client_left)
@@ -154,7 +154,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             yield coordinator_pb2.ExecuteResponse(failed=failure)
 
     def _run(
-        self, execution: Execution, requests: Iterator[coordinator_pb2.ExecuteRequest]
+        self, execution: CoordinatedExecution, requests: Iterator[coordinator_pb2.ExecuteRequest]
     ) -> Iterator[coordinator_pb2.ExecuteResponse]:
         reader = GuardedThread(
             lambda: _read_requests(execution, requests),
@@ -164,8 +164,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         reader.start()
         try:
             if execution.is_started:
-                self._job.recovery.go_on(execution)
-                if not execution.knows_start:
+                self._job.recovery.resume_taken_over(execution)
+                if not execution.was_started:
                     yield coordinator_pb2.ExecuteResponse(started=coordinator_pb2.Started())
             else:
                 yield from self._load_and_start(execution)
@@ -181,7 +181,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             raise Abandoned from error
         yield execution.finished()
 
-    def _load_and_start(self, execution: Execution) -> Iterator[coordinator_pb2.ExecuteResponse]:
+    def _load_and_start(self, execution: CoordinatedExecution) -> Iterator[coordinator_pb2.ExecuteResponse]:
         """Until the steps run and nothing that the client has sent can be lost."""
         while True:
             try:
@@ -195,7 +195,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             except EpochOver:
                 self._job.recovery.wait_until_live()
 
-    def _finish(self, execution: Execution) -> None:
+    def _finish(self, execution: CoordinatedExecution) -> None:
         """Wait for the end, and stop all nodes there, and not in steps that are run again after a death."""
         while True:
             execution.wait_until_done()
@@ -205,7 +205,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     self._job.end_execution(execution)
                     return
 
-    def _stop(self, execution: Execution) -> None:
+    def _stop(self, execution: CoordinatedExecution) -> None:
         with self._job.recovery.lock:  # the recovery finds it running, or not at all
             execution.stop()
             self._job.end_execution(execution)
@@ -225,7 +225,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is the coordinator of another job")
 
 
-def _read_requests(execution: Execution, requests: Iterator[coordinator_pb2.ExecuteRequest]) -> None:
+def _read_requests(execution: CoordinatedExecution, requests: Iterator[coordinator_pb2.ExecuteRequest]) -> None:
     """What the client says while the execution runs, in a thread of its own."""
     try:
         for request in requests:

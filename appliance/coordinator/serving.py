@@ -5,16 +5,16 @@ import logging
 import queue
 
 from appliance.coordinator.compilation import Compile
-from appliance.coordinator.job import Job
+from appliance.coordinator.job import CoordinatedJob
 from appliance.coordinator.management_link import ManagementLink, ManagementLost
 from appliance.coordinator.nodes.topology import COORDINATOR
 from appliance.coordinator.record import JobRecord, RecordLost, RecordTaken, record_folder
 from appliance.coordinator.service import CoordinatorService
 from appliance.coordinator.settings import TAKEN_STATUS, CoordinatorSettings
-from interconnect.links.listener import LinkListener
-from interconnect.rpc.address import bind
-from interconnect.rpc.server import make_server
-from nodes.telemetry.job_log import JobLogHandler
+from waferbox.links.listener import LinkListener
+from waferbox.rpc.address import bind
+from waferbox.rpc.server import make_server
+from waferbox.runtime.outbox import JobLogHandler
 from wsc.v1 import coordinator_pb2_grpc, node_pb2
 
 TICK_SECONDS = 1.0
@@ -57,10 +57,10 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
     lost = None
     try:
         if settings.restarted:
-            record.take_up()
+            record.take_over()
     except RecordLost as error:
         lost = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=f"the coordinator has died, and {error}")
-    job = Job(
+    job = CoordinatedJob(
         settings,
         request,
         management,

@@ -5,8 +5,8 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-from interconnect.rpc.address import split_address
-from interconnect.threads import GuardedTimer
+from waferbox.host.threads import GuardedTimer
+from waferbox.rpc.address import split_address
 from wsc.v1 import coordinator_pb2
 
 LISTENS_SECONDS = 1.0
@@ -80,7 +80,7 @@ class ClientSession:
     def _is_cut_off(self) -> bool:
         return self._on_cut_off is not None and self._ended.wait(TOGETHER_SECONDS) and self._on_cut_off()
 
-    def comes_again(self) -> bool:
+    def reconnects(self) -> bool:
         """The client has noticed that its connection broke, and we have not; whether another process waits for it."""
         return self._on_cut_off is not None and self._on_cut_off()
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from nodes.launch.child import Child
-from nodes.launch.spawn import spawn
+from waferbox.launch.spawn import Child, spawn
 from wsc.v1 import ingress_pb2
 
 END_SECONDS: Final = 7.0  # after which a coordinator that was told to end must have let its nodes go

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from appliance.ingress.process import Ingress, IngressSettings
-from nodes.folders import cache_root
-from nodes.launch.fork_server_process import COORDINATOR_PRELOAD
-from nodes.launch.own_fork_server import own_fork_server
-from nodes.lifecycle.node import add_arguments, serve
+from waferbox.host.folders import cache_root
+from waferbox.launch.fork_server_process import COORDINATOR_PRELOAD, own_fork_server
+from waferbox.launch.installation import put_first
+from waferbox.runtime.node import add_arguments, serve
 
 
 def parse_arguments(argv: Sequence[str] | None) -> IngressSettings:
@@ -46,4 +46,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    put_first()
     sys.exit(main())

@@ -5,15 +5,17 @@ Where we end or die, management has the ingress that is started in our place run
 
 import asyncio
 import logging
+from typing import Final
 
 import grpc
 
-from appliance.coordinator.record import is_kept
+from appliance.coordinator.record import LEFT_SECONDS, OrphanedJobs, is_kept
 from appliance.coordinator.settings import END_SECONDS, CoordinatorHome, FolderRefused
-from interconnect.rpc.async_server import Context
-from nodes.launch.child import Child
-from nodes.launch.spawn import SpawnError
-from wsc.v1 import ingress_pb2, ingress_pb2_grpc
+from waferbox.launch.spawn import Child, SpawnError
+from waferbox.rpc.async_server import Context
+from waferbox.security.guard import bearer
+from waferbox.security.tokens import Kind, cluster_secret
+from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2, management_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -111,3 +113,30 @@ async def _readable(descriptor: int) -> None:
         await ready.wait()
     finally:
         loop.remove_reader(descriptor)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The ingress before this one has died with its coordinators: management is told of their jobs, should it not know
+
+
+LOOK_SECONDS: Final = 0.5  # between looks for coordinators that have ended
+
+
+async def report_orphaned_jobs(left: OrphanedJobs, management: grpc.aio.Channel) -> None:
+    """Until management has been told of all; it may have died too, and not be back yet."""
+    stub: management_pb2_grpc.ManagementAsyncStub = management_pb2_grpc.ManagementStub(management)
+    while left:
+        await asyncio.gather(*(_report_orphan(hello, stub) for hello in await asyncio.to_thread(left.take)))
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _report_orphan(
+    hello: management_pb2.CoordinatorHello, stub: "management_pb2_grpc.ManagementAsyncStub"
+) -> None:
+    request = management_pb2.AdoptJobRequest(hello=hello)
+    shown = (bearer(cluster_secret().token(Kind.COORDINATOR, hello.job)),)
+    try:
+        await stub.AdoptJob(request, timeout=LEFT_SECONDS, metadata=shown, wait_for_ready=True)
+    except grpc.RpcError as error:
+        reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
+        logger.warning("%s is given up: management does not take it up: %s", hello.job, reason)

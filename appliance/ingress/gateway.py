@@ -6,10 +6,10 @@ from typing import Final, TypeAlias
 import grpc
 
 from appliance.ingress.targets import Targets
-from interconnect.links.grpc_lane import METHOD
-from interconnect.rpc.async_server import Context
-from interconnect.rpc.server import GATEWAY_KEY, INGRESS_KEY
-from interconnect.security.guard import TOKEN_KEY
+from waferbox.links.grpc_lane import METHOD
+from waferbox.rpc.async_server import Context
+from waferbox.rpc.server import GATEWAY_KEY, INGRESS_KEY
+from waferbox.security.guard import TOKEN_KEY
 
 # What may be called without a target, on the management service, and with one, on coordinators and MemoryX nodes.
 _MANAGEMENT_METHODS: Final = ("/wsc.v1.Management/", "/wsc.v1.Observation/")
@@ -40,7 +40,7 @@ class Gateway(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for 
 
         async def to_management(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
             marked = (*own, (INGRESS_KEY, ""))
-            async for message in _hand_on(self._channel, method, marked, requests, context, self._explain_management):
+            async for message in _forward(self._channel, method, marked, requests, context, self._explain_management):
                 yield message
 
         async def to_target(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
@@ -49,7 +49,7 @@ class Gateway(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for 
                     explanation = f"no coordinator and no MemoryX node of this cluster is at {target}"
                     await _abort(context, grpc.StatusCode.UNAVAILABLE, explanation)
                     return
-                async for message in _hand_on(channel, method, own, requests, context, _details):
+                async for message in _forward(channel, method, own, requests, context, _details):
                     yield message
 
         if not target and method.startswith(_MANAGEMENT_METHODS):
@@ -71,7 +71,7 @@ class Gateway(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for 
 _BROKEN: Final = "Internal error from Core"
 
 
-async def _hand_on(
+async def _forward(
     channel: grpc.aio.Channel,
     method: str,
     metadata: _Metadata,

@@ -10,18 +10,17 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from appliance.coordinator.left_jobs import LeftJobs
+from appliance.coordinator.record import OrphanedJobs
 from appliance.coordinator.settings import CoordinatorHome
-from appliance.ingress.coordinators import Coordinators
+from appliance.ingress.coordinators import Coordinators, report_orphaned_jobs
 from appliance.ingress.gateway import Gateway
-from appliance.ingress.left_jobs import tell_of_left_jobs
 from appliance.ingress.targets import Targets
-from interconnect.links.socket_names import host_id
-from interconnect.rpc.address import bind, split_address
-from interconnect.rpc.async_server import AsyncServer, make_async_channel
-from interconnect.rpc.server import LARGE_MESSAGE_BYTES
-from interconnect.rpc.version import __version__
-from nodes.lifecycle.registration import Registration
+from waferbox import __version__
+from waferbox.links.socket_names import host_id
+from waferbox.rpc.address import bind, split_address
+from waferbox.rpc.async_server import AsyncServer, make_async_channel
+from waferbox.rpc.server import LARGE_MESSAGE_BYTES
+from waferbox.runtime.registration import Registration
 from wsc.v1 import ingress_pb2_grpc, management_pb2, node_pb2
 
 STOP_GRACE_SECONDS: Final = 0.5
@@ -39,11 +38,11 @@ class IngressSettings:
 
 
 class Ingress:
-    """An nodes.lifecycle.node.Serving. Raises OSError if it cannot listen."""
+    """An waferbox.runtime.node.Serving. Raises OSError if it cannot listen."""
 
     def __init__(self, settings: IngressSettings) -> None:
         self.refusal = ""
-        self._telling: asyncio.Task[None] | None = None  # management, of jobs that were left
+        self._reporting: asyncio.Task[None] | None = None  # management, of jobs that were left
         self._over = threading.Event()
         self._closed = False
         self._server = AsyncServer(on_defect=self._defect, max_message_bytes=LARGE_MESSAGE_BYTES, for_scripts=True)
@@ -64,18 +63,18 @@ class Ingress:
         ingress_pb2_grpc.add_IngressServicer_to_server(self._coordinators, server)
         Gateway(settings.management, self._channel, self._targets).add_to_server(server)
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # type: ignore[attr-defined]  # not in the stubs
-        self._left = LeftJobs(settings.cache_root, settings.management, self.address)
+        self._left = OrphanedJobs(settings.cache_root, settings.management, self.address)
         self._metrics = None
         if settings.metrics_port is not None:
             from appliance.ingress.metrics import IngressCollector
-            from nodes.telemetry.metrics import MetricsServer
+            from waferbox.runtime.metrics import MetricsServer
 
             self._metrics = MetricsServer(IngressCollector(self._coordinators.count), host, settings.metrics_port)
         self._registration = Registration(settings.management, self._hello, self._refused)
 
     def start(self) -> None:
         self._server.start()
-        self._server.run(self._begin_telling())
+        self._server.run(self._start_reporting())
         self._registration.start()
 
     def end(self) -> None:
@@ -94,18 +93,18 @@ class Ingress:
         if self._metrics is not None:
             self._metrics.close()
 
-    async def _begin_telling(self) -> None:
+    async def _start_reporting(self) -> None:
         def told(task: "asyncio.Task[None]") -> None:
             error = None if task.cancelled() else task.exception()
             if isinstance(error, Exception):
                 self._defect(error)
 
-        self._telling = asyncio.create_task(tell_of_left_jobs(self._left, self._channel))
-        self._telling.add_done_callback(told)
+        self._reporting = asyncio.create_task(report_orphaned_jobs(self._left, self._channel))
+        self._reporting.add_done_callback(told)
 
     async def _end_calls(self) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._reporting is not None:
+            self._reporting.cancel()
         await self._coordinators.close()
         await self._server.server.stop(STOP_GRACE_SECONDS)
         await self._targets.close()

@@ -13,10 +13,9 @@ from typing import Final
 
 import grpc
 
-from interconnect.rpc.async_server import make_async_channel
-from interconnect.security.guard import bearer
-from interconnect.security.own_tokens import cluster_secret
-from interconnect.security.tokens import Kind
+from waferbox.rpc.async_server import make_async_channel
+from waferbox.security.guard import bearer
+from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 ANSWER_SECONDS: Final = 2.0
@@ -38,17 +37,17 @@ class Targets:
 
     def __init__(self, management: grpc.aio.Channel) -> None:
         self._management: management_pb2_grpc.ManagementAsyncStub = management_pb2_grpc.ManagementStub(management)
-        self._asking = asyncio.Lock()
+        self._query_lock = asyncio.Lock()
         self._targets: dict[str, _Target] = {}
-        self._asked = -FRESH_SECONDS
+        self._last_query = -FRESH_SECONDS
 
     @contextlib.asynccontextmanager
     async def channel(self, address: str) -> AsyncIterator[grpc.aio.Channel | None]:
         """The channel to an address, for one call; None where no client has any business."""
         called = time.monotonic()
         if self._is_stale(address):
-            async with self._asking:
-                if self._asked < called:
+            async with self._query_lock:
+                if self._last_query < called:
                     await self._ask()
         target = self._targets.get(address)
         if target is None:
@@ -67,11 +66,11 @@ class Targets:
         await asyncio.gather(*(target.channel.close(None) for target in self._targets.values()))
 
     def _is_stale(self, address: str) -> bool:
-        return address not in self._targets or time.monotonic() - self._asked >= FRESH_SECONDS
+        return address not in self._targets or time.monotonic() - self._last_query >= FRESH_SECONDS
 
     async def _ask(self) -> None:
         """Learn from management what there is; if it does not answer, what was known counts."""
-        self._asked = time.monotonic()
+        self._last_query = time.monotonic()
         shown = (bearer(cluster_secret().token(Kind.NODE)),)
         try:
             answers = await asyncio.gather(
@@ -89,8 +88,8 @@ class Targets:
             if address in named:
                 target.missing_since = None
             elif target.missing_since is None:
-                target.missing_since = self._asked
-            elif self._asked - target.missing_since >= RETURN_SECONDS:
+                target.missing_since = self._last_query
+            elif self._last_query - target.missing_since >= RETURN_SECONDS:
                 del self._targets[address]
                 if not target.calls:
                     await target.channel.close(None)

@@ -1,16 +1,32 @@
-"""Management's end of a coordinator's stream: requests for nodes and reports come in, nodes and notices go out."""
+"""Management's end of a coordinator's stream: requests for nodes and reports come in, nodes with their leases and
+notices go out.
+"""
 
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from appliance.management.jobs import ENDED, Job
+from appliance.management.jobs import ENDED, JobEntry
 from appliance.management.nodes.job_queue import Waiting
-from appliance.management.nodes.leases import with_lease
 from appliance.management.nodes.registry import NodeRegistry
 from appliance.management.requests import problem_of_acquire, problem_of_nodes, problem_of_report
-from interconnect.rpc.mailbox import Mailbox
+from waferbox.rpc.async_server import Mailbox
+from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import management_pb2, observation_pb2
+
+# --- The tokens by which a coordinator shows a node that management gave it to the coordinator's job ------------------
+
+
+def with_lease(node: management_pb2.NodeInfo, job: str) -> management_pb2.NodeInfo:
+    """The same node, with the token of a lease that is later than all before."""
+    leased = management_pb2.NodeInfo()
+    leased.CopyFrom(node)
+    leased.lease = cluster_secret().token(Kind.LEASE, job, node.instance, str(time.time_ns()))
+    return leased
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Management's end of a coordinator's stream: requests for nodes and reports come in, nodes and notices go out
 
 
 class BadRequest(ValueError):
@@ -23,7 +39,7 @@ class Coordination:
     Read and iterated over in the event loop of the stream; the rest is for any thread, and never blocks.
     """
 
-    def __init__(self, job: Job, registry: NodeRegistry) -> None:
+    def __init__(self, job: JobEntry, registry: NodeRegistry) -> None:
         self._job = job
         self._registry = registry
         self._lock = threading.Lock()

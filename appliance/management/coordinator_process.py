@@ -6,11 +6,10 @@ from typing import Final, Protocol
 
 import grpc
 
-from interconnect.links.socket_names import host_id
-from interconnect.rpc.server import make_channel
-from interconnect.security.own_tokens import cluster_secret
-from interconnect.security.tokens import Kind
-from nodes.launch.child import Child
+from waferbox.launch.spawn import Child
+from waferbox.links.socket_names import host_id
+from waferbox.rpc.server import make_channel
+from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2
 
 END_SECONDS: Final = 2.0  # until an ingress must have passed a signal on
@@ -23,7 +22,7 @@ class ProcessLost(RuntimeError):
 
 
 class CoordinatorProcess(Protocol):
-    """A nodes.launch.child.Child, or something that behaves like one."""
+    """A waferbox.launch.spawn.Child, or something that behaves like one."""
 
     @property
     def cause(self) -> str:

@@ -21,7 +21,7 @@ ENDED = frozenset(
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Job:
+class JobEntry:
     """One job. Each field has one writer at a time: the service, or the coordination that the job has."""
 
     name: str
@@ -91,28 +91,28 @@ class JobTable:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._live: dict[str, Job] = {}
-        self._finished: collections.deque[Job] = collections.deque(maxlen=MAX_FINISHED)
+        self._live: dict[str, JobEntry] = {}
+        self._finished: collections.deque[JobEntry] = collections.deque(maxlen=MAX_FINISHED)
 
-    def create(self, request: management_pb2.CreateJobRequest, token: Callable[[str], str]) -> Job:
+    def create(self, request: management_pb2.CreateJobRequest, token: Callable[[str], str]) -> JobEntry:
         """A job with a fresh name, and the token for it. Raises TooManyJobs."""
         with self._lock:
             self._check_room()
             name = f"job-{secrets.token_hex(4)}"
             while name in self._live:
                 name = f"job-{secrets.token_hex(4)}"
-            job = Job(name=name, request=request, token=token(name))
+            job = JobEntry(name=name, request=request, token=token(name))
             self._live[name] = job
         return job
 
-    def adopt(self, hello: management_pb2.CoordinatorHello) -> Job:
+    def adopt(self, hello: management_pb2.CoordinatorHello) -> JobEntry:
         """The job that a coordinator of an earlier management service tells of; the same again if it is known.
 
         Raises TooManyJobs.
         """
         with self._lock:
             self._check_room()
-            job = Job(
+            job = JobEntry(
                 name=hello.job,
                 request=hello.request,
                 token=hello.token,
@@ -122,18 +122,18 @@ class JobTable:
             )
             return self._live.setdefault(hello.job, job)
 
-    def live(self, name: str) -> Job | None:
+    def live(self, name: str) -> JobEntry | None:
         """The job, if it has not ended."""
         with self._lock:
             return self._live.get(name)
 
-    def find(self, name: str) -> Job | None:
+    def find(self, name: str) -> JobEntry | None:
         """The job, also if it ended not long ago."""
         with self._lock:
             finished = (job for job in self._finished if job.name == name)
             return self._live.get(name) or next(finished, None)
 
-    def end(self, job: Job, report: management_pb2.JobReport) -> bool:
+    def end(self, job: JobEntry, report: management_pb2.JobReport) -> bool:
         """The job is over; no effect, and False, if it was already."""
         with self._lock:
             if self._live.pop(job.name, None) is None:
@@ -144,11 +144,11 @@ class JobTable:
         job.history.end(report)
         return True
 
-    def all_live(self) -> Sequence[Job]:
+    def all_live(self) -> Sequence[JobEntry]:
         with self._lock:
             return list(self._live.values())
 
-    def all(self) -> Sequence[Job]:
+    def all(self) -> Sequence[JobEntry]:
         """Newest first, those under way before those that ended."""
         with self._lock:
             return [*reversed(self._live.values()), *reversed(self._finished)]

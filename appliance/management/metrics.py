@@ -7,9 +7,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from appliance.management.jobs import Job
+from appliance.management.jobs import JobEntry
 from appliance.members import PACKAGES
-from nodes.telemetry.metrics import report_metrics
+from waferbox.runtime.metrics import report_metrics
 from wsc.v1 import management_pb2
 
 JOB = "cluster_job"  # `job` is taken: Prometheus calls so what it asks
@@ -19,7 +19,7 @@ class ManagementCollector(Collector):
     """Reads what there is when somebody asks."""
 
     def __init__(
-        self, nodes: Callable[[], Sequence[management_pb2.NodeInfo]], jobs: Callable[[], Sequence[Job]]
+        self, nodes: Callable[[], Sequence[management_pb2.NodeInfo]], jobs: Callable[[], Sequence[JobEntry]]
     ) -> None:
         """jobs: those under way, and those that are remembered."""
         self._nodes = nodes
@@ -45,7 +45,7 @@ class ManagementCollector(Collector):
         )
         yield from self._live([job for job in jobs if not job.ended])
 
-    def _live(self, jobs: Sequence[Job]) -> Iterator[Metric]:
+    def _live(self, jobs: Sequence[JobEntry]) -> Iterator[Metric]:
         scalar = GaugeMetricFamily("waferbox_job_scalar", "An output of a step: the loss.", labels=[JOB, "name"])
         cpu = CounterMetricFamily("waferbox_job_cpu_seconds", "Of a process of a job.", labels=[JOB, "node"])
         memory = GaugeMetricFamily("waferbox_job_memory_bytes", "Of a process of a job.", labels=[JOB, "node"])

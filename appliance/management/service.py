@@ -17,7 +17,7 @@ import grpc
 from appliance.coordinator.settings import CoordinatorHome, FolderRefused, cache_directory
 from appliance.job_history import JobHistory
 from appliance.management.coordination import BadRequest, Coordination
-from appliance.management.jobs import Job, TooManyJobs
+from appliance.management.jobs import JobEntry, TooManyJobs
 from appliance.management.nodes.registry import RegistryFull
 from appliance.management.observation import ObservationService
 from appliance.management.requests import (
@@ -32,15 +32,14 @@ from appliance.management.requests import (
     problem_of_report,
     shown,
 )
-from appliance.management.settings import ManagementSettings
-from appliance.management.supervisor import Supervisor
+from appliance.management.supervisor import ManagementSettings, Supervisor
 from appliance.members import PACKAGES
-from interconnect.rpc.async_server import Context, when_over
-from interconnect.rpc.server import INGRESS_KEY
-from interconnect.rpc.version import __version__
-from interconnect.security.guard import caller_of
-from interconnect.security.tokens import Kind
-from nodes.launch.spawn import SpawnError
+from waferbox import __version__
+from waferbox.launch.spawn import SpawnError
+from waferbox.rpc.async_server import Context, when_over
+from waferbox.rpc.server import INGRESS_KEY
+from waferbox.security.guard import caller_of
+from waferbox.security.tokens import Kind
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -83,11 +82,11 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         """All that are there."""
         return self._registry.nodes()
 
-    def jobs(self) -> Sequence[Job]:
+    def jobs(self) -> Sequence[JobEntry]:
         """All that are under way, and the last that ended."""
         return self._jobs.all()
 
-    def describe(self, jobs: Sequence[Job]) -> Sequence[management_pb2.JobInfo]:
+    def describe(self, jobs: Sequence[JobEntry]) -> Sequence[management_pb2.JobInfo]:
         """The jobs as clients and pages are told of them."""
         queue = self._registry.queue_status()
         infos = []
@@ -204,7 +203,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise error
 
-    async def _job_of(self, hello: management_pb2.CoordinatorHello, context: Context) -> Job:
+    async def _job_of(self, hello: management_pb2.CoordinatorHello, context: Context) -> JobEntry:
         """The job that a coordinator serves; one that an earlier start of this service had made is taken over."""
         await _check_own_job(hello, context)
         job = self._jobs.live(hello.job)
@@ -218,16 +217,16 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         except TooManyJobs as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
-    async def TakeUpJob(
-        self, request: management_pb2.TakeUpJobRequest, context: Context
-    ) -> management_pb2.TakeUpJobResponse:
+    async def AdoptJob(
+        self, request: management_pb2.AdoptJobRequest, context: Context
+    ) -> management_pb2.AdoptJobResponse:
         await _check_own_job(request.hello, context)
         await self._check_hello(request.hello, context)
         try:
-            await asyncio.to_thread(self._supervisor.take_up, request.hello)
+            await asyncio.to_thread(self._supervisor.adopt_orphaned, request.hello)
         except TooManyJobs as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-        return management_pb2.TakeUpJobResponse()
+        return management_pb2.AdoptJobResponse()
 
     async def _check_hello(self, hello: management_pb2.CoordinatorHello, context: Context) -> None:
         """Of a job that this start of the service has not made."""
@@ -267,7 +266,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{job.name} has ended")
         job.request.priority = request.priority
         self._registry.set_priority(job.name, request.priority)
-        self._supervisor.tell_request(job)
+        self._supervisor.send_request(job)
         return management_pb2.SetPriorityResponse()
 
     async def LabelJob(
@@ -279,10 +278,10 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             message = f"at most {MAX_KEYS} labels can be removed at once, not {len(request.remove)}"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
         job.label(request.add, request.remove)
-        self._supervisor.tell_request(job)
+        self._supervisor.send_request(job)
         return management_pb2.LabelJobResponse(labels=job.request.labels)
 
-    async def _find(self, name: str, context: Context) -> Job:
+    async def _find(self, name: str, context: Context) -> JobEntry:
         job = self._jobs.find(name)
         if job is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no job {shown(name)}")

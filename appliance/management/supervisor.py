@@ -1,23 +1,36 @@
-"""The lives of jobs: their coordinators are started, watched, told what concerns them, and ended."""
+"""The lives of jobs: their coordinators are started, watched, informed of what concerns them, and ended."""
 
 import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
-from appliance.coordinator.left_jobs import LeftJobs
+from appliance.coordinator.record import OrphanedJobs
 from appliance.coordinator.settings import END_SECONDS, TAKEN_STATUS, CoordinatorHome
 from appliance.management.coordination import Coordination
 from appliance.management.coordinator_process import CoordinatorProcess, IngressProcess, ProcessLost, process_of
-from appliance.management.jobs import ENDED, Job, JobTable, TooManyJobs
+from appliance.management.jobs import ENDED, JobEntry, JobTable, TooManyJobs
 from appliance.management.nodes.registry import NodeRegistry
-from appliance.management.settings import ManagementSettings
 from appliance.members import PACKAGES
-from interconnect.security.own_tokens import cluster_secret
-from interconnect.security.tokens import Kind
-from interconnect.threads import GuardedThread
-from nodes.launch.spawn import SpawnError
+from waferbox.host.threads import GuardedThread
+from waferbox.launch.spawn import SpawnError
+from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import ingress_pb2, management_pb2
+
+# --- What a management service is told when it is started -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagementSettings:
+    cache_root: Path  # artifacts of the compiler lie below it
+    compile_root: Path | None = None  # below which scripts may name folders of their own; None: the cache root alone
+    lease_seconds: float = 5.0  # a node that says nothing for so long is lost
+
+
+# --- The lives of jobs: their coordinators are started, watched, told what concerns them, and ended -------------------
+
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +54,7 @@ class Supervisor:
         self._coordinations: dict[str, Coordination] = {}
         self._lock = threading.Lock()
         self._home: CoordinatorHome | None = None
-        self._left: LeftJobs | None = None
+        self._left: OrphanedJobs | None = None
         self._taking_up = threading.Lock()  # while it is found out whether a job is known
         self._closing = threading.Event()
         self._watch = GuardedThread(self._keep_watch, name="watch", on_defect=on_defect)
@@ -50,8 +63,8 @@ class Supervisor:
         """Begin. home: of the coordinators that no ingress runs, with the address of management."""
         self._home = home
         self.registry.address = home.management
-        self._left = LeftJobs(home.cache_root, home.management)
-        self._take_up_left()
+        self._left = OrphanedJobs(home.cache_root, home.management)
+        self._adopt_orphans()
         self._watch.start()
 
     def close(self, *, end_jobs: bool) -> None:
@@ -78,7 +91,7 @@ class Supervisor:
 
     # --- the coordinator's process ------------------------------------------------------------------------------------
 
-    def create(self, request: management_pb2.CreateJobRequest, ingress: str) -> Job:
+    def create(self, request: management_pb2.CreateJobRequest, ingress: str) -> JobEntry:
         """A new job, whose coordinator is being started: at an ingress, or here where that is empty.
 
         Blocks while a process is started. Raises TooManyJobs, or SpawnError when the job has ended already.
@@ -93,7 +106,7 @@ class Supervisor:
         self._begin_watch(job, ingress)
         return job
 
-    def _start_coordinator(self, job: Job, ingress: str, *, restarted: bool = False) -> CoordinatorProcess:
+    def _start_coordinator(self, job: JobEntry, ingress: str, *, restarted: bool = False) -> CoordinatorProcess:
         """Raises SpawnError."""
         start = ingress_pb2.RunCoordinatorRequest(
             job=job.name,
@@ -108,7 +121,7 @@ class Supervisor:
         assert self._home is not None
         return self._home.start(start)
 
-    def _begin_watch(self, job: Job, ingress: str) -> None:
+    def _begin_watch(self, job: JobEntry, ingress: str) -> None:
         """Of a job whose coordinator's process is known."""
         GuardedThread(
             lambda: self._watch_coordinators(job, ingress),
@@ -116,19 +129,19 @@ class Supervisor:
             on_defect=lambda error: self._watch_failed(job, error),
         ).start()
 
-    def _watch_failed(self, job: Job, error: Exception) -> None:
+    def _watch_failed(self, job: JobEntry, error: Exception) -> None:
         """A coordinator that nobody watches must not keep nodes."""
         if (process := job.process) is not None:
             process.kill()
         self._end(job, management_pb2.JOB_PHASE_FAILED, f"a defect in the management service: {error!r}")
 
-    def _watch_coordinators(self, job: Job, ingress: str) -> None:
+    def _watch_coordinators(self, job: JobEntry, ingress: str) -> None:
         """The job's coordinator, and those in its place: the end of the last is that of the job, whatever was said."""
         while (process := job.process) is not None:
             try:
                 status = process.wait()
             except ProcessLost as error:
-                if self._ask_again(job, ingress):
+                if self._restart_on_ingress(job, ingress):
                     continue
                 self._process_lost(job, str(error))
                 break
@@ -146,11 +159,11 @@ class Supervisor:
                 self._process_ended(job, how)
                 break
 
-    def _replace_coordinator(self, job: Job, ingress: str, how: str) -> bool:
+    def _replace_coordinator(self, job: JobEntry, ingress: str, how: str) -> bool:
         """Start another; the nodes stay the job's. False: the job is not to go on."""
         now = time.monotonic()
         job.losses = [*(loss for loss in job.losses if now - loss < LOSSES_SECONDS), now]
-        while self._is_to_go_on(job) and len(job.losses) <= job.request.max_num_restarts:
+        while self._gets_successor(job) and len(job.losses) <= job.request.max_num_restarts:
             job.restarted_at = time.monotonic()  # before the start: hello may come at once
             try:
                 job.process = self._start_coordinator(job, ingress, restarted=bool(job.coordinator))
@@ -163,23 +176,23 @@ class Supervisor:
             return True
         return False
 
-    def _ask_again(self, job: Job, ingress: str) -> bool:
+    def _restart_on_ingress(self, job: JobEntry, ingress: str) -> bool:
         """Have the ingress run the coordinator, if it does not do so any more; False: it has been away too long."""
         away_since = job.away_since  # None: the coordinator is there, though not the connection to the ingress
         is_late = away_since is not None and time.monotonic() - away_since > INGRESS_RETURN_SECONDS
-        if is_late or not job.coordinator or not self._is_to_go_on(job) or self._closing.wait(INGRESS_RETRY_SECONDS):
+        if is_late or not job.coordinator or not self._gets_successor(job) or self._closing.wait(INGRESS_RETRY_SECONDS):
             return False
         if job.restarted_at is not None:
             job.restarted_at = time.monotonic()
         job.process = self._start_coordinator(job, ingress, restarted=True)
         return True
 
-    def _is_to_go_on(self, job: Job) -> bool:
+    def _gets_successor(self, job: JobEntry) -> bool:
         """Whether a coordinator that ends has a successor."""
         wanted = job.request.max_num_restarts and not job.cancelled
         return bool(wanted) and job.report.phase not in ENDED and not self._closing.is_set()
 
-    def _process_ended(self, job: Job, how: str) -> None:
+    def _process_ended(self, job: JobEntry, how: str) -> None:
         if job.report.phase in ENDED:
             self._end(job, job.report.phase, job.report.message)
         elif job.cancelled:
@@ -188,7 +201,7 @@ class Supervisor:
             losses = f", the last of {len(job.losses)} in {LOSSES_SECONDS:g} s" if len(job.losses) > 1 else ""
             self._end(job, management_pb2.JOB_PHASE_FAILED, how + losses)
 
-    def _process_lost(self, job: Job, reason: str) -> None:
+    def _process_lost(self, job: JobEntry, reason: str) -> None:
         """A coordinator that has said hello may still be there."""
         away_since = job.away_since
         if not job.coordinator or (away_since and time.monotonic() - away_since > INGRESS_RETURN_SECONDS):
@@ -207,11 +220,11 @@ class Supervisor:
         with self._lock:
             return self._coordinations.get(job)
 
-    def adopt(self, hello: management_pb2.CoordinatorHello) -> Job:
+    def adopt(self, hello: management_pb2.CoordinatorHello) -> JobEntry:
         """A job that an earlier start of this service had made. Raises TooManyJobs."""
         job = self._open(hello)
         logger.info("%s is back", job.name)
-        if hello.ingress and self._is_to_go_on(job):
+        if hello.ingress and self._gets_successor(job):
             job.process = self._start_coordinator(job, hello.ingress, restarted=True)
         else:
             job.process = process_of(hello)
@@ -219,23 +232,23 @@ class Supervisor:
             self._begin_watch(job, hello.ingress)
         return job
 
-    def _open(self, hello: management_pb2.CoordinatorHello) -> Job:
+    def _open(self, hello: management_pb2.CoordinatorHello) -> JobEntry:
         """The job of a hello, with its nodes. Raises TooManyJobs."""
         job = self.jobs.adopt(hello)
         self.registry.open(job.name, hello.nodes)
         job.coordinator = hello.address
         return job
 
-    def _take_up_left(self) -> None:
+    def _adopt_orphans(self) -> None:
         """Have the jobs go on whose coordinators have ended and were not started again."""
         assert self._left is not None
         for hello in self._left.take(lambda name: self.jobs.find(name) is not None):
             try:
-                self.take_up(hello)
+                self.adopt_orphaned(hello)
             except TooManyJobs as error:
                 logger.warning("%s is given up: %s", hello.job, error)
 
-    def take_up(self, hello: management_pb2.CoordinatorHello) -> None:
+    def adopt_orphaned(self, hello: management_pb2.CoordinatorHello) -> None:
         """Have a job go on whose coordinator has ended and was not started again; no effect where it is known.
 
         hello: what the coordinator would have told. Blocks while a process is started. Raises TooManyJobs.
@@ -251,7 +264,7 @@ class Supervisor:
         else:
             self._process_ended(job, how)
 
-    def attach(self, job: Job, address: str, coordination: Coordination) -> None:
+    def attach(self, job: JobEntry, address: str, coordination: Coordination) -> None:
         """The coordinator, which listens at the address, has opened a stream."""
         with self._lock:
             former = self._coordinations.get(job.name)  # broken, though we may not have noticed
@@ -264,7 +277,7 @@ class Supervisor:
         if job.cancelled:
             coordination.cancel()
 
-    def detach(self, job: Job, coordination: Coordination) -> None:
+    def detach(self, job: JobEntry, coordination: Coordination) -> None:
         """The stream has ended; no effect if the coordinator has opened another."""
         coordination.end()
         with self._lock:
@@ -276,12 +289,12 @@ class Supervisor:
                 return  # it comes back, or ends, which is watched
         self._unwatched(job)
 
-    def _unwatched(self, job: Job) -> None:
+    def _unwatched(self, job: JobEntry) -> None:
         """The coordinator is not there, and nobody watches its process: it has some time to come back."""
         if job.report.phase in ENDED:
             self._end(job, job.report.phase, job.report.message)
 
-    def tell_request(self, job: Job) -> None:
+    def send_request(self, job: JobEntry) -> None:
         """Tell the coordinator what the job is: it tells a management service that may follow this one."""
         coordination = self.coordination_of(job.name)
         if coordination is not None:
@@ -289,7 +302,7 @@ class Supervisor:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: JobEntry) -> None:
         """Have the job end. May block while an ingress is told."""
         job.cancelled = True
         coordination = self.coordination_of(job.name)
@@ -298,7 +311,7 @@ class Supervisor:
         elif (process := job.process) is not None:
             process.terminate()
 
-    def _end(self, job: Job, phase: "management_pb2.JobPhase.ValueType", message: str) -> None:
+    def _end(self, job: JobEntry, phase: "management_pb2.JobPhase.ValueType", message: str) -> None:
         report = management_pb2.JobReport()
         report.CopyFrom(job.report)
         report.phase, report.message = phase, message
@@ -315,14 +328,14 @@ class Supervisor:
             for node_id in self.registry.expire():
                 logger.warning("%s has said nothing for %g s: given up", node_id, self._lease_seconds)
             self.registry.review()
-            self._take_up_left()
+            self._adopt_orphans()
             for job in self.jobs.all_live():
                 self._end_if_it_hangs(job)
                 away_since = job.away_since if job.process is None else None
                 if away_since is not None and time.monotonic() - away_since > COORDINATOR_RETURN_SECONDS:
                     self._end(job, management_pb2.JOB_PHASE_FAILED, "its coordinator is gone")
 
-    def _end_if_it_hangs(self, job: Job) -> None:
+    def _end_if_it_hangs(self, job: JobEntry) -> None:
         restarted_at, process = job.restarted_at, job.process
         if restarted_at is not None and process is not None and time.monotonic() - restarted_at > HELLO_SECONDS:
             logger.warning("the coordinator of %s that was started again does not say hello: it is ended", job.name)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from appliance.drawing.floor_drawing import draw_floor_plan
-from appliance.drawing.floor_plan import FloorPlan, Region
+from appliance.drawing.floor_plan import FloorPlan, Region, draw_floor_plan
 
 DATA: Final = "report.json"
 PAGE: Final = "report.html"

@@ -143,27 +143,27 @@ def _level(record_level: int) -> str:
 
 
 def _clock(seconds: float) -> str:
-    return datetime.fromtimestamp(_sane(seconds)).strftime("%H:%M:%S")
+    return datetime.fromtimestamp(_time_or_none(seconds)).strftime("%H:%M:%S")
 
 
 def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(_sane(seconds)).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(_time_or_none(seconds)).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(_sane(seconds)).astimezone().isoformat(timespec="seconds")
+    return datetime.fromtimestamp(_time_or_none(seconds)).astimezone().isoformat(timespec="seconds")
 
 
-def _sane(seconds: float) -> float:
+def _time_or_none(seconds: float) -> float:
     """A time that the wire has may be none."""
     return min(seconds, 4e9) if seconds >= 0 else 0.0
 
 
 def _duration(seconds: float) -> str:
     """As in 42 s, 3 min, 2 h 5 min."""
-    minutes = int(_sane(seconds)) // 60
+    minutes = int(_time_or_none(seconds)) // 60
     if minutes < 1:
-        return f"{int(_sane(seconds))} s"
+        return f"{int(_time_or_none(seconds))} s"
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:

@@ -7,9 +7,9 @@ import threading
 from typing import Final
 
 from appliance.page.source import PageSource
-from interconnect.rpc.address import split_address
-from interconnect.security.http_token import LOOPBACK
-from interconnect.threads import GuardedThread
+from waferbox.host.threads import GuardedThread
+from waferbox.rpc.address import split_address
+from waferbox.security.guard import LOOPBACK
 
 MAX_CONNECTIONS: Final = 128
 END_SECONDS: Final = 3.0
@@ -71,8 +71,7 @@ class PageServer:
         # Here and not above: they take half a second to load, and a cluster is to be there before its page.
         import uvicorn
 
-        from appliance.page.app import make_app
-        from appliance.page.http_protocol import MAX_HEAD_BYTES, PageProtocol
+        from appliance.page.app import MAX_HEAD_BYTES, PageProtocol, make_app
 
         with self._lock:
             if self._closed:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from appliance.job_history import KINDS, batches
 from appliance.management.service import ManagementService
-from nodes.lifecycle.role_names import role_name
+from waferbox.roles import role_name
 from wsc.v1 import management_pb2, observation_pb2
 
 

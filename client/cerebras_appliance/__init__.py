@@ -4,7 +4,7 @@ import logging
 
 from cerebras_appliance import environment, errors, log, run_utils, storage, utils
 from cerebras_appliance.CSConfig import CSConfig
-from cstorch.absent import explain_in_modules
+from cstorch._internal.absent import explain_in_modules
 from cstorch.distributed import ClusterConfig
 
 __all__ = [

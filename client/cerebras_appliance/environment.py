@@ -1,5 +1,5 @@
 """Environment variables for the input workers."""
 
-from cstorch.distributed.worker_environment import appliance_environ
+from cstorch.distributed.worker import appliance_environ
 
 __all__ = ["appliance_environ"]

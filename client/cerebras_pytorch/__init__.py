@@ -13,7 +13,7 @@ import torch
 
 from cerebras_pytorch import amp, metrics, optim, utils
 from cerebras_pytorch.late_backend import backend
-from cstorch.generations import inherit
+from cstorch._internal.generations import inherit
 
 __all__ = ["amp", "backend", "enable_debug_name_scope", "manual_seed", "metrics", "optim", "utils"]
 

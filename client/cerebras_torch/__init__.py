@@ -16,7 +16,7 @@ from cerebras_torch.run import current_environment as env
 from cerebras_torch.run import current_run as state
 from cerebras_torch.session import Session
 from cerebras_torch.setup import compile, initialize, module, optimizer
-from cstorch.generations import inherit
+from cstorch._internal.generations import inherit
 from cstorch.utils import data
 
 __all__ = [

@@ -8,9 +8,9 @@ from typing import Any
 from cerebras_torch import session
 from cerebras_torch.run import current_run
 from cerebras_torch.setup import check_initialized
+from cstorch._internal.execution import Execution
 from cstorch.backend import CsxBackend
 from cstorch.errors import UsageError
-from cstorch.execution import Execution
 from cstorch.utils.data import DataExecutor, DataLoader
 
 
@@ -20,7 +20,7 @@ class LoopExecutor(DataExecutor):
     def make_execution(self) -> Execution:
         if not isinstance(self.backend, CsxBackend):
             return super().make_execution()
-        from cstorch.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+        from cstorch._internal.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
 
         return LoopExecution(self, self.backend.target())
 

@@ -4,11 +4,12 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from cstorch import amp, state
+from cstorch import amp
+from cstorch._internal import state
+from cstorch._internal.execution import current_execution
 from cstorch.backend import Backend, CsxBackend, current_backend, has_backend
 from cstorch.backends.open_settings import OpenSettings
 from cstorch.errors import ConfigurationError, UsageError
-from cstorch.execution import current_execution
 from cstorch.metrics import Metric
 from cstorch.utils.data import DataExecutor
 from cstorch.utils.tracker import RateTracker
@@ -38,7 +39,7 @@ class RunConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class ScriptRun:
     """What lasts from `initialize` on: `cbtorch.state()`."""
 
     environment: Environment
@@ -80,7 +81,7 @@ class Run:
 
     def track_object(self, obj: Any) -> None:
         """Has the cluster compute the tensors of a nest in each step, also if no step closure asks for them."""
-        from cstorch.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+        from cstorch._internal.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
 
         execution = current_execution()
         if isinstance(execution, LoopExecution):
@@ -102,16 +103,16 @@ class Run:
         )
 
 
-_run: Run | None = None
+_run: ScriptRun | None = None
 
 
 def begin(environment: Environment) -> None:
     """Begins the run of the backend that was made for it."""
     global _run
-    _run = Run(environment=environment, backend=current_backend())
+    _run = ScriptRun(environment=environment, backend=current_backend())
 
 
-def current_run() -> Run:
+def current_run() -> ScriptRun:
     """The run of this process: `cbtorch.state()`.
 
     Scripts of release 1.9 make a backend and do not call `initialize`, while their models set compiler settings in

@@ -9,9 +9,9 @@ import torch
 
 from cerebras_torch.run import current_run
 from cerebras_torch.setup import check_initialized
+from cstorch._internal.execution import current_execution
 from cstorch.core.closures import step_closure
 from cstorch.errors import ConfigurationError, UsageError
-from cstorch.execution import current_execution
 from cstorch.optim import Optimizer
 from cstorch.utils.data import DataExecutor
 
@@ -73,7 +73,7 @@ class Session:
 
     def mark_step(self) -> None:
         """Ends the step here, not with the next batch: waits for its values and runs its step closures."""
-        from cstorch.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+        from cstorch._internal.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
 
         execution = current_execution()
         if isinstance(execution, LoopExecution):

@@ -19,23 +19,20 @@ from cstorch import (
     storage,
     utils,
 )
-from cstorch.absent import explain_in_modules
+from cstorch._internal.absent import explain_in_modules
+from cstorch._internal.execution import current_executor
+from cstorch._internal.generations import accept_tree_spec_fields, warn_of_other_providers
+from cstorch._internal.numpy_arrays import from_numpy, to_numpy
 from cstorch.backend import backend, close_backend, current_backend, current_torch_device, device, use_cs
 from cstorch.core.annotation import current_pol, device_annotation, pol
-from cstorch.core.closures import checkpoint_closure, step_closure
-from cstorch.core.compile import compile
+from cstorch.core.closures import checkpoint_closure, step_closure, summarize_scalar, summarize_tensor
+from cstorch.core.compile import compile, trace
 from cstorch.core.name_scope import add_debug_name, get_debug_name, name_scope, set_debug_scope
 from cstorch.core.random import get_rng_state, set_rng_state
-from cstorch.core.summaries import summarize_scalar, summarize_tensor
 from cstorch.core.tensors import full, full_like, make_constant, ones, ones_like, tensor, zeros, zeros_like
-from cstorch.core.trace import trace
 from cstorch.decomp.registry import register_decomposition
-from cstorch.execution import current_executor
-from cstorch.generations import warn_of_other_providers
-from cstorch.numpy_arrays import from_numpy, to_numpy
 from cstorch.storage import load, save
-from cstorch.tree_specs import accept_fields
-from interconnect.rpc.version import __version__
+from waferbox import __version__
 
 __all__ = [
     "__version__",
@@ -95,6 +92,6 @@ __all__ = [
 
 _generating_docs = False  # scripts ask for it
 
-accept_fields()
+accept_tree_spec_fields()
 warn_of_other_providers()
 explain_in_modules()

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from cirh.execution.kernel import Kernel
+from waferbox.cirh.execution.kernel import Kernel
 
 
 @lru_cache(maxsize=512)

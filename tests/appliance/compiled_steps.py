@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_leaves
 from appliance.compiler import plan as plan_module
 from appliance.compiler.pipeline import Target, compile_module
 from appliance.compiler.plan_check.check import check_plan
-from appliance.compiler.wafer.schedule import schedule_wafer
-from cirh.text.printer import print_module
-from cstorch.lowering import lower
+from appliance.compiler.wafer_schedule.schedule import schedule_wafer
+from cstorch._internal.lowering import lower
+from cstorch._internal.tracing import DEVICE, LazyTensor, move_module, trace_step
 from cstorch.metrics import metric as metric_module
-from cstorch.tracing import DEVICE, LazyTensor, move_module, trace_step
+from waferbox.cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
 
 BATCH = 12

@@ -22,12 +22,12 @@ from appliance.coordinator.serving import CutOff, Event, serve_job
 from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorHome, CoordinatorSettings, read_settings
 from appliance.management import supervisor
 from appliance.management.service import ManagementService
-from appliance.management.settings import ManagementSettings
-from interconnect.rpc.address import bind
-from interconnect.rpc.async_server import AsyncServer
-from interconnect.rpc.server import make_channel, through
-from interconnect.rpc.version import __version__
-from nodes.lifecycle.node import Node, NodeSettings
+from appliance.management.supervisor import ManagementSettings
+from waferbox import __version__
+from waferbox.rpc.address import bind
+from waferbox.rpc.async_server import AsyncServer
+from waferbox.rpc.server import make_channel, through
+from waferbox.runtime.node import Node, NodeSettings
 from wsc.v1 import (
     coordinator_pb2,
     coordinator_pb2_grpc,
@@ -388,7 +388,7 @@ def make_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
     # What a management service finds that follows another one.
     monkeypatch.setattr(supervisor, "process_of", lambda hello: None if hello.ingress else _children.get(hello.job))
     for name, made in (
-        ("Job", "job"),
+        ("CoordinatedJob", "job"),
         ("ManagementLink", "management"),
         ("LinkListener", "listener"),
         ("make_server", "server"),

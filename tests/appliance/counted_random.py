@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cirh.calls.random_numbers import Numbers, bernoulli, draw, integers, normal, uniform
-from cstorch.tracing import random_counter
+from cstorch._internal.tracing import random_counter
+from waferbox.cirh.calls.random_numbers import Numbers, bernoulli, draw, integers, normal, uniform
 
 aten = torch.ops.aten
 

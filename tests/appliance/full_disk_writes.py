@@ -15,17 +15,16 @@ import pytest
 import torch
 from reported_steps import trained_blocks
 
-from appliance.compiler.artifacts import REPORT_DATA, Artifacts
-from appliance.compiler.cache import read_plan
+from appliance.compiler.artifacts import REPORT_DATA, Artifacts, read_plan
 from appliance.compiler.core.target import Target
 from appliance.compiler.cost.machine_model import machine_model
-from cirh.dialect.types import tensor_type
-from cirh.modules.builder import GraphBuilder
-from cirh.text.printer import print_module
 from cstorch.storage import load, save
-from interconnect.folders import secret_key
-from interconnect.links.shared_memory import SharedMemory
-from memoryx.kernels import StateKernels
+from waferbox.cirh.dialect.types import tensor_type
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.text.printer import print_module
+from waferbox.host.folders import secret_key
+from waferbox.links.shared_memory import SharedMemory
+from waferbox.states.kernels import StateKernels
 
 TARGET = Target(num_csx=1, num_shards=1)
 

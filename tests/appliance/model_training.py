@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from appliance.compiler.pipeline import Precision
+from cstorch._internal.state import Registry, named_getters
+from cstorch._internal.tracing import COUNTER
 from cstorch.optim import SGD, AdamW, Optimizer
-from cstorch.state import Registry, named_getters
-from cstorch.tracing import COUNTER
 
 STEPS, CLIP = 3, 0.5
 MODEL = "state.model."

@@ -8,8 +8,7 @@ from typing import Any
 from random_programs import traced_program
 
 from appliance.compiler.core.errors import CompileError
-from appliance.compiler.sharding.rules.placement import SUM, Placement, R, sharded
-from appliance.compiler.sharding.rules.rule import Decompose, Outcome, Query
+from appliance.compiler.sharding.rules.rule import SUM, Decompose, Outcome, Placement, Query, R, sharded
 from cstorch.errors import CompileError as LoweringError
 
 cached_program = functools.lru_cache(maxsize=None)(traced_program)

@@ -14,9 +14,9 @@ from built_kernels import built_kernel
 from simulated_links import Deadlock, Hazard, check_type
 from simulated_roles import reduced
 
-from appliance.coordinator.execution.results import OutputReader
-from cirh.execution.kernel import Kernel
-from interconnect.links.elements import torch_dtype
+from appliance.coordinator.execution.results import OutputDecoder
+from waferbox.cirh.execution.kernel import Kernel
+from waferbox.links.elements import torch_dtype
 from wsc.v1 import plan_pb2
 
 
@@ -53,7 +53,7 @@ class PipelineSimulation:
 
     def _output(self, output: plan_pb2.Output, sent: Mapping[int, bytes]) -> torch.Tensor:
         groups = {group.id: group for group in self.plan.coordinator.groups}
-        raw = bytearray(OutputReader(output, groups, self.pipeline.micro_batches).read(memoryview(sent[output.group])))
+        raw = bytearray(OutputDecoder(output, groups, self.pipeline.micro_batches).read(memoryview(sent[output.group])))
         dtype = torch_dtype(output.type.element_type)
         flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
         return flat.reshape(tuple(output.type.shape))

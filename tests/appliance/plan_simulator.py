@@ -17,8 +17,8 @@ from built_kernels import built_kernel
 from simulated_links import Deadlock, Wires
 from simulated_roles import Shard, ShardMemory, SwarmX, Wafer
 
-from appliance.coordinator.execution.results import OutputReader
-from interconnect.links.elements import torch_dtype
+from appliance.coordinator.execution.results import OutputDecoder
+from waferbox.links.elements import torch_dtype
 from wsc.v1 import plan_pb2
 
 
@@ -82,7 +82,7 @@ class Simulation:
         found = {}
         for output in self.plan.coordinator.outputs:
             raw = bytearray(
-                OutputReader(output, groups, self.plan.num_csx * self.plan.wafer.micro_batches).read(
+                OutputDecoder(output, groups, self.plan.num_csx * self.plan.wafer.micro_batches).read(
                     frames[output.group]
                 )
             )

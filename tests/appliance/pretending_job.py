@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from interconnect.links.cancellation import CancellationToken
-from interconnect.links.hub import Hub, Stopped
-from interconnect.links.link import Link
-from interconnect.links.shared_memory import SharedMemory, Slice
-from nodes.lifecycle.node_job import JobContext, LinkKey
-from nodes.lifecycle.role_job import RoleJob, StepProgram
-from nodes.steps.schedule import StepSchedule
-from nodes.telemetry.progress import Progress
+from waferbox.host.threads import CancellationToken
+from waferbox.links.hub import Hub, Stopped
+from waferbox.links.link import Link
+from waferbox.links.shared_memory import SharedMemory, Slice
+from waferbox.runtime.node_job import JobContext, LinkKey
+from waferbox.runtime.progress import Progress
+from waferbox.runtime.role_job import RoleJob, StepProgram
+from waferbox.runtime.schedule import StepSchedule
 from wsc.v1 import (
     node_pb2,
     observation_pb2,

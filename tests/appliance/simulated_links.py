@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from interconnect.links.elements import tensor_bytes, torch_dtype
-from interconnect.links.frame import INLINE_BYTES
+from waferbox.links.elements import tensor_bytes, torch_dtype
+from waferbox.links.frame import INLINE_BYTES
 from wsc.v1 import plan_pb2
 
 

@@ -8,15 +8,14 @@ from itertools import zip_longest
 import torch
 from simulated_links import Frame, Held, Wires, arena_places, check_type, empty
 
-from cirh.execution.kernel import Kernel
-from cirh.execution.views import clone_views
-from cirh.text.parser import parse_module
-from interconnect.links.elements import tensor_bytes, torch_dtype
-from interconnect.links.shared_memory import SharedMemory
-from memoryx.kernels import StateKernel
-from nodes.steps.arena import ArenaCounts, direct_values
-from nodes.steps.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW, is_for_coordinator_only
-from swarmx.releases import first_counts
+from swarmx.swarmx_program import first_counts
+from waferbox.cirh.execution.kernel import Kernel, clone_views
+from waferbox.cirh.text.parser import parse_module
+from waferbox.links.elements import tensor_bytes, torch_dtype
+from waferbox.links.shared_memory import SharedMemory
+from waferbox.runtime.arena import ArenaCounts, direct_values
+from waferbox.runtime.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW, is_for_coordinator_only
+from waferbox.states.kernels import StateKernel
 from wsc.v1 import plan_pb2
 
 
@@ -248,7 +247,7 @@ class Shard(Role):
     def release(self, step: int) -> None:
         """The gradients that were received last are read no more."""
         if self.borrowed is not None:
-            told = self.counts.told_after(self.borrowed, self.from_arena)
+            told = self.counts.released_count_after(self.borrowed, self.from_arena)
             self.borrowed = None
             if told is not None:
                 self.wires.released[self.name] = self.counts.count(told, step)
@@ -328,7 +327,7 @@ class SwarmX:
             self.join(group, frames)
             self.joined += 1
         reached = released if len(self.wafers) == 1 else self.joined
-        for count in self.counts.told_between(self.wires.released["swarmx"], reached):
+        for count in self.counts.awaited_between(self.wires.released["swarmx"], reached):
             self.wires.released["swarmx"] = count
             self.wires.moves += 1
 

@@ -10,11 +10,11 @@ from xdsl.ir import SSAValue
 
 from appliance.compiler.pipeline import Target, compile_module
 from appliance.compiler.plan_check.check import check_plan
-from cirh.dialect.source import Source
-from cirh.dialect.types import tensor_type
-from cirh.execution.kernel import Kernel
-from cirh.modules.builder import GraphBuilder
-from cirh.text.printer import print_module
+from waferbox.cirh.dialect.source import Source
+from waferbox.cirh.dialect.types import tensor_type
+from waferbox.cirh.execution.kernel import Kernel
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.text.printer import print_module
 
 BATCH = 12
 F64, I64 = torch.float64, torch.int64

@@ -1,11 +1,11 @@
 """In the processes of a cluster: what a test has ordered is done at named moments.
 
-WAFERBOX_CHAOS names this file, and CHAOS_ORDERS a folder. An order is a file "<number>.order" there, a JSON object with
-the member, the moment, which one ("at": the number of the step, else how often the moment has come in the job; at the
-first that is not before it), the first epoch in which it counts, and what is to be done: "kill", "stop" (whoever
-ordered it sends SIGCONT), "hang" (the thread), "freeze" (all threads), "memory" (is refused), "full" (the disk),
-"damage" and "shorten" (the recovery point). Whoever does it writes "<number>.done" first, with its process id and the
-time.
+PROCESS_HOOK names this file (benchmarks/process_hooks/), and CHAOS_ORDERS a folder. An order is a file "<number>.order"
+there, a JSON object with the member, the moment, which one ("at": the number of the step, else how often the moment has
+come in the job; at the first that is not before it), the first epoch in which it counts, and what is to be done:
+"kill", "stop" (whoever ordered it sends SIGCONT), "hang" (the thread), "freeze" (all threads), "memory" (is refused),
+"full" (the disk), "damage" and "shorten" (the recovery point). Whoever does it writes "<number>.done" first, with its
+process id and the time.
 """
 
 import ctypes
@@ -150,8 +150,8 @@ def install(module: str) -> None:
 
 
 def _watch_role(hook: Hook) -> None:
-    from nodes.lifecycle.role_job import RoleJob
-    from nodes.telemetry.progress import Progress
+    from waferbox.runtime.progress import Progress
+    from waferbox.runtime.role_job import RoleJob
 
     def attach(job: RoleJob, context: Any, *_: Any) -> None:
         hook.attached(context.node)
@@ -192,9 +192,9 @@ def _watch_coordinator(hook: Hook) -> None:
 
 
 def _watch_keeper(hook: Hook) -> None:
-    from memoryx.recovery.point_file import PointFile, PointWriter
-    from memoryx.recovery_points import RecoveryPoints
-    from memoryx.snapshots import Snapshots
+    from waferbox.states.point_file import PointFile, PointWriter
+    from waferbox.states.point_shares import RecoveryPoints
+    from waferbox.states.store import Snapshots
 
     before(RecoveryPoints, "keep_due", lambda *_: hook.reached("keep"))
     before(PointWriter, "__init__", lambda *_: hook.reached("open point"))
@@ -206,4 +206,4 @@ def _watch_keeper(hook: Hook) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit("to be named by WAFERBOX_CHAOS")
+    sys.exit("to be named by PROCESS_HOOK")

@@ -14,6 +14,8 @@ from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings, ru
 from injected_faults import Fault, Injector, victims_around, victims_of
 from script_server import ScriptServer
 
+from benchmarks.process_hooks import hook_variables
+
 HOOK = Path(__file__).parent / "chaos_hook.py"
 ONE_EXECUTION = SCRIPTS / "recovering.py"
 EXECUTIONS = SCRIPTS / "recovering_executions.py"
@@ -209,7 +211,7 @@ def laboratory(folder: Path, cache: Path, *, steps: int = 150, pause: float = 0.
     """A cluster that has all that the largest job needs."""
     (folder / "orders").mkdir(parents=True)
     variables = {
-        "WAFERBOX_CHAOS": str(HOOK),
+        **hook_variables(HOOK),
         "CHAOS_ORDERS": str(folder / "orders"),
         "WAFERBOX_RECOVERY_DIR": str(folder / "recovery"),
         "WAFERBOX_RECOVERY_SECONDS": "0.5",

@@ -16,7 +16,7 @@ from cluster_rig import RunningCluster, Surroundings
 STOP_SECONDS = 7.0  # longer than a lease lasts
 POLL_SECONDS = 0.01
 # What is no member of a job, with the name of its process where that tells it.
-SERVICES = {"coordinator": "coordinator", "child": "workers.child", "management": "", "fork server": ""}
+SERVICES = {"coordinator": "coordinator", "child": "waferbox.input_process", "management": "", "fork server": ""}
 ROLE_PROCESSES = {"wafer": "wafer", "memoryx": "memoryx", "swarmx": "swarmx", "worker": "workers"}
 
 
@@ -159,8 +159,8 @@ def _service(surroundings: Surroundings, victim: str) -> psutil.Process | None:
 def _is_fork_server(process: psutil.Process) -> bool:
     """What it forks has the same command line."""
     parent = process.parent()
-    asked = "nodes.launch.fork_server" in process.cmdline()
-    return asked and parent is not None and "nodes.launch.fork_server" not in parent.cmdline()
+    asked = "waferbox.launch.fork_server" in process.cmdline()
+    return asked and parent is not None and "waferbox.launch.fork_server" not in parent.cmdline()
 
 
 def _named(surroundings: Surroundings, name: str) -> list[psutil.Process]:

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from cstorch._internal.checkpoint_files import structure, walk
 from cstorch.errors import CheckpointError
-from cstorch.storage import load, structure, walk
+from cstorch.storage import load
 
 PAGE = 4096
 

@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 import grpc
 import torch
 
-from cirh.execution import initialisation
-from cstorch.session import cluster_state
-from cstorch.session.execution import cluster_execution, traced_step
-from cstorch.session.transfer import Outgoing
-from cstorch.tracing import Trace
-from interconnect.links.elements import torch_dtype
-from interconnect.rpc.server import INGRESS_KEY
-from interconnect.rpc.version import __version__
+from cstorch._internal.session import cluster_state
+from cstorch._internal.session.execution import cluster_execution, traced_step
+from cstorch._internal.session.transfer import Outgoing
+from cstorch._internal.tracing import Trace
+from waferbox import __version__
+from waferbox.cirh.execution import initialisation
+from waferbox.links.elements import torch_dtype
+from waferbox.rpc.server import INGRESS_KEY
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
 ELEMENT_TYPES = {

@@ -3,11 +3,11 @@
 import torch
 from traced_steps import Runner, run_module, trace
 
-from cirh.dialect.operations import func_of
-from cirh.modules.verify import verify
-from cirh.text.parser import parse_module
-from cirh.text.printer import print_module
-from cstorch.lowering import lower
+from cstorch._internal.lowering import lower
+from waferbox.cirh.dialect.operations import func_of
+from waferbox.cirh.modules.verify import verify
+from waferbox.cirh.text.parser import parse_module
+from waferbox.cirh.text.printer import print_module
 
 G = torch.Generator().manual_seed(0)
 

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from traced_steps import Runner, run_module, trace
 
 import cstorch
-from cirh.text.printer import print_module
+from cstorch._internal.lowering import lower
+from cstorch._internal.tracing import COUNTER, DEVICE
+from cstorch._internal.tracing.random_counter import random_counter
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import CompileError, TraceError
-from cstorch.lowering import lower
-from cstorch.tracing import COUNTER, DEVICE
-from cstorch.tracing.tensors.random_counter import random_counter
 from cstorch.utils.data import DataExecutor, DataLoader
+from waferbox.cirh.text.printer import print_module
 
 X = torch.full((64, 50), 2.0)
 

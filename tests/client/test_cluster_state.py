@@ -6,9 +6,9 @@ import pytest
 import torch
 from fake_cluster import FakeCluster, FakeShard
 
-from cstorch.session import cluster_state
-from cstorch.session.cluster_state import ClusterState
-from cstorch.tracing import Cell
+from cstorch._internal.session import cluster_state
+from cstorch._internal.session.cluster_state import ClusterState
+from cstorch._internal.tracing import Cell
 from wsc.v1 import coordinator_pb2, plan_pb2
 
 

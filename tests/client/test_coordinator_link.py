@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
+from cstorch._internal.session import connecting, coordinator_link
+from cstorch._internal.session.coordinator_link import CoordinatorLink
 from cstorch.errors import ClusterUnreachableError
-from cstorch.session import connecting, coordinator_link
-from cstorch.session.coordinator_link import CoordinatorLink
-from interconnect.rpc.server import INGRESS_KEY, make_channel
+from waferbox.rpc.server import INGRESS_KEY, make_channel
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
 
 JOB, TOKEN = "job-1", "secret"
@@ -104,7 +104,7 @@ def test_a_coordinator_that_is_not_reached_at_once_is_tried_again(
     lost = Served(refused=0)
     another.refused = refused
     created = management_pb2.CreateJobResponse(job=JOB, coordinator=lost.address, token=TOKEN)
-    link = CoordinatorLink(created, "", management_pb2_grpc.ManagementStub(management), goes_on=True)
+    link = CoordinatorLink(created, "", management_pb2_grpc.ManagementStub(management), may_be_replaced=True)
     try:
         session = link.current.session
         assert [next(session).WhichOneof("kind") for _ in range(2)] == ["opened", "ready"]
@@ -112,7 +112,7 @@ def test_a_coordinator_that_is_not_reached_at_once_is_tried_again(
         with pytest.raises(grpc.RpcError) as error:
             next(session)
         assert link.replace(error.value)
-        assert (link.current.coordinator, link.current.turn) == (another.address, 1)
+        assert (link.current.coordinator, link.current.incarnation) == (another.address, 1)
         assert next(link.current.session).HasField("ready")
         assert another.sessions == refused + 1
     finally:
@@ -130,8 +130,8 @@ def test_a_coordinator_that_dies_before_the_client_reaches_it_has_a_successor(
     created = management_pb2.CreateJobResponse(job=JOB, coordinator=lost.address, token=TOKEN)
     stub = management_pb2_grpc.ManagementStub(management)
     with pytest.raises(ClusterUnreachableError, match=lost.address):
-        CoordinatorLink(created, "", stub, goes_on=False)
-    link = CoordinatorLink(created, "", stub, goes_on=True)
+        CoordinatorLink(created, "", stub, may_be_replaced=False)
+    link = CoordinatorLink(created, "", stub, may_be_replaced=True)
     try:
         assert link.current.coordinator == another.address
         assert next(link.current.session).HasField("opened")
@@ -166,12 +166,14 @@ def test_management_has_its_time_once_the_ingress_is_there(
     monkeypatch.setattr(coordinator_link, "AWAY_SECONDS", 1.0)
     created = management_pb2.CreateJobResponse(job=JOB, coordinator="behind-the-ingress:1", token=TOKEN)
     # It takes every session, whatever coordinator is named.
-    link = CoordinatorLink(created, another.address, management_pb2_grpc.ManagementStub(management), goes_on=True)
+    link = CoordinatorLink(
+        created, another.address, management_pb2_grpc.ManagementStub(management), may_be_replaced=True
+    )
     try:
         service.begin = time.monotonic()
         service.ingress_away_seconds, service.away_seconds = ingress_away_seconds, away_seconds
         assert link.replace(Broken.__new__(Broken)) is is_found
-        assert link.current.turn == is_found
+        assert link.current.incarnation == is_found
     finally:
         link.close()
         link.close_channel()

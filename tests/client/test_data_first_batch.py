@@ -12,10 +12,9 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from cstorch.random_state import random_state, set_random_state
+from cstorch._internal.loader_processes import Snapshot, workers_in_process
+from cstorch._internal.random_state import random_state, set_random_state
 from cstorch.utils.data import DataLoader
-from cstorch.utils.data.in_process import workers_in_process
-from cstorch.utils.data.snapshot import Snapshot
 
 LENGTH = 12
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader as TorchLoader
 
 from cstorch import distributed
-from cstorch.distributed import cluster_resolver, streaming, worker_cache
+from cstorch.distributed import cluster_resolver, streaming, worker
 from cstorch.errors import ConfigurationError, UsageError
 from cstorch.utils import nest
 from cstorch.utils.benchmark import benchmark_dataloader
@@ -237,17 +237,17 @@ def test_state_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_limit_of_the_worker_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_cache, "WORKER_CACHE_ROOT", str(tmp_path / "cache"))
+    monkeypatch.setattr(worker, "WORKER_CACHE_ROOT", str(tmp_path / "cache"))
     usage = namedtuple("usage", ["total", "used", "free"])
-    monkeypatch.setattr(worker_cache.shutil, "disk_usage", lambda folder: usage(1000, 700, 300))
+    monkeypatch.setattr(worker.shutil, "disk_usage", lambda folder: usage(1000, 700, 300))
     (tmp_path / "data").write_bytes(bytes(10))
     source = tmp_path / "source"
     source.mkdir()
     (source / "file").write_bytes(bytes(120))
     destination = tmp_path / "cache" / "copy"
-    assert worker_cache.hit_worker_cache_limit(str(source), str(destination)) == (True, 120, 100)
+    assert worker.hit_worker_cache_limit(str(source), str(destination)) == (True, 120, 100)
     destination.mkdir(parents=True)
     (destination / "old").write_bytes(bytes(50))
-    assert worker_cache.hit_worker_cache_limit(str(source), str(destination)) == (False, 120, 150)
+    assert worker.hit_worker_cache_limit(str(source), str(destination)) == (False, 120, 150)
     with pytest.raises(ValueError, match="not below the worker cache"):
-        worker_cache.hit_worker_cache_limit(str(source), str(tmp_path / "elsewhere"))
+        worker.hit_worker_cache_limit(str(source), str(tmp_path / "elsewhere"))

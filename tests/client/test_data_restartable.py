@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import cstorch
+from cstorch._internal.session.execution.input import read_state
 from cstorch.distributed import get_worker_state
 from cstorch.errors import InputError, UsageError
-from cstorch.session.execution.input_states import read_state
 from cstorch.utils.data import DataExecutor, DataLoader, RestartableDataLoader
-from workers.child.loader_state import plain  # the form is that in which workers write
+from waferbox.input_process.loader import plain  # the form is that in which workers write
 
 LENGTH = 4
 

@@ -6,10 +6,10 @@ import pytest
 from fake_cluster import FakeCluster
 from halved_weight import NAMES, Setup
 
+from cstorch._internal.session.cluster_session import ClusterSession
 from cstorch.backends import csx
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError
-from cstorch.session.cluster_session import ClusterSession
 from wsc.v1 import plan_pb2
 
 STREAMING, PIPELINE = plan_pb2.EXECUTION_STRATEGY_WEIGHT_STREAMING, plan_pb2.EXECUTION_STRATEGY_PIPELINE

@@ -10,9 +10,9 @@ import cerebras_pytorch
 import cerebras_pytorch.experimental
 import cerebras_torch
 import cstorch
+from cstorch._internal.state import named_getters
+from cstorch._internal.tracing import trace_step
 from cstorch.errors import ConfigurationError, UsageError
-from cstorch.state import named_getters
-from cstorch.tracing import trace_step
 
 STATES = ["loss_scale", "steps_since_rescale", "overflows_since_rescale", "num_skipped_steps"]
 

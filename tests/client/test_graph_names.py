@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from traced_steps import outputs_of, states_of, trace
 
 import cstorch
+from cstorch._internal.tracing import DEVICE, move_module, trace_step
 from cstorch.core.annotation import AnnotationMode, create_annotation
 from cstorch.decomp.registry import remove_decomposition
 from cstorch.errors import ConfigurationError
-from cstorch.tracing import DEVICE, move_module, trace_step
 
 X = torch.randn(4, 3)
 

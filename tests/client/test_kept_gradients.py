@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from traced_steps import X, states_of, trace
 
+from cstorch._internal.session.execution.traced_step import check_step
+from cstorch._internal.tracing import move_module
 from cstorch.optim import SGD
-from cstorch.session.execution.step_checks import check_step
-from cstorch.tracing import move_module
 
 
 def zero_one_by_one(model, optimizer):

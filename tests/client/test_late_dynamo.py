@@ -32,7 +32,7 @@ def test_from_its_import_on_torch_has_the_functions_as_ever() -> None:
         import torch
         import cstorch
         from torch._decomp import meta_table
-        from cstorch.tracing.device.late_dynamo import _wrapped, _wrappers
+        from cstorch._internal.tracing.device.registration import _wrapped, _wrappers
         x = torch.empty(3, 4, device="meta")
         assert torch.div(x, 2).shape == (3, 4)
         marked = [_wrapped(wrapper) for wrapper in _wrappers()]

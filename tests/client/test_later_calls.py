@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from user_script import Script, step_of_cluster
 
 import cstorch
+from cstorch._internal.session.execution import program_check
 from cstorch.errors import TraceError
-from cstorch.session.execution import program_check
 
 counter = 0
 

@@ -12,9 +12,9 @@ from torch import nn
 from traced_steps import states_of, trace
 
 from cstorch import backends
+from cstorch._internal.tracing import DEVICE, alias_rule, cell_of, device_scope
 from cstorch.backend import BackendType, Device
 from cstorch.errors import TraceError
-from cstorch.tracing import DEVICE, alias_rule, cell_of, device_scope
 
 LARGE = 130  # squared, this many float32 are more than what stays in memory
 

@@ -14,7 +14,7 @@ from torch import nn
 from user_script import Script, step_of_cluster
 
 import cstorch
-from cstorch.batch import check_batch
+from cstorch._internal.batch import check_batch
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError, InputError, StateError, TraceError, TraceTypeError, UsageError
 from cstorch.utils.data import DataExecutor, DataLoader

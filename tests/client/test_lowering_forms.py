@@ -6,12 +6,12 @@ from lowered_operations import LABELS, ROW, N, X, Y, check, lowered, names_in
 from torch.nn import functional as F
 from traced_steps import Runner, run_module, trace
 
-from cirh.dialect.attributes import attrs
-from cirh.dialect.operations import func_of
-from cirh.text.printer import print_module
+from cstorch._internal.lowering import lower
+from cstorch._internal.tracing import device_scope
 from cstorch.errors import CompileError
-from cstorch.lowering import lower
-from cstorch.tracing import device_scope
+from waferbox.cirh.dialect.attributes import attrs
+from waferbox.cirh.dialect.operations import func_of
+from waferbox.cirh.text.printer import print_module
 
 
 def test_writes_to_parts():

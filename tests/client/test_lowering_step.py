@@ -12,13 +12,13 @@ from torch import nn
 from torch.nn import functional as F
 from traced_steps import Runner, run_module, states_of, trace
 
-from cirh.dialect.operations import body_ops
-from cirh.modules.graph import canonical_text, signature
-from cirh.modules.verify import verify
-from cirh.text.parser import parse_module
-from cirh.text.printer import print_module
-from cstorch.lowering import lower
-from cstorch.tracing import device_scope, move_module
+from cstorch._internal.lowering import lower
+from cstorch._internal.tracing import device_scope, move_module
+from waferbox.cirh.dialect.operations import body_ops
+from waferbox.cirh.modules.graph import canonical_text, signature
+from waferbox.cirh.modules.verify import verify
+from waferbox.cirh.text.parser import parse_module
+from waferbox.cirh.text.printer import print_module
 
 
 def traced_training(optimizer_class, batch):
@@ -102,7 +102,7 @@ def test_the_text_is_the_same_every_time():
 SCRIPT = """
 import hashlib, torch
 from torch import nn
-from cirh.text.printer import print_module
+from waferbox.cirh.text.printer import print_module
 from cstorch.lowering import lower
 from cstorch.tracing import move_module, trace_step
 model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from traced_steps import trace
 
 import cstorch
+from cstorch._internal.tracing.rewrites import losses
 from cstorch.errors import TraceError
-from cstorch.tracing.rewrites import losses
 
 
 def test_functions() -> None:

@@ -6,11 +6,11 @@ from schedule_cases import CASES, EPOCHS, Case, of_torch, optimizer
 from torch.optim import lr_scheduler as theirs
 from traced_steps import Runner, trace
 
-from cstorch.lowering import lower
+from cstorch._internal.lowering import lower
+from cstorch._internal.tracing import DEVICE
 from cstorch.optim import SGD, lr_scheduler, scheduler, weight_decay_scheduler
 from cstorch.optim.lr_scheduler import LRScheduler
 from cstorch.optim.scheduler import Scheduler
-from cstorch.tracing import DEVICE
 
 
 def close(values: list[float]) -> object:

@@ -10,6 +10,8 @@ from optimizer_cases import BASIC, MORE, Case
 from torch import nn
 from traced_steps import Runner, names_of, outputs_of
 
+from cstorch._internal.state import Registry, named_getters
+from cstorch._internal.tracing import DEVICE, move_module, trace_step
 from cstorch.metrics import AccuracyMetric
 from cstorch.metrics import metric as metric_module
 from cstorch.optim import SGD, Adam, AdamW, Optimizer
@@ -22,8 +24,6 @@ from cstorch.optim.lr_scheduler import (
     SequentialLR,
     StepLR,
 )
-from cstorch.state import Registry, named_getters
-from cstorch.tracing import DEVICE, move_module, trace_step
 
 STEPS = 20
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cstorch.tracing.eager import generator
+from cstorch._internal.tracing import generator
 
 COUNTS = [16, 17, 31, 32, 600, 623, 624, 625, 1248, 9_984, 16_391, 700_000, 1_400_003]
 

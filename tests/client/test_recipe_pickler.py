@@ -7,7 +7,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from cstorch.utils.data.recipe_pickler import dumps
+from cstorch.utils.data.dataloader import dumps
 
 
 def of_a_script(text: str) -> Callable[[], Any]:

@@ -3,7 +3,7 @@
 import pytest
 
 from cstorch import backends
-from cstorch.distributed.restarts import max_num_restarts, min_num_csx
+from cstorch.distributed.run_settings import max_num_restarts, min_num_csx
 from cstorch.errors import ConfigurationError
 
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from cstorch._internal.session import connecting
+from cstorch._internal.session.job import ClientJob
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterUnreachableError
-from cstorch.session import connecting
-from cstorch.session.job import Job
-from interconnect.rpc.address import bind
-from interconnect.rpc.server import make_server
+from waferbox.rpc.address import bind
+from waferbox.rpc.server import make_server
 
 
 @contextmanager
@@ -53,4 +53,4 @@ def another_role() -> Iterator[str]:
 def test_a_wrong_port_is_told_by_who_is_there(who: object, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.5)
     with who() as address, pytest.raises(ClusterUnreachableError, match=text.format(address)):  # type: ignore[operator]
-        Job(address, ClusterConfig(), "")
+        ClientJob(address, ClusterConfig(), "")

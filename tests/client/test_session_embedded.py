@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from cstorch._internal.session import embedded
+from cstorch._internal.session.embedded import EmbeddedCluster, shards_for
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterError
-from cstorch.session import embedded
-from cstorch.session.embedded import EmbeddedCluster, shards_for
-from nodes.launch.descriptors import readable
+from waferbox.host.descriptors import readable
 
 
 @pytest.fixture(autouse=True)

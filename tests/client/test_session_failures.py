@@ -11,6 +11,7 @@ from halved_weight import Setup, input_fn, run
 from torch import nn
 
 import cstorch
+from cstorch._internal.session import connecting
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import (
     ClusterUnreachableError,
@@ -20,7 +21,6 @@ from cstorch.errors import (
     NodeLostError,
     VersionMismatchError,
 )
-from cstorch.session import connecting
 from cstorch.utils.data import DataExecutor, DataLoader
 from wsc.v1 import node_pb2
 

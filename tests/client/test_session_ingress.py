@@ -6,10 +6,10 @@ import grpc
 import pytest
 from fake_cluster import Coordinator, FakeCluster
 
+from cstorch._internal.session import connecting, coordinator_link
+from cstorch._internal.session.job import ClientJob
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterUnreachableError, NodeLostError
-from cstorch.session import connecting, coordinator_link
-from cstorch.session.job import Job
 from wsc.v1 import coordinator_pb2
 
 pytestmark = pytest.mark.services
@@ -29,7 +29,7 @@ def server(cluster: FakeCluster) -> Iterator[grpc.Server]:
 
 def test_a_job_is_asked_for_again_while_management_is_away(cluster: FakeCluster, server: grpc.Server) -> None:
     cluster.away = 2
-    job = Job(cluster.address, ClusterConfig(), "")
+    job = ClientJob(cluster.address, ClusterConfig(), "")
     assert job.name == "job-1"
     job.close()
 
@@ -40,14 +40,14 @@ def test_management_that_stays_away_is_an_error_that_says_so(
     monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.3)
     cluster.away = 1_000_000
     with pytest.raises(ClusterUnreachableError, match="no management service answers the ingress"):
-        Job(cluster.address, ClusterConfig(), "")
+        ClientJob(cluster.address, ClusterConfig(), "")
 
 
 def test_an_ingress_that_goes_is_named_with_the_job(
     cluster: FakeCluster, server: grpc.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_link, "ANOTHER_SECONDS", 0.5)
-    job = Job(cluster.address, ClusterConfig(), "")
+    job = ClientJob(cluster.address, ClusterConfig(), "")
     server.stop(None).wait(5)
     failure = job.wait_for_failure()
     assert isinstance(failure, NodeLostError)
@@ -66,7 +66,7 @@ def test_a_server_that_cancels_its_calls_since_it_stops_is_no_cancelled_job(monk
     monkeypatch.setattr(Coordinator, "Session", session)
     cluster = FakeCluster(gateway=True)
     server = cluster.serve()
-    job = Job(cluster.address, ClusterConfig(), "")
+    job = ClientJob(cluster.address, ClusterConfig(), "")
     assert isinstance(job.wait_for_failure(), NodeLostError)
     job.close()
     server.stop(None).wait(5)

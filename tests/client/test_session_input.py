@@ -5,7 +5,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from cstorch.session.execution.input import _own_paths
+from cstorch._internal.session.execution.input import _own_paths
 
 
 def test_own_folders_keep_their_places_before_and_after_the_interpreter() -> None:

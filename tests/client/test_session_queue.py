@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from fake_cluster import FakeCluster
 
+from cstorch._internal.session import job as session_job
+from cstorch._internal.session.job import ClientJob
 from cstorch.distributed.cluster_config import ClusterConfig
-from cstorch.session import job as session_job
-from cstorch.session.job import Job
 from wsc.v1 import management_pb2, node_pb2, plan_pb2
 
 
@@ -31,7 +31,7 @@ def test_the_script_says_where_it_waits_and_calls_only_then(
         management_pb2.QueueStatus(position=1, length=2, waiting_for="1 wafer, held by job-b"),
         management_pb2.QueueStatus(),
     ]
-    job = Job(cluster.address, ClusterConfig(job_priority="p1"), "")
+    job = ClientJob(cluster.address, ClusterConfig(job_priority="p1"), "")
     with caplog.at_level(logging.INFO, "cstorch.job"):
         job.compile('{"states": [], "outputs": []}', plan_pb2.CompileOptions())
     assert [record.message for record in caplog.records if record.name == "cstorch.job"] == [

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 from fake_cluster import FakeCluster
 
+from cstorch._internal.session.execution.run import ExecutionStream
+from cstorch._internal.session.job import ClientJob
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import InternalError
-from cstorch.session.execution.stream import ExecutionStream
-from cstorch.session.job import Job
 from wsc.v1 import coordinator_pb2, plan_pb2
 
 
@@ -27,8 +27,8 @@ def fail(_: object) -> None:
 
 @pytest.mark.defects
 def test_a_defect_in_the_thread_of_the_session(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Job, "_watch", fail)
-    job = Job(cluster.address, ClusterConfig(), "")
+    monkeypatch.setattr(ClientJob, "_watch", fail)
+    job = ClientJob(cluster.address, ClusterConfig(), "")
     try:
         with pytest.raises(InternalError, match=r"(?s)ZeroDivisionError: oh.*in fail"):
             job.compile("x", plan_pb2.CompileOptions())  # the fake cluster refuses what is no step
@@ -40,8 +40,8 @@ def test_a_defect_in_the_thread_of_the_session(cluster: FakeCluster, monkeypatch
 @pytest.mark.defects
 def test_a_defect_in_the_thread_of_an_execution(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ExecutionStream, "_read", fail)
-    monkeypatch.setattr("cstorch.session.job.VERDICT_SECONDS", 0.1)
-    job = Job(cluster.address, ClusterConfig(), "")
+    monkeypatch.setattr("cstorch._internal.session.job.VERDICT_SECONDS", 0.1)
+    job = ClientJob(cluster.address, ClusterConfig(), "")
     stream = ExecutionStream(job, coordinator_pb2.Begin(token=job.token, num_steps=1))
     errors: list[BaseException] = []
 

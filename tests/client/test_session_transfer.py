@@ -11,17 +11,16 @@ import torch
 from link_pairs import raise_defect
 from tokens_shown import token
 
+from cstorch._internal.session import connecting, failures, transfer
+from cstorch._internal.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
 from cstorch.errors import ClusterError, ConfigurationError, CstorchError, InternalError, NodeLostError
-from cstorch.session import connecting, failures, transfer
-from cstorch.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
-from interconnect.links.listener import LinkListener
-from interconnect.rpc.server import make_channel, make_server
-from interconnect.security.tokens import Kind
-from memoryx import state_service
-from memoryx.files.state_memory import StateSettings
-from memoryx.snapshots import Snapshots
-from memoryx.state_service import StateService
-from memoryx.store import StateStore
+from waferbox.links.listener import LinkListener
+from waferbox.rpc.server import make_channel, make_server
+from waferbox.security.tokens import Kind
+from waferbox.states import state_service
+from waferbox.states.state_memory import StateSettings
+from waferbox.states.state_service import StateService
+from waferbox.states.store import Snapshots, StateStore
 from wsc.v1 import coordinator_pb2, initialisation_pb2, node_pb2, node_pb2_grpc, plan_pb2
 
 FLOAT, INT, BOOL = (plan_pb2.ELEMENT_TYPE_FLOAT32, plan_pb2.ELEMENT_TYPE_INT64, plan_pb2.ELEMENT_TYPE_BOOL)

@@ -5,7 +5,7 @@ import gc
 import torch
 from torch import nn
 
-from cstorch.state import Registry, named_getters
+from cstorch._internal.state import Registry, named_getters
 
 
 class Scheduler:

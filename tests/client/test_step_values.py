@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from user_script import Script
 
 import cstorch
+from cstorch._internal.tracing import LazyTensor, StepAtHand, StepValue
 from cstorch.errors import StateError, TraceError, UsageError
-from cstorch.tracing import LazyTensor, StepAtHand, StepValue
 from cstorch.utils.data import DataExecutor, DataLoader
 
 ROWS = torch.arange(8.0).reshape(4, 2)

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cstorch.storage.layout as layout
+import cstorch._internal.checkpoint_files.layout as layout
 from cstorch.errors import CheckpointError
 from cstorch.storage import load, save
 

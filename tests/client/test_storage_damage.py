@@ -13,8 +13,9 @@ import torch
 from cerebras_pytorch.saver.pt_h5_saver import PyTorchH5Saver
 from test_storage_formats import SAMPLES, TREE, write_format_0_4
 
+from cstorch._internal.checkpoint_files import structure
 from cstorch.errors import CheckpointError
-from cstorch.storage import load, save, structure
+from cstorch.storage import load, save
 
 SCRIPT = Path(__file__).parent / "damaged_checkpoints.py"
 

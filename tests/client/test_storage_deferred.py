@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from cstorch._internal.checkpoint_files.dataset import Dataset
+from cstorch._internal.checkpoint_files.deferred import DeferredTensor
+from cstorch._internal.tracing import device_scope
 from cstorch.errors import CheckpointError
 from cstorch.storage import load, save
-from cstorch.storage.dataset import Dataset
-from cstorch.storage.deferred import DeferredTensor
-from cstorch.tracing import device_scope
 
 
 class Reads:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cstorch.storage import load, save, temporary
+from cstorch._internal.checkpoint_files import temporary
+from cstorch.storage import load, save
 
 # Saves a tree, and in the midst of it says so and waits for a line.
 STOPPING = """

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from cstorch.tracing import DEVICE, Cell, LazyTensor, cell_of, device_scope, from_cpu, move_module, new_tensor
-from cstorch.tracing.tensors.cell import RAM_BYTES
+from cstorch._internal.tracing import DEVICE, Cell, LazyTensor, cell_of, device_scope, from_cpu, move_module, new_tensor
+from cstorch._internal.tracing.cell import RAM_BYTES
 
 LARGE = RAM_BYTES // 4 + 100
 
@@ -217,7 +217,7 @@ assert not os.listdir(os.environ["TMPDIR"])
 
 
 def test_dropped_cells_give_their_room_back():
-    from cstorch.tracing.tensors.spool import spool
+    from cstorch._internal.tracing.cell import spool
 
     tensor = from_cpu(torch.ones(1 << 20))
     os.fsync(spool()._file.fileno())

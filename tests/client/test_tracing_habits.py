@@ -9,8 +9,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from traced_steps import Runner, states_of, trace
 
+from cstorch._internal.tracing import device_scope
 from cstorch.errors import TraceError
-from cstorch.tracing import device_scope
 
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 from traced_steps import states_of, trace
 
+from cstorch._internal.tracing import DEVICE, device_scope, is_tracing, move_module
+from cstorch._internal.tracing.recording import known_values
 from cstorch.errors import TraceError
-from cstorch.tracing import DEVICE, device_scope, is_tracing, move_module
-from cstorch.tracing.recording import known_values
 
 X = torch.randn(2, 4)
 

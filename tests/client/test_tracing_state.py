@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 from traced_steps import Runner, X, linear, states_of, trace
 
+from cstorch._internal.tracing import DEVICE, device_scope, move_module
 from cstorch.errors import TraceError
-from cstorch.tracing import DEVICE, device_scope, move_module
 
 
 def test_a_large_constant_travels_as_state():

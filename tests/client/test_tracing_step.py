@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from traced_steps import Runner, X, linear, states_of, trace
 
-from cstorch.tracing import DEVICE, device_scope, move_module
+from cstorch._internal.tracing import DEVICE, device_scope, move_module
 
 
 class AdamW:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cstorch import step_clock
+from cstorch._internal import step_clock
 from cstorch.utils.tracker import RateTracker
 
 
@@ -39,7 +39,7 @@ def test_rates_are_those_of_the_told_times_and_not_of_when_it_is_asked(clock: Cl
     rates = RateTracker(smooth_factor=0)
     for step in range(1, 5):  # a burst
         rates.add(10)
-        rates.tell_time(2.0 * step)
+        rates.record_elapsed(2.0 * step)
         clock.now += 0.001
         assert rates.rate() == 5
     assert rates.global_rate() == 5

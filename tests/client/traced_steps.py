@@ -6,8 +6,8 @@ import operator
 import torch
 from torch import fx, nn
 
-from cirh.execution.kernel import Kernel
-from cstorch.tracing import LazyTensor, Trace, move_module, trace_step
+from cstorch._internal.tracing import LazyTensor, Trace, move_module, trace_step
+from waferbox.cirh.execution.kernel import Kernel
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
 

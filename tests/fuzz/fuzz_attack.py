@@ -15,11 +15,10 @@ import psutil
 from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings, running_cluster
 from malformed_messages import Malformed, methods
 
-from interconnect.links.grpc_lane import METHOD
-from interconnect.rpc.server import make_channel
-from interconnect.security.own_tokens import SECRET_VARIABLE
-from interconnect.security.rights import RIGHTS
-from interconnect.security.tokens import ClusterSecret, Kind
+from waferbox.links.grpc_lane import METHOD
+from waferbox.rpc.server import make_channel
+from waferbox.security.rights import RIGHTS
+from waferbox.security.tokens import SECRET_VARIABLE, ClusterSecret, Kind
 
 SCRIPT = SCRIPTS / "recovering.py"
 THREADS = 4

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 import wsc.v1
-from interconnect.links.frame import Frame, FrameKind
+from waferbox.links.frame import Frame, FrameKind
 
 MAX_DEPTH = 4
 EXTREMES = (0, 1, -1, 2**31 - 1, -(2**31), 2**32 - 1, 2**63 - 1, -(2**63), 2**64 - 1)

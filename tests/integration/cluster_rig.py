@@ -22,9 +22,9 @@ from script_server import ForkedScript, ScriptServer
 
 from benchmarks import by_hand
 from benchmarks.network import HERE, Host, NoNetwork, hosts
-from interconnect.rpc.server import make_channel
-from interconnect.security.own_tokens import SECRET_VARIABLE
-from nodes.launch.descriptors import readable
+from waferbox.host.descriptors import readable
+from waferbox.rpc.server import make_channel
+from waferbox.security.tokens import SECRET_VARIABLE
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 SCRIPTS = Path(__file__).parent / "scripts"

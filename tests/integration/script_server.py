@@ -17,7 +17,7 @@ import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nodes.launch.descriptors import readable
+from waferbox.host.descriptors import readable
 
 MAX_BYTES = 1 << 17
 START_SECONDS = 60.0  # for a busy machine

@@ -11,7 +11,7 @@ from cluster_rig import RunningCluster
 from torch import nn
 
 import cerebras.pytorch as cstorch
-from cstorch.session.execution import compiling
+from cstorch._internal.session.execution import compiling
 from wsc.v1 import plan_pb2
 
 ROWS, WIDTH, LAYERS, STEPS = 4096, 32, 16, 4

@@ -8,7 +8,7 @@ from cluster_rig import SCRIPTS, RunningScript, StartScript, Surroundings, wait_
 
 from benchmarks import by_hand
 from benchmarks.network import HERE
-from interconnect.rpc.server import make_channel
+from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 ROLES = ("memoryx", "memoryx", "swarmx", "workers", "workers", "wafer", "wafer")

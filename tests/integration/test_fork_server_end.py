@@ -12,8 +12,8 @@ import pytest
 from cluster_rig import SCRIPTS, RunningScript, StartScript, Surroundings, wait_for
 from up_rig import up, waferbox
 
-from interconnect.rpc.server import make_channel
-from waferbox.cluster.place import MAX_SHORT_LIVES
+from waferbox.cluster.supervised_process import MAX_EARLY_EXITS
+from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 FAULTS = SCRIPTS / "faults.py"
@@ -36,8 +36,8 @@ def _is_fork_server(process: psutil.Process) -> bool:
     """What the fork server forks has the same command line."""
     with contextlib.suppress(psutil.Error):
         parent = process.parent()
-        if "nodes.launch.fork_server" in process.cmdline() and parent is not None:
-            return parent.pid != 1 and "nodes.launch.fork_server" not in parent.cmdline()
+        if "waferbox.launch.fork_server" in process.cmdline() and parent is not None:
+            return parent.pid != 1 and "waferbox.launch.fork_server" not in parent.cmdline()
     return False
 
 
@@ -107,7 +107,7 @@ def test_a_cluster_in_the_background_whose_fork_server_does_not_stay_leaves_word
             if victim.pid not in victims:
                 victims.append(victim.pid)
                 victim.kill()
-    assert len(victims) >= MAX_SHORT_LIVES
+    assert len(victims) >= MAX_EARLY_EXITS
     cause = "was killed by signal 9, 5 times in a row"
     assert cause in waferbox(surroundings, "status").stderr
     # Until it is cleared away, or nobody is told once another has been started.
@@ -126,7 +126,7 @@ def test_a_fork_server_that_dies_while_the_cluster_starts_is_named(surroundings:
         text=True,
         env=surroundings.variables(),
     ) as cluster:
-        wait_for(lambda: any("nodes.launch.fork_server" in p.cmdline() for p in surroundings.processes()))
+        wait_for(lambda: any("waferbox.launch.fork_server" in p.cmdline() for p in surroundings.processes()))
         victim = fork_server(surroundings)
         victim.kill()
         assert cluster.wait(60) == 1

@@ -8,8 +8,8 @@ import psutil
 import pytest
 from cluster_rig import RunningCluster
 
-from interconnect.rpc.server import make_channel
-from interconnect.rpc.version import __version__
+from waferbox import __version__
+from waferbox.rpc.server import make_channel
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
 
 pytestmark = pytest.mark.cluster

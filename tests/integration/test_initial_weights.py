@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import cerebras.pytorch as cstorch
-from cstorch.session import cluster_state
-from cstorch.tracing import cell_of
+from cstorch._internal.session import cluster_state
+from cstorch._internal.tracing import cell_of
 from wsc.v1 import node_pb2
 
 pytestmark = pytest.mark.cluster

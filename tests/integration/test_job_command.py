@@ -7,7 +7,7 @@ import pytest
 from cluster_rig import SCRIPTS, RunningCluster, StartScript, wait_for
 from typer.testing import CliRunner
 
-from waferbox.cli import app
+from waferbox.commands.cli import app
 
 pytestmark = pytest.mark.cluster
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import cerebras.pytorch as cstorch
 from appliance.compiler.pipeline import Half, Precision
-from cstorch.tracing import random_counter
+from cstorch._internal.tracing import random_counter
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "appliance"))
 from model_training import CLIP, STEPS, TRAINED, Run, assert_equal, counter, plain, simulated, start, states_of

@@ -7,8 +7,8 @@ import pytest
 from cluster_rig import SCRIPTS, StartScript, running_cluster, wait_for
 from typer.testing import CliRunner
 
-from interconnect.rpc.server import make_channel
-from waferbox.cli import app
+from waferbox.commands.cli import app
+from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, observation_pb2, observation_pb2_grpc
 
 pytestmark = pytest.mark.cluster

@@ -13,7 +13,7 @@ from cluster_rig import SCRIPTS, StartScript, Surroundings, cluster_by_hand, wai
 
 from benchmarks import by_hand
 from benchmarks.network import HERE
-from interconnect.rpc.server import make_channel
+from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 TRAIN = Path(__file__).parents[2] / "examples" / "fc_digits" / "train.py"

@@ -11,8 +11,7 @@ import pytest
 from cluster_rig import SCRIPTS, RunningScript, StartScript, cluster_by_hand, hosts_or_skip
 
 from benchmarks.network import Host
-from interconnect.security.own_tokens import own_clusters_token
-from interconnect.security.tokens import Kind
+from waferbox.security.tokens import Kind, own_clusters_token
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 

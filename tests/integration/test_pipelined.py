@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import cerebras.pytorch as cstorch
-from appliance.compiler.cache import SUFFIX, read_plan
+from appliance.compiler.artifacts import SUFFIX, read_plan
 from cstorch import backends
 from cstorch.errors import CompileError
-from waferbox.cli import app
+from waferbox.commands.cli import app
 from wsc.v1 import management_pb2, node_pb2
 
 pytestmark = pytest.mark.cluster

@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader
 from xdsl.dialects.builtin import ModuleOp
 
 from appliance.compiler.pipeline import Half, Precision, Target, compile_module
-from cirh.dialect.operations import func_of
-from cirh.dialect.types import info
-from cirh.modules.graph import signature
-from cirh.text.parser import parse_module
-from cirh.text.printer import print_module
-from interconnect.links.shared_memory import SharedMemory
-from memoryx.kernels import StateKernel, StateKernels
+from waferbox.cirh.dialect.operations import func_of
+from waferbox.cirh.dialect.types import info
+from waferbox.cirh.modules.graph import signature
+from waferbox.cirh.text.parser import parse_module
+from waferbox.cirh.text.printer import print_module
+from waferbox.links.shared_memory import SharedMemory
+from waferbox.states.kernels import StateKernel, StateKernels
 from wsc.v1 import plan_pb2
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "appliance"))

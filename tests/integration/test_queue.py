@@ -18,10 +18,10 @@ from cluster_rig import PATIENCE_SECONDS, SCRIPTS, RunningScript, StartScript, S
 from typer.testing import CliRunner
 
 import cerebras.pytorch as cstorch
-from interconnect.rpc.server import make_channel
-from nodes.launch.child import Child
-from waferbox.cli import app
 from waferbox.cluster.launcher import ForkingLauncher
+from waferbox.commands.cli import app
+from waferbox.launch.spawn import Child
+from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 pytestmark = pytest.mark.cluster

@@ -9,7 +9,7 @@ import pytest
 from cluster_rig import SCRIPTS, RunningCluster, StartScript, Surroundings, wait_for
 from up_rig import up, waferbox
 
-from interconnect.rpc.server import make_channel
+from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'waferbox[ray]'")
@@ -52,7 +52,7 @@ def test_a_killed_wafer_is_started_again_by_ray_and_the_losses_are_the_embedded_
 
 def roles(surroundings: Surroundings) -> list[list[str]]:
     """The command lines of role processes that live."""
-    return [line for process in surroundings.processes() if "nodes.launch.process" in (line := process.cmdline())]
+    return [line for process in surroundings.processes() if "waferbox.launch.process" in (line := process.cmdline())]
 
 
 def process_of(management: str, member: str) -> int:

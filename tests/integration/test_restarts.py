@@ -10,7 +10,7 @@ import pytest
 from cluster_rig import SCRIPTS, StartScript, Surroundings, wait_for
 from up_rig import up, waferbox
 
-from interconnect.rpc.server import make_channel
+from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 FAULTS = SCRIPTS / "faults.py"

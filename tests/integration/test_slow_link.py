@@ -8,8 +8,8 @@ from cluster_rig import hosts_or_skip
 
 from benchmarks.memory import measure
 from benchmarks.network import Host
-from interconnect.links.grpc_bounds import MAX_QUEUED_BYTES
-from nodes.steps.schedule import WEIGHTS_WINDOW
+from waferbox.links.grpc_bounds import MAX_QUEUED_BYTES
+from waferbox.runtime.schedule import WEIGHTS_WINDOW
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 

@@ -6,9 +6,9 @@ import pytest
 from cluster_rig import StartScript, running_cluster
 from typer.testing import CliRunner
 
-from interconnect.security.authority import issue
-from interconnect.security.tls import AUTHORITY, CLIENT, TLS_VARIABLE
-from waferbox.cli import app
+from waferbox.commands.cli import app
+from waferbox.security.authority import issue
+from waferbox.security.tls import AUTHORITY, CLIENT, TLS_VARIABLE
 
 TRAIN = Path(__file__).parents[2] / "examples" / "fc_digits" / "train.py"
 

@@ -15,7 +15,7 @@ import torch
 from cluster_rig import RunningCluster, running_cluster, wait_for
 from recorded_calls import Call, Client, recorded
 
-from vendor_gateway.wire.values import read_value
+from vendor_gateway.wire_values import read_value
 from vendor_wire import appliance_pb2, management_pb2
 from wsc.v1 import management_pb2 as wsc_management_pb2
 

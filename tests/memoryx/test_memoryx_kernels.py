@@ -8,12 +8,12 @@ import pytest
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from cirh.dialect.types import tensor_type
-from cirh.modules.builder import GraphBuilder
-from cirh.text.parser import parse_module
-from cirh.text.printer import print_module
-from interconnect.links.shared_memory import SharedMemory
-from memoryx.kernels import StateKernel, StateKernels
+from waferbox.cirh.dialect.types import tensor_type
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.text.parser import parse_module
+from waferbox.cirh.text.printer import print_module
+from waferbox.links.shared_memory import SharedMemory
+from waferbox.states.kernels import StateKernel, StateKernels
 
 Make: TypeAlias = Callable[[ModuleOp, SharedMemory], StateKernel]
 
@@ -122,7 +122,7 @@ def test_a_plan_that_is_loaded_again_is_not_parsed_and_writes_where_the_states_l
         parsed.append(text)
         return parse_module(text)
 
-    monkeypatch.setattr("memoryx.kernels.parse_module", parse)
+    monkeypatch.setattr("waferbox.states.kernels.parse_module", parse)
     for _ in range(2):
         memory, (state,) = states((3,))
         before = state.clone()

@@ -11,20 +11,19 @@ import pytest
 import torch
 from recovery_cases import recovery_points_of
 
-from cirh.dialect.types import tensor_type
-from cirh.modules.builder import GraphBuilder
-from cirh.text.printer import print_module
-from interconnect.links.hub import Hub
-from interconnect.links.shared_memory import SharedMemory, Slice
-from interconnect.links.socket_lane import SocketLink
 from memoryx import paging
-from memoryx.files.state_memory import TRANSFER_BYTES, StateSettings
-from memoryx.kernels import StateKernels
 from memoryx.memoryx_program import MemoryXProgram
-from memoryx.snapshots import Snapshots
-from memoryx.store import StateStore
-from nodes.lifecycle.node_job import JobFailure
-from nodes.steps.schedule import WEIGHTS_WINDOW, StepSchedule
+from waferbox.cirh.dialect.types import tensor_type
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.text.printer import print_module
+from waferbox.links.hub import Hub
+from waferbox.links.shared_memory import SharedMemory, Slice
+from waferbox.links.socket_lane import SocketLink
+from waferbox.runtime.node_job import JobFailure
+from waferbox.runtime.schedule import WEIGHTS_WINDOW, StepSchedule
+from waferbox.states.kernels import StateKernels
+from waferbox.states.state_memory import TRANSFER_BYTES, StateSettings
+from waferbox.states.store import Snapshots, StateStore
 from wsc.v1 import node_pb2, plan_pb2
 
 SIZE = 12_000

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memoryx.settings import parse_arguments
-from nodes.lifecycle.sizes import parse_size
+from waferbox.host.memory import parse_size
 
 NEEDED = ["--management", "a:1"]
 

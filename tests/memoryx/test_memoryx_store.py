@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from interconnect.links.hub import Stopped
-from memoryx.files.state_memory import StateMemory, StateSettings
-from memoryx.layout import fit, lay_out, states_in_order
-from memoryx.snapshot import Snapshot
-from memoryx.snapshots import Snapshots
-from memoryx.store import StateStore
+from waferbox.links.hub import Stopped
+from waferbox.states.layout import fit, lay_out, states_in_order
+from waferbox.states.state_memory import StateMemory, StateSettings
+from waferbox.states.store import Snapshot, Snapshots, StateStore
 from wsc.v1 import plan_pb2
 
 

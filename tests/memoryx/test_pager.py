@@ -7,10 +7,9 @@ from typing import cast
 
 import pytest
 
-from interconnect.links.hub import Stopped
-from memoryx.files.accesses import BLOCKS, Access, Blocks, least_budget
-from memoryx.files.file_pages import FilePages
-from memoryx.files.pager import Pager
+from waferbox.links.hub import Stopped
+from waferbox.states.file_pages import FilePages
+from waferbox.states.pager import BLOCKS, Access, Blocks, Pager, least_budget
 
 PAGE = 4096
 BLOCK = 4 * PAGE
@@ -48,7 +47,7 @@ class NotedPages:
     def start_writing(self, offset: int, nbytes: int) -> None:
         assert offset // BLOCK in self.resident
 
-    def let_go(self, offset: int, nbytes: int) -> bool:
+    def evict(self, offset: int, nbytes: int) -> bool:
         with self.lock:
             blocks = set(range(offset // BLOCK, -(-(offset + nbytes) // BLOCK)))
             self.resident -= blocks - self.held

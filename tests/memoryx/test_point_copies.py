@@ -13,21 +13,19 @@ import pytest
 import torch
 from tokens_shown import token
 
-from interconnect.links.cancellation import CancellationToken
-from interconnect.rpc.address import bind
-from interconnect.rpc.server import make_channel, make_server
-from interconnect.security.tokens import Kind
-from memoryx import state_service
-from memoryx.files.state_memory import StateSettings
-from memoryx.recovery import copies, transfer
-from memoryx.recovery.copies import PointCopies
-from memoryx.recovery.folders import copy_folder, member_folder
-from memoryx.recovery_points import RecoveryPoints
-from memoryx.snapshots import Snapshots
-from memoryx.state_service import StateService
-from memoryx.store import StateStore
-from nodes.lifecycle.node_job import JobFailure
-from nodes.telemetry.progress import Progress
+from waferbox.host.threads import CancellationToken
+from waferbox.rpc.address import bind
+from waferbox.rpc.server import make_channel, make_server
+from waferbox.runtime.node_job import JobFailure
+from waferbox.runtime.progress import Progress
+from waferbox.security.tokens import Kind
+from waferbox.states import point_copies, state_service
+from waferbox.states.point_copies import PointCopies
+from waferbox.states.point_folders import copy_folder, member_folder
+from waferbox.states.point_shares import PointShares
+from waferbox.states.state_memory import StateSettings
+from waferbox.states.state_service import StateService
+from waferbox.states.store import Snapshots, StateStore
 from wsc.v1 import node_pb2, node_pb2_grpc, plan_pb2
 
 JOB = "job-1"
@@ -57,7 +55,7 @@ class Member:
         self.kept: queue.Queue[node_pb2.RecoveryPointKept] = queue.Queue()
         self.copied: queue.Queue[node_pb2.RecoveryPointCopied] = queue.Queue()
         self.copies = PointCopies(lambda: root, JOB, self.name, self.copied.put, pytest.fail, stays_in_memory=True)
-        self.points = RecoveryPoints(
+        self.points = PointShares(
             self.store, lambda: self.folder, f"{self.name} of {JOB}", self.kept.put, pytest.fail, self.copies.fetch
         )
         service = StateService()
@@ -131,16 +129,16 @@ def members(tmp_path: Path) -> Iterator[list[Member]]:
 
 @pytest.fixture
 def pair(members: list[Member]) -> tuple[Member, Member]:
-    """Whose point it is, and who keeps the copy."""
+    """JobScope point it is, and who keeps the copy."""
     return members[0], members[1]
 
 
 def damaging(monkeypatch: pytest.MonkeyPatch, change: dict[int, bytes], cut: int = ALL) -> None:
     """Parts of files are small, and some bytes of them change on the way, or those behind a place are lost."""
-    monkeypatch.setattr(transfer, "PART_BYTES", 5_000)
+    monkeypatch.setattr(point_copies, "PART_BYTES", 5_000)
 
     def parts_of(path: Path) -> Iterator[node_pb2.RecoveryPointPart]:
-        for number, part in enumerate(transfer.parts_of(path)):
+        for number, part in enumerate(point_copies.parts_of(path)):
             if number >= cut:
                 return
             part.content = change.get(number, part.content)
@@ -154,10 +152,10 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
-        monkeypatch.setattr(transfer, "PART_BYTES", 5_000)
+        monkeypatch.setattr(point_copies, "PART_BYTES", 5_000)
 
         def parts_of(path: Path) -> Iterator[node_pb2.RecoveryPointPart]:
-            for part in transfer.parts_of(path):
+            for part in point_copies.parts_of(path):
                 yield part
                 self.reached.set()
                 self.opened.wait(SECONDS)
@@ -335,7 +333,7 @@ def test_a_source_that_hangs_is_not_waited_for(pair: tuple[Member, Member], monk
     owner, copier = pair
     owner.keep(7)
     gate = Gate(monkeypatch)
-    monkeypatch.setattr(copies, "COPY_SECONDS", 0.5)
+    monkeypatch.setattr(point_copies, "COPY_SECONDS", 0.5)
     assert copier.copy(owner, 7).given_up
     gate.opened.set()
     assert os.listdir(copier.copy_of(owner, 7).parent) == []

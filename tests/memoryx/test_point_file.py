@@ -10,9 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memoryx.files.place import Place
-from memoryx.recovery import point_file
-from memoryx.recovery.point_file import DamagedPoint, PointFile, PointWriter, copy_point
+from waferbox.states import point_file
+from waferbox.states.layout import StateExtent
+from waferbox.states.point_file import DamagedPoint, PointFile, PointWriter, copy_point
 from wsc.v1 import plan_pb2
 
 OWNER = "memoryx-0 of job-1"
@@ -31,9 +31,9 @@ ELEMENTS = {
 }
 
 
-def places_of(values: Mapping[str, torch.Tensor]) -> dict[str, Place]:
+def places_of(values: Mapping[str, torch.Tensor]) -> dict[str, StateExtent]:
     return {
-        name: Place.at(1 << 20, plan_pb2.TensorType(element_type=ELEMENTS[value.dtype], shape=value.shape))
+        name: StateExtent.at(1 << 20, plan_pb2.TensorType(element_type=ELEMENTS[value.dtype], shape=value.shape))
         for name, value in values.items()
     }
 

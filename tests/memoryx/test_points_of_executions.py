@@ -11,9 +11,9 @@ from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from recovery_cases import recovery_points_of
 
-from memoryx.recovery_points import RecoveryPoints
-from memoryx.store import StateStore
-from nodes.telemetry.progress import Progress
+from waferbox.runtime.progress import Progress
+from waferbox.states.point_shares import PointShares
+from waferbox.states.store import StateStore
 from wsc.v1 import node_pb2, plan_pb2
 
 NAMES = ("weight", "momentum", "metric", "counter")
@@ -36,7 +36,7 @@ class Keeper:
     def __init__(self, folder: Path) -> None:
         self.store = StateStore()
         self.kept: queue.Queue[node_pb2.RecoveryPointKept] = queue.Queue()
-        self.points: RecoveryPoints = recovery_points_of(self.store, folder, self.kept.put)
+        self.points: PointShares = recovery_points_of(self.store, folder, self.kept.put)
 
     def values(self) -> Mapping[str, int]:
         """Of the states that somebody has written."""

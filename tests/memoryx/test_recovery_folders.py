@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from memoryx.recovery.folders import (
+from waferbox.states.point_file import MAGIC
+from waferbox.states.point_folders import (
     folder_identity,
     make_member_folder,
     member_folder,
@@ -14,7 +15,6 @@ from memoryx.recovery.folders import (
     remove_points,
     sweep,
 )
-from memoryx.recovery.point_file import MAGIC
 
 
 def fill(folder: Path, *names: str) -> None:

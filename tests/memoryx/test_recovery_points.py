@@ -13,16 +13,14 @@ import pytest
 import torch
 from recovery_cases import recovery_points_of
 
-from interconnect.links.hub import Stopped
-from memoryx.files import state_memory
-from memoryx.files.state_memory import StateSettings
-from memoryx.recovery.partial_file import PARTIAL
-from memoryx.recovery.point_file import PointWriter
-from memoryx.recovery_points import RecoveryPoints
-from memoryx.snapshots import Snapshots
-from memoryx.store import StateStore
-from nodes.lifecycle.node_job import JobFailure
-from nodes.telemetry.progress import Progress
+from waferbox.links.hub import Stopped
+from waferbox.runtime.node_job import JobFailure
+from waferbox.runtime.progress import Progress
+from waferbox.states import state_memory
+from waferbox.states.point_file import PARTIAL, PointWriter
+from waferbox.states.point_shares import PointShares
+from waferbox.states.state_memory import StateSettings
+from waferbox.states.store import Snapshots, StateStore
 from wsc.v1 import node_pb2, plan_pb2
 
 NAMES = [f"s{number}" for number in range(6)]
@@ -52,7 +50,7 @@ class Member:
     def __init__(self, folder: Path, settings: StateSettings) -> None:
         self.store = StateStore(settings)
         self.kept: queue.Queue[node_pb2.RecoveryPointKept] = queue.Queue()
-        self.points: RecoveryPoints = recovery_points_of(self.store, folder, self.kept.put)
+        self.points: PointShares = recovery_points_of(self.store, folder, self.kept.put)
         self.progress = Progress("update")
 
     def write(self, value: int, names: list[str] = NAMES) -> None:
@@ -122,9 +120,9 @@ class Writing:
 @pytest.fixture(params=["in memory", "in files"])
 def settings(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateSettings:
     """What is copied is small beside a state."""
-    monkeypatch.setattr("memoryx.snapshot.CHUNK_BYTES", 16_384)
-    monkeypatch.setattr("memoryx.recovery.recovery_point.CHUNK_BYTES", 16_384)
-    monkeypatch.setattr("memoryx.recovery.recovery_point.PIECE_BYTES", 4_096)
+    monkeypatch.setattr("waferbox.states.store.CHUNK_BYTES", 16_384)
+    monkeypatch.setattr("waferbox.states.point_share.CHUNK_BYTES", 16_384)
+    monkeypatch.setattr("waferbox.states.point_share.PIECE_BYTES", 4_096)
     monkeypatch.setattr(state_memory, "CHUNK_BYTES", 16_384)
     return StateSettings(folder=tmp_path if request.param == "in files" else None)
 
@@ -227,7 +225,7 @@ def test_what_was_copied_aside_is_given_back_as_soon_as_it_is_written(
 
     taken: list[int] = []
     monkeypatch.setattr(state_memory.StateMemory, "discard", spy)
-    monkeypatch.setattr("memoryx.recovery.recovery_point.TRANSFER_BYTES", 65_536)
+    monkeypatch.setattr("waferbox.states.point_share.TRANSFER_BYTES", 65_536)
     writing = Writing(monkeypatch)
     member.keep_first(1)
     writing.wait()
@@ -460,7 +458,7 @@ def test_the_job_goes_on_without_points_where_the_disk_is_full(
         return write(descriptor, content, offset)
 
     with monkeypatch.context() as patch:
-        patch.setattr("memoryx.recovery.point_file.os.pwrite", fill)
+        patch.setattr("waferbox.states.point_file.os.pwrite", fill)
         member.keep_first(1)
         member.write(1)
         member.keep_last(2)
@@ -486,7 +484,7 @@ def test_a_point_that_nobody_can_write_holds_nothing(member: Member, monkeypatch
         raise PermissionError(errno.EACCES, "nobody may")
 
     with monkeypatch.context() as patch:
-        patch.setattr("memoryx.recovery_points.PointWriter", refuse)
+        patch.setattr("waferbox.states.point_shares.PointWriter", refuse)
         member.keep_first(1)
         member.write(1)
         member.keep_last(2)

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from memoryx.files import state_memory
-from memoryx.files.state_memory import StateSettings
-from memoryx.snapshot import Snapshot
-from memoryx.snapshots import Snapshots
-from memoryx.store import StateStore
+from waferbox.states import state_memory
+from waferbox.states.state_memory import StateSettings
+from waferbox.states.store import Snapshot, Snapshots, StateStore
 from wsc.v1 import plan_pb2
 
 NAMES = [f"s{number}" for number in range(6)]
@@ -23,7 +21,7 @@ SECONDS = 30.0
 @pytest.fixture(params=["in memory", "in files"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
     """Copied in chunks that are small beside a state."""
-    monkeypatch.setattr("memoryx.snapshot.CHUNK_BYTES", 16_384)
+    monkeypatch.setattr("waferbox.states.store.CHUNK_BYTES", 16_384)
     monkeypatch.setattr(state_memory, "CHUNK_BYTES", 16_384)
     store = StateStore(StateSettings(folder=tmp_path if request.param == "in files" else None))
     kind = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_INT32, shape=[ELEMENTS])

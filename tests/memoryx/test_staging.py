@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from cirh.dialect.errors import CirhError
-from memoryx import staging
-from memoryx.staging import Staging
+from waferbox.cirh import CirhError
+from waferbox.states import staging
+from waferbox.states.staging import Staging
 from wsc.v1 import initialisation_pb2, node_pb2, plan_pb2
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from interconnect.links.shared_memory import SharedMemory
-from memoryx.files import state_memory
-from memoryx.files.file_pages import LARGE_PAGE_BYTES
-from memoryx.files.state_memory import CHUNK_BYTES, TRANSFER_BYTES, StateMemory, StateSettings
-from nodes.lifecycle.node_job import JobFailure
+from waferbox.links.shared_memory import SharedMemory
+from waferbox.runtime.node_job import JobFailure
+from waferbox.states import state_memory
+from waferbox.states.file_pages import LARGE_PAGE_BYTES
+from waferbox.states.state_memory import CHUNK_BYTES, TRANSFER_BYTES, StateMemory, StateSettings
 from wsc.v1 import node_pb2
 
 NBYTES = 12 * CHUNK_BYTES + 4096
@@ -35,7 +35,7 @@ def test_pages_come_and_go(tmp_path: Path) -> None:
     assert pages is not None
     values(memory).fill_(3)
     assert resident(memory) == NBYTES
-    assert pages.let_go(0, NBYTES)
+    assert pages.evict(0, NBYTES)
     assert resident(memory) == 0
     pages.read_ahead(0, 8192)
     pages.read(0, 8192, for_writing=False)
@@ -52,7 +52,7 @@ def test_what_is_read_by_calls_is_what_was_asked_for(tmp_path: Path, block_bytes
     pages = memory.pages
     assert pages is not None
     values(memory).copy_(torch.arange(NBYTES // 4, dtype=torch.int32))
-    pages.let_go(0, NBYTES)
+    pages.evict(0, NBYTES)
     pages.expect_calls(block_bytes)
     for block in (3, 0, 7):
         offset = block * block_bytes
@@ -62,7 +62,7 @@ def test_what_is_read_by_calls_is_what_was_asked_for(tmp_path: Path, block_bytes
         assert resident(memory) == block_bytes
         values(memory)[offset // 4] = -block
         pages.start_writing(offset, block_bytes)
-        assert pages.let_go(offset, block_bytes)
+        assert pages.evict(offset, block_bytes)
     pages.expect_touches()
     for block in (3, 0, 7):
         assert values(memory)[block * block_bytes // 4] == -block
@@ -77,10 +77,10 @@ def test_pages_that_somebody_else_has_mapped_stay_until_he_has_done(tmp_path: Pa
     peer = SharedMemory.from_fd(os.dup(memory.memory.fileno()), NBYTES)
     view = peer.view(8192, 4096)
     assert view[0] == 3
-    assert not memory.pages.let_go(0, NBYTES)
+    assert not memory.pages.evict(0, NBYTES)
     assert 4096 <= resident(memory) < NBYTES
     del view
-    assert memory.pages.let_go(0, NBYTES)
+    assert memory.pages.evict(0, NBYTES)
     peer.close()
     memory.close()
 
@@ -89,7 +89,7 @@ def test_pages_that_somebody_else_has_mapped_stay_until_he_has_done(tmp_path: Pa
 def test_copies_of_files_do_not_stay_in_memory(tmp_path: Path, target_in_file: bool) -> None:
     source, target = make(tmp_path), make(tmp_path if target_in_file else None)
     values(source).copy_(torch.arange(NBYTES // 4, dtype=torch.int32))
-    source.let_go((0, NBYTES))
+    source.evict((0, NBYTES))
     target.copy_from(source, 4096, 0, NBYTES - 4096)
     if target_in_file:
         assert resident(target) <= CHUNK_BYTES  # the kernel reads ahead of those who touch

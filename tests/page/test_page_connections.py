@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from page_rig import FakeSource
 
-from appliance.page import app, http_protocol
+from appliance.page import app
 from appliance.page.server import MAX_CONNECTIONS, PageServer
-from interconnect.rpc.address import split_address
+from waferbox.rpc.address import split_address
 
 pytestmark = pytest.mark.services
 
@@ -62,7 +62,7 @@ def test_the_page_answers_while_half_requests_are_held(connect: Callable[..., so
 
 
 def test_half_a_request_has_a_deadline(connect: Callable[..., socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(app, "HEAD_SECONDS", 0.2)
     silent, slow, second = connect(b""), connect(HALF), connect(HALF + b"\r\n")
     assert status(silent) == 408
     assert status(slow) == 408
@@ -75,7 +75,7 @@ def test_half_a_request_has_a_deadline(connect: Callable[..., socket.socket], mo
 def test_a_stream_of_events_is_not_cut_off(
     connect: Callable[..., socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(app, "HEAD_SECONDS", 0.1)
     stream = connect(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     first = stream.recv(1 << 16)
     assert first.startswith(b"HTTP/1.1 200")

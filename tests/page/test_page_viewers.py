@@ -10,9 +10,9 @@ from page_rig import FakeSource
 from tokens_shown import token
 
 from appliance.page.server import PageServer
-from interconnect.rpc.address import split_address
-from interconnect.security.tokens import Kind
-from nodes.telemetry.metrics import MetricsServer, RoleCollector
+from waferbox.rpc.address import split_address
+from waferbox.runtime.metrics import MetricsServer, RoleCollector
+from waferbox.security.tokens import Kind
 
 SECONDS = 20.0
 

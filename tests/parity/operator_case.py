@@ -23,9 +23,9 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from appliance.compiler.core.errors import CompileError
-from appliance.compiler.plan_check.errors import PlanError
-from cirh.dialect.errors import CirhError
+from appliance.compiler.plan_check.roles import PlanError
 from cstorch.errors import CstorchError
+from waferbox.cirh import CirhError
 
 WAFERS = (1, 2)
 # Against eager torch, relative to the largest finite element of a result.

@@ -12,9 +12,9 @@ import pytest
 import yaml
 from prometheus_client.metrics_core import Metric
 
-from appliance.management.jobs import Job
+from appliance.management.jobs import JobEntry
 from appliance.management.metrics import ManagementCollector
-from nodes.telemetry.metrics import RoleCollector
+from waferbox.runtime.metrics import RoleCollector
 from wsc.v1 import management_pb2
 from wsc.v1.observation_pb2 import JobEvent, NodeReport, Scalar
 
@@ -48,7 +48,7 @@ def selectors(expression: Any) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def exported() -> dict[str, list[dict[str, str]]]:
     """The labels of each sample that a role or management exports, by its name."""
-    job = Job(name="job-1", request=management_pb2.CreateJobRequest(), token="")
+    job = JobEntry(name="job-1", request=management_pb2.CreateJobRequest(), token="")
     job.history.add([JobEvent(report=REPORT), JobEvent(scalar=Scalar(name="loss", step=12, value=0.5))])
     collect: tuple[Callable[[], Iterator[Metric]], ...] = (
         RoleCollector("wafer", lambda: REPORT).collect,

@@ -96,7 +96,9 @@ def imported_names(text: str, module: str) -> Iterator[str]:
                 yield from (alias.name for alias in names)
             case ast.ImportFrom(module=str(imported), names=names, level=0):
                 yield from (f"{imported}.{alias.name}" for alias in names)
-            case ast.ImportFrom(module=str(imported), names=names, level=1) if module.startswith("workers.child."):
+            case ast.ImportFrom(module=str(imported), names=names, level=1) if module.startswith(
+                "waferbox.input_process."
+            ):
                 folder = module.rpartition(".")[0]
                 yield from (f"{folder}.{imported}.{alias.name}" for alias in names)
             case ast.ImportFrom():
@@ -226,7 +228,7 @@ def test_a_package_stands_by_itself() -> None:
 
 
 def test_only_the_child_of_a_worker_unpickles() -> None:
-    allowed = {"workers/child/loader.py", "workers/child/vendor_state.py"}
+    allowed = {"waferbox/input_process/loader.py"}
     for path in sources().values():
         if str(path.relative_to(ROOT)) in allowed:
             continue

@@ -12,8 +12,7 @@ from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings, wa
 from ray_rig import VARIABLES
 
 from benchmarks.network import Host
-from interconnect.security.own_tokens import own_clusters_token
-from interconnect.security.tokens import Kind
+from waferbox.security.tokens import Kind, own_clusters_token
 
 MARKS = [
     pytest.mark.cluster,

@@ -57,4 +57,4 @@ def test_what_a_runtime_environment_has_is_there_for_input_functions(
 
 def roles(surroundings: Surroundings) -> list[list[str]]:
     """The command lines of role processes that live."""
-    return [line for process in surroundings.processes() if "nodes.launch.process" in (line := process.cmdline())]
+    return [line for process in surroundings.processes() if "waferbox.launch.process" in (line := process.cmdline())]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from wafer.region_order import RegionOrder
+from wafer.regions import RegionOrder
 from wsc.v1 import plan_pb2
 
 

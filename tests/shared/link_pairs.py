@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from interconnect.links.dialling import dial
-from interconnect.links.hub import Hub
-from interconnect.links.link import Link
-from interconnect.links.listener import LinkListener
-from interconnect.links.shared_memory import SharedMemory, Slice
-from interconnect.rpc.server import make_server
+from waferbox.links.dialling import dial
+from waferbox.links.hub import Hub
+from waferbox.links.link import Link
+from waferbox.links.listener import LinkListener
+from waferbox.links.shared_memory import SharedMemory, Slice
+from waferbox.rpc.server import make_server
 from wsc.v1 import node_pb2
 
 DEADLINE_SECONDS = 10.0

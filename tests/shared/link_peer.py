@@ -10,9 +10,9 @@ import sys
 from google.protobuf.json_format import Parse
 from link_pairs import DEADLINE_SECONDS, filled
 
-from interconnect.links.dialling import dial
-from interconnect.links.hub import Hub
-from interconnect.links.link import LinkLost
+from waferbox.links.dialling import dial
+from waferbox.links.hub import Hub
+from waferbox.links.link import LinkLost
 from wsc.v1 import node_pb2
 
 GROUP, NBYTES = 7, 3 * 1024 * 1024

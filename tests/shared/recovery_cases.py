@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from memoryx.recovery_points import RecoveryPoints
-from memoryx.store import StateStore
+from waferbox.states.point_shares import PointShares
+from waferbox.states.store import StateStore
 from wsc.v1 import node_pb2
 
 OWNER = "memoryx-0 of job-1"
@@ -14,7 +14,7 @@ OWNER = "memoryx-0 of job-1"
 
 def recovery_points_of(
     store: StateStore, folder: Path | None = None, announce: Callable[[node_pb2.RecoveryPointKept], None] | None = None
-) -> RecoveryPoints:
+) -> PointShares:
     """folder: of the points; without it none may be kept."""
 
     def find_folder() -> Path:
@@ -28,4 +28,4 @@ def recovery_points_of(
     def fail(error: Exception) -> None:
         pytest.fail(f"a defect in the thread that writes: {error}")
 
-    return RecoveryPoints(store, find_folder, OWNER, tell, fail)
+    return PointShares(store, find_folder, OWNER, tell, fail)

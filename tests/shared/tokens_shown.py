@@ -1,8 +1,7 @@
 """Tokens of the tests' own cluster."""
 
-from interconnect.security.guard import bearer
-from interconnect.security.own_tokens import cluster_secret
-from interconnect.security.tokens import Kind
+from waferbox.security.guard import bearer
+from waferbox.security.tokens import Kind, cluster_secret
 
 
 def token(kind: Kind, *names: str) -> str:

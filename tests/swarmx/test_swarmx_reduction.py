@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from interconnect.links.shared_memory import SharedMemory, Slice
-from nodes.steps.schedule import part_bytes
-from swarmx.collector import Collector, joined_bytes
 from swarmx.reduction import BLOCK_ELEMENTS, Join
+from swarmx.swarmx_program import Collector, joined_bytes
+from waferbox.links.shared_memory import SharedMemory, Slice
+from waferbox.runtime.schedule import part_bytes
 from wsc.v1 import plan_pb2
 
 TYPES = {

@@ -16,11 +16,11 @@ from plan_simulator import Simulation
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.pipeline import Target, compile_module
 from appliance.compiler.plan_check.check import check_plan
-from cirh.dialect import types
-from cirh.dialect.errors import CirhError
-from cirh.dialect.operations import func_of
-from cirh.modules.graph import signature
-from cirh.text.parser import parse_module
+from waferbox.cirh import CirhError
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.operations import func_of
+from waferbox.cirh.modules.graph import signature
+from waferbox.cirh.text.parser import parse_module
 
 _HALF = re.compile(r"(?<![a-z0-9])f16(?=[>,}\s])|(?<=x)f16(?=>)")
 _BITS = re.compile(r"dense<(0x[0-9A-F]{4})> : tensor<([0-9x]*)f16>")

@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 from google.protobuf import descriptor_pool, message_factory
 
-from vendor_gateway.wire.handlers import authority_of
+from vendor_gateway.calls import authority_of
 from vendor_wire import appliance_pb2, control_pb2, management_pb2  # noqa: F401 - control's descriptors
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

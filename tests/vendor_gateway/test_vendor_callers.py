@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
+from vendor_gateway import calls
+from vendor_gateway.calls import CallerGuard, UnknownCalls, Unregistered, authority_of, owner_of
 from vendor_gateway.process import GatewaySettings, VendorGateway
-from vendor_gateway.wire import callers
-from vendor_gateway.wire.callers import CallerGuard, owner_of
-from vendor_gateway.wire.handlers import UnknownCalls, Unregistered, authority_of
 from vendor_wire import control_pb2, control_pb2_grpc
 
 
@@ -49,7 +48,7 @@ def test_a_call_has_the_authority_that_its_client_names(address: str) -> None:
 
 
 def test_another_user_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers, "owner_of", lambda peer: os.getuid() + 1)
+    monkeypatch.setattr(calls, "owner_of", lambda peer: os.getuid() + 1)
     with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
         control_pb2_grpc.CsCtlV1Stub(channel).Get(control_pb2.GetRequest(), timeout=10)
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED  # type: ignore[attr-defined]

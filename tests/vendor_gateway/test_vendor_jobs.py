@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from vendor_gateway.job import presence
-from vendor_gateway.job.session import Session
-from vendor_gateway.job.sessions import MAX_SESSIONS
+from vendor_gateway import presence
 from vendor_gateway.process import GatewaySettings, VendorGateway
+from vendor_gateway.session import VendorSession
+from vendor_gateway.sessions import MAX_SESSIONS
 from vendor_wire import (
     appliance_pb2,
     appliance_pb2_grpc,
@@ -110,7 +110,7 @@ def test_a_client_that_dies_before_its_first_beat_has_gone(
 ) -> None:
     monkeypatch.setattr(presence, "GONE_SECONDS", 0.2)
     closed: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(Session, "close", lambda session, reason: closed.put(session.workflow))
+    monkeypatch.setattr(VendorSession, "close", lambda session, reason: closed.put(session.workflow))
     compile_job(management, "other")
     over = threading.Event()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cstorch.errors import NodeLostError
-from vendor_gateway.job.outputs import CallEndedError, Outputs
+from vendor_gateway.vendor_execution import CallEndedError, Outputs
 
 
 def wanted() -> bool:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from vendor_gateway.job import presence
-from vendor_gateway.job.presence import BEAT_SECONDS, GONE_SECONDS, IDLE_SECONDS, Presence
+from vendor_gateway import presence
+from vendor_gateway.presence import BEAT_SECONDS, GONE_SECONDS, IDLE_SECONDS, Presence
 
 
 class Clock:
@@ -41,7 +41,7 @@ def test_a_client_that_beats_may_miss_some(clock: Clock) -> None:
     client.beats("a")
     assert BEAT_SECONDS <= limit(client, clock) <= BEAT_SECONDS + 1
     clock.now += BEAT_SECONDS - 1
-    client.heard()
+    client.note_call()
     assert limit(client, clock) >= BEAT_SECONDS
     client.lease(300)
     assert 300 <= limit(client, clock) <= 301

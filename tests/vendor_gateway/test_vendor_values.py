@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from vendor_gateway.job.compiled import CompiledStep, Resources
-from vendor_gateway.wire import values
-from vendor_gateway.wire.releases import ReleaseRefusedError, build_of
-from vendor_gateway.wire.steps import checkpoint_steps
-from vendor_gateway.wire.values import read_value, write_value
+from vendor_gateway import wire_values
+from vendor_gateway.vendor_execution import CompiledStep, Resources
+from vendor_gateway.wire_values import ReleaseRefusedError, build_of, checkpoint_steps, read_value, write_value
 from vendor_wire import appliance_pb2
 from wsc.v1 import coordinator_pb2
 
@@ -20,7 +18,7 @@ FLOATS = (torch.float16, torch.float32, torch.float64, torch.bfloat16)
 def test_a_tensor_goes_there_and_back(
     dtype: torch.dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(values, "CHUNK_BYTES", 8)
+    monkeypatch.setattr(wire_values, "CHUNK_BYTES", 8)
     tensor = (torch.arange(6)[: torch.Size(shape).numel()].reshape(shape) % 2).to(dtype)
     messages = list(write_value("x", tensor))
     assert {message.num_chunks for message in messages} == {len(messages)}

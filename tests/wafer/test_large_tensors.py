@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cluster
 # A forward pass as most are: of each layer one tensor dies, one of the same size stays, and a small one.
 STEPS = """
 import logging, sys, torch
-from interconnect.rpc.allocator import keep_freed_memory
+from waferbox.host.memory import keep_freed_memory
 from wafer.large_tensors import limit_large_tensors, release_large_tensors
 
 logging.basicConfig(stream=sys.stdout)

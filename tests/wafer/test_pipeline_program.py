@@ -11,21 +11,20 @@ import torch
 from link_pairs import End, connect, listening
 from recovery_cases import recovery_points_of
 
-from cirh.dialect.types import tensor_type
-from cirh.modules.builder import GraphBuilder
-from cirh.text.printer import print_module
-from interconnect.links.hub import Stopped
-from interconnect.links.link import LinkLost
-from interconnect.links.shared_memory import SharedMemory, Slice
-from memoryx.kernels import StateKernels
-from memoryx.recovery_points import RecoveryPoints
-from memoryx.snapshots import Snapshots
-from memoryx.store import StateStore
-from nodes.steps.schedule import StepSchedule
-from nodes.telemetry.progress import Recorder
 from wafer.kernels import WaferKernels
 from wafer.pipeline_program import PipelineProgram
-from wafer.region_order import RegionOrder
+from wafer.regions import RegionOrder
+from waferbox.cirh.dialect.types import tensor_type
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.text.printer import print_module
+from waferbox.links.hub import Stopped
+from waferbox.links.link import LinkLost
+from waferbox.links.shared_memory import SharedMemory, Slice
+from waferbox.runtime.progress import Recorder
+from waferbox.runtime.schedule import StepSchedule
+from waferbox.states.kernels import StateKernels
+from waferbox.states.point_shares import PointShares
+from waferbox.states.store import Snapshots, StateStore
 from wsc.v1 import node_pb2, observation_pb2, plan_pb2
 
 SIZE, MICRO_BATCHES = 1000, 3
@@ -117,7 +116,7 @@ class Rig:
     coordinator: End
     store: StateStore
     snapshots: Snapshots
-    recovery_points: RecoveryPoints
+    recovery_points: PointShares
     hub_end: End
     told: list[int] = field(default_factory=list)  # steps of snapshots
     batches: SharedMemory = field(default_factory=lambda: SharedMemory.create(4096 * MICRO_BATCHES))

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from cirh.dialect.errors import CirhError
-from cirh.dialect.types import tensor_type
-from cirh.execution.kernel import Kernel
-from cirh.modules.builder import GraphBuilder
-from cirh.text.printer import print_module
-from wafer.inductor import CACHE_VARIABLE, InductorKernel
-from wafer.kernels import WaferKernel, WaferKernels
+from wafer.kernels import CACHE_VARIABLE, InductorKernel, WaferKernel, WaferKernels
+from waferbox.cirh import CirhError
+from waferbox.cirh.dialect.types import tensor_type
+from waferbox.cirh.execution.kernel import Kernel
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
 
 INDUCTOR = plan_pb2.KERNEL_LIBRARY_INDUCTOR

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from appliance.compiler.wafer import arena
-from cirh.dialect.types import tensor_type
-from cirh.modules.builder import GraphBuilder
-from cirh.text.printer import print_module
-from interconnect.links.hub import Hub
-from interconnect.links.shared_memory import SharedMemory, Slice
-from interconnect.links.socket_lane import SocketLink
-from nodes.steps.arena import RELEASED_GROUP, ArenaCounts
-from nodes.steps.schedule import CREDIT_GROUPS, WEIGHTS_CREDIT_BATCH, StepSchedule
+from appliance.compiler.wafer_schedule import arena
 from wafer.kernels import WaferKernels
 from wafer.wafer_program import WaferProgram
+from waferbox.cirh.dialect.types import tensor_type
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.text.printer import print_module
+from waferbox.links.hub import Hub
+from waferbox.links.shared_memory import SharedMemory, Slice
+from waferbox.links.socket_lane import SocketLink
+from waferbox.runtime.arena import RELEASED_GROUP, ArenaCounts
+from waferbox.runtime.schedule import CREDIT_GROUPS, WEIGHTS_CREDIT_BATCH, StepSchedule
 from wsc.v1 import node_pb2, plan_pb2
 
 SIZE = 10_000  # too large to travel inline
@@ -211,7 +211,7 @@ def test_a_wafer_whose_gradients_are_not_taken_waits(
             assert before <= len(far.inbox)
             assert (tensor == 2.0 * step).all()
             taken += 1
-            for count in counts.told_between(told, taken):
+            for count in counts.awaited_between(told, taken):
                 far_hub.send(far, RELEASED_GROUP, count, nothing)
             told = taken
     thread.join(20)

@@ -9,8 +9,8 @@ import pytest
 from fake_management import FakeManagement, job
 from typer.testing import CliRunner
 
-from waferbox.cli import app
-from waferbox.output.chrome_trace import chrome_trace
+from waferbox.commands.cli import app
+from waferbox.commands.trace import chrome_trace
 from wsc.v1 import observation_pb2
 from wsc.v1.observation_pb2 import Span
 

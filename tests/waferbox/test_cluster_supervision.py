@@ -12,14 +12,13 @@ import pytest
 from fake_management import FakeManagement, node
 from typer.testing import CliRunner
 
-from nodes.launch.descriptors import readable
-from waferbox.cli import app
+from waferbox.cluster import cluster, supervised_process
 from waferbox.cluster import cluster as cluster_module
-from waferbox.cluster import liveness, place
-from waferbox.cluster.cluster import Cluster, ClusterError
-from waferbox.cluster.liveness import Liveness
+from waferbox.cluster.cluster import Cluster, ClusterError, Liveness
+from waferbox.cluster.launcher import ClusterSettings
 from waferbox.cluster.local_clusters import recorded
-from waferbox.cluster.settings import ClusterSettings
+from waferbox.commands.cli import app
+from waferbox.host.descriptors import readable
 from wsc.v1 import node_pb2
 
 WAIT_SECONDS = 30.0
@@ -179,7 +178,7 @@ def supervised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Supervised]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(place, "DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(supervised_process, "DELAY_SECONDS", 0.001)
     monkeypatch.setattr(cluster_module, "STOP_SECONDS", 0.01)
     told: list[str] = []
     monkeypatch.setattr(cluster_module, "tell", told.extend)
@@ -209,7 +208,7 @@ def test_what_ends_is_started_again_with_the_same_arguments(supervised: Supervis
 def looks(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     """Released after each look at who is a node. Before `supervised`."""
     monkeypatch.setenv("WAFERBOX_HANG_SECONDS", "0.3")
-    monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(cluster_module, "LOOK_SECONDS", 0.02)
     done = threading.Semaphore(0)
     look = Liveness.look
@@ -250,11 +249,12 @@ def test_what_ends_again_and_again_is_given_up_and_the_status_says_so(
     supervised: Supervised, management: FakeManagement
 ) -> None:
     launcher = supervised.launcher
-    for number in range(1, place.MAX_SHORT_LIVES + 1):
+    for number in range(1, supervised_process.MAX_EARLY_EXITS + 1):
         launcher.wait_for(lambda number=number: len(launcher.of("memoryx")) == number)
         launcher.of("memoryx")[-1][0].end(1)
     assert readable([supervised.given_up], WAIT_SECONDS)
-    reason = f"memoryx (pid {launcher.of('memoryx')[-1][0].pid}) ended with status 1, {place.MAX_SHORT_LIVES} times"
+    pid = launcher.of("memoryx")[-1][0].pid
+    reason = f"memoryx (pid {pid}) ended with status 1, {supervised_process.MAX_EARLY_EXITS} times"
     assert reason in supervised.told[-1]
     shown = CliRunner().invoke(app, ["status", "--management", management.address])
     assert shown.exit_code == 0
@@ -262,7 +262,7 @@ def test_what_ends_again_and_again_is_given_up_and_the_status_says_so(
     # The others are still looked after.
     launcher.of("wafer")[0][0].end(-9)
     launcher.wait_for(lambda: len(launcher.of("wafer")) == 2)
-    assert len(launcher.of("memoryx")) == place.MAX_SHORT_LIVES
+    assert len(launcher.of("memoryx")) == supervised_process.MAX_EARLY_EXITS
 
 
 def test_management_is_started_again_at_the_same_addresses(supervised: Supervised, management: FakeManagement) -> None:
@@ -294,7 +294,7 @@ def test_the_cluster_is_over_when_management_was_told_to_end(supervised: Supervi
 
 def test_a_cluster_whose_management_does_not_stay_ends(supervised: Supervised) -> None:
     launcher = supervised.launcher
-    for number in range(1, place.MAX_SHORT_LIVES + 1):
+    for number in range(1, supervised_process.MAX_EARLY_EXITS + 1):
         launcher.wait_for(lambda number=number: len(launcher.of("appliance")) == number)
         launcher.of("appliance")[-1][0].end(1)
     supervised.wait()
@@ -332,7 +332,7 @@ def test_a_cluster_whose_fork_server_does_not_stay_ends(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher = supervised.launcher
-    for number in range(place.MAX_SHORT_LIVES):
+    for number in range(supervised_process.MAX_EARLY_EXITS):
         launcher.wait_for(lambda number=number: launcher.restarts == number)
         launcher.fail("the fork server has ended")
     supervised.wait()

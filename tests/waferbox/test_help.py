@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from waferbox.cli import app
+from waferbox.commands.cli import app
 
 
 @pytest.mark.parametrize("command", [["up"], ["logs"], ["opt"], ["compile-report"]])

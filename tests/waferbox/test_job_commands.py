@@ -17,11 +17,10 @@ from rich.console import Console
 from terminal import on_terminal
 from typer.testing import CliRunner, Result
 
-from waferbox.cli import app
 from waferbox.commands import top
-from waferbox.output import job_metrics
-from waferbox.output.formats import as_data
-from waferbox.output.job_metrics import JobMetrics
+from waferbox.commands.cli import app
+from waferbox.commands.top import JobMetrics
+from waferbox.output.console import as_data
 from waferbox.output.tables import jobs_table
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
@@ -278,7 +277,7 @@ def test_rates_are_of_one_execution_and_recent(monkeypatch: pytest.MonkeyPatch) 
     assert [one.steps for one in metrics.nodes()] == [None] * 3
     metrics.add(reports()[3:])
     assert [one.steps for one in metrics.nodes()] == [12.0] * 3
-    monkeypatch.setattr(job_metrics, "STALE_SECONDS", -1.0)
+    monkeypatch.setattr(top, "STALE_SECONDS", -1.0)
     assert [(one.steps, one.memory_bytes) for one in metrics.nodes()] == [(None, 250_000_000)] * 3
     monkeypatch.undo()
     metrics.add([report("wafer-0", 4.0, execution=2, step=1)])

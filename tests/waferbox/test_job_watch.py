@@ -13,8 +13,8 @@ from rich.console import Console
 from terminal import on_terminal
 from typer.testing import CliRunner, Result
 
-from waferbox.cli import app
-from waferbox.commands import job_watch, top
+from waferbox.commands import connection, top
+from waferbox.commands.cli import app
 from wsc.v1 import management_pb2, observation_pb2
 
 JOB = "job-1a2b3c4d"
@@ -69,7 +69,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mortal]:
     fake = Mortal(jobs=[job(JOB, "RUNNING")])
     server = fake.serve()
     monkeypatch.setenv("WAFERBOX_MANAGEMENT", fake.address)
-    monkeypatch.setattr(job_watch, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(connection, "RETRY_SECONDS", 0.02)
     yield fake
     server.stop(None).wait(5.0)
 
@@ -118,7 +118,7 @@ def test_lines_that_nobody_has_any_more_are_counted(fake: Mortal) -> None:
 
 def test_what_stays_away_is_given_up(fake: Mortal, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.lives, fake.vain = [numbered(1, 1), []], 1 << 30
-    monkeypatch.setattr(job_watch, "AWAY_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "AWAY_SECONDS", 0.1)
     for command in (["logs", "-f", JOB], ["trace", JOB]):
         fake._life = 0
         result = call(*command)
@@ -128,7 +128,7 @@ def test_what_stays_away_is_given_up(fake: Mortal, monkeypatch: pytest.MonkeyPat
 
 def test_one_that_is_back_without_the_job(fake: Mortal, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.lives, fake.knows = [numbered(1, 1), []], False
-    monkeypatch.setattr(job_watch, "RETURN_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "RETURN_SECONDS", 0.1)
     result = call("logs", "-f", JOB)
     assert result.exit_code == 3
     assert f"is back, but does not know {JOB}" in remarks(fake, result)[-1]

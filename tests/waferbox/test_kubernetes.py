@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from waferbox.cli import app
+from waferbox.commands.cli import app
 from waferbox.kubernetes.compose_file import ComposeFileError, read_roles
 
 ROOT = Path(__file__).parents[2]

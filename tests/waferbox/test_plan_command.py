@@ -7,11 +7,11 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from cirh.dialect.types import tensor_type
-from cirh.modules.builder import GraphBuilder
-from cirh.text.printer import print_module
-from waferbox.cli import app
-from waferbox.growth import quantities
+from waferbox.cirh.dialect.types import tensor_type
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.text.printer import print_module
+from waferbox.commands.cli import app
+from waferbox.prediction import quantities
 
 RATES = ("--wafer-rate", "1Gflop/s", "--link", "1Gb/s")
 

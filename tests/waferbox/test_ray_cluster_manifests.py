@@ -12,10 +12,9 @@ import yaml
 from test_kubernetes import COMPOSE, EVERYTHING, ROOT, SCHEMAS, nothing_of_the_environment, rendered
 from typer.testing import CliRunner
 
-from waferbox.cli import app
+from waferbox.commands.cli import app
 from waferbox.kubernetes.compose_file import read_roles
-from waferbox.ray_engine.placement import lay_out
-from waferbox.ray_engine.settings import parse_resources
+from waferbox.ray_engine.settings import lay_out, parse_resources
 
 __all__ = ["nothing_of_the_environment"]  # a fixture for all tests here too
 

@@ -10,8 +10,8 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'waferbox[r
 
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from waferbox.ray_engine import process
-from waferbox.ray_engine.process import RayProcess
+from waferbox.ray_engine import launcher
+from waferbox.ray_engine.launcher import RayProcess
 
 SECONDS = 10.0
 
@@ -29,8 +29,8 @@ def test_between_two_lives_it_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> Non
             raise answer
         return answer
 
-    monkeypatch.setattr(process.ray, "get", get)
-    monkeypatch.setattr(process.ray, "kill", lambda *_, **__: None)
+    monkeypatch.setattr(launcher.ray, "get", get)
+    monkeypatch.setattr(launcher.ray, "kill", lambda *_, **__: None)
     actor = SimpleNamespace(process=method, wait=method, end=method)
     followed = RayProcess("wafer", actor, told.extend, lambda: None)
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from waferbox.cli import app
+from waferbox.commands.cli import app
 from waferbox.ray_engine.credentials import Credentials
-from waferbox.ray_engine.placement import lay_out, what_is_missing
-from waferbox.ray_engine.settings import parse_resources, read_runtime_env
+from waferbox.ray_engine.settings import lay_out, missing_resources, parse_resources, read_runtime_env
 
 ROLES = {"memoryx": 1, "swarmx": 1, "wafer": 2, "workers": 3}
 
@@ -39,7 +38,7 @@ def test_a_wafer_and_its_workers_share_a_bundle() -> None:
 def test_it_is_said_which_bundle_waits_for_what() -> None:
     layout = lay_out(ROLES, parse_resources(["wafer.GPU=1"]))
     hosts = [{"Alive": True, "Resources": {"CPU": 8.0}}, {"Alive": False, "Resources": {"CPU": 8.0, "GPU": 8.0}}]
-    told = what_is_missing(layout, hosts, {"CPU": 0.25}).splitlines()
+    told = missing_resources(layout, hosts, {"CPU": 0.25}).splitlines()
     assert told[0] == "  1 x (1 wafer + 2 workers), each CPU 1.5, GPU 1: no host has so much"
     assert told[2] == "  1 x (1 memoryx), each CPU 0.5: of CPU too little is free"
     assert told[3] == "  1 x (1 swarmx), each CPU 0.25"

@@ -9,11 +9,11 @@ from typer.testing import CliRunner, Result
 
 from appliance.compiler.artifacts import REPORT_DATA, REPORT_PAGE, Artifacts
 from appliance.compiler.core.target import Target
-from cirh.dialect.types import tensor_type
-from cirh.modules.builder import GraphBuilder
-from cirh.text.printer import print_module
-from nodes.folders import CACHE_VARIABLE
-from waferbox.cli import app
+from waferbox.cirh.dialect.types import tensor_type
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.text.printer import print_module
+from waferbox.commands.cli import app
+from waferbox.host.folders import CACHE_VARIABLE
 
 
 @pytest.fixture

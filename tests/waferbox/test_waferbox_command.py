@@ -113,7 +113,7 @@ def test_no_cluster_is_a_clear_error(environment: dict[str, str], command: str) 
 
 
 def test_the_version_is_shown(environment: dict[str, str]) -> None:
-    from interconnect.rpc.version import __version__
+    from waferbox import __version__
 
     assert __version__ in waferbox(environment, "--version").stdout
 

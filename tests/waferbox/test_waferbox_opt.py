@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from appliance.compiler.pipeline import PASSES
-from appliance.compiler.stages import STAGES
-from cirh.modules.verify import verify
-from cirh.text.parser import parse_module
-from waferbox.cli import app
+from appliance.compiler.pipeline import PASSES, STAGES
+from waferbox.cirh.modules.verify import verify
+from waferbox.cirh.text.parser import parse_module
+from waferbox.commands.cli import app
 
 TEXT = """// A linear layer.
 module {
@@ -170,7 +169,10 @@ def test_usage_errors_have_a_status_of_their_own() -> None:
 
 @pytest.mark.cluster
 def test_other_commands_do_not_load_the_compiler() -> None:
-    code = "import sys, waferbox.cli; assert not {'torch', 'appliance.compiler', 'cirh'} & sys.modules.keys(), 'loaded'"
+    code = (
+        "import sys, waferbox.commands.cli;"
+        "assert not {'torch', 'appliance.compiler', 'waferbox.cirh'} & sys.modules.keys(), 'loaded'"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
@@ -193,5 +195,5 @@ def test_text_that_is_too_long_is_refused_unread(monkeypatch: pytest.MonkeyPatch
     from waferbox.commands import opt as module
 
     monkeypatch.setattr(module, "MAXIMUM_TEXT", 100)
-    monkeypatch.setattr("cirh.text.scanner.MAXIMUM_TEXT", 100)
+    monkeypatch.setattr("waferbox.cirh.text.scanner.MAXIMUM_TEXT", 100)
     assert "101 characters; at most 100 are read" in message(opt())

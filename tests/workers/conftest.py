@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from nodes.launch.fork_server_process import ForkServerProcess
-from nodes.launch.process import SOCKET_VARIABLE
-from workers.child import batches
+from waferbox.input_process import batches
+from waferbox.launch.fork_server_process import ForkServerProcess
+from waferbox.launch.process import SOCKET_VARIABLE
 from wsc.v1 import node_pb2
 
 sys.path.insert(0, str(Path(__file__).parent))  # for input_functions

@@ -13,10 +13,10 @@ from typing import Any
 import input_functions
 import pytest
 
-from nodes.launch.process import SOCKET_VARIABLE
-from nodes.lifecycle.node_job import JobFailure
 from waferbox.cluster.launcher import ForkingLauncher
-from workers.child.confinement import DROPPED_VARIABLES
+from waferbox.input_process.confinement import DROPPED_VARIABLES
+from waferbox.launch.process import SOCKET_VARIABLE
+from waferbox.runtime.node_job import JobFailure
 from workers.input_process import USER_VARIABLE, InputProcess
 from wsc.v1 import node_pb2
 

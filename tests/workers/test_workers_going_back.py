@@ -8,7 +8,7 @@ import input_functions
 import pytest
 from worker_rig import ROWS, Wafer, start, worker_plan
 
-from workers.worker_job import WorkerJob
+from workers.worker_program import WorkerJob
 from wsc.v1 import node_pb2
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("forked")]

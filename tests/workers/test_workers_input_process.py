@@ -18,11 +18,11 @@ import psutil
 import pytest
 import torch
 
-from interconnect.links.hub import Stopped
-from nodes.launch.fork_server_process import ForkServerProcess
-from nodes.launch.process import SOCKET_VARIABLE
-from nodes.lifecycle.node_job import JobFailure
-from workers.child import loader_state
+from waferbox.input_process import loader
+from waferbox.launch.fork_server_process import ForkServerProcess
+from waferbox.launch.process import SOCKET_VARIABLE
+from waferbox.links.hub import Stopped
+from waferbox.runtime.node_job import JobFailure
 from workers.input_process import InputProcess, _read_state
 from wsc.v1 import node_pb2, plan_pb2
 
@@ -168,7 +168,7 @@ def test_failures(
         assert caught.value.traceback == ""
     else:
         assert trace in caught.value.traceback
-        assert "workers/child" not in caught.value.traceback
+        assert "waferbox/input_process" not in caught.value.traceback
 
 
 def test_what_a_loader_was_handing_over_goes_with_its_process(prepare: Prepare, tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_another_interpreter(prepare: Prepare, tmp_path: Path) -> None:
 def test_what_is_no_state_is_not_read() -> None:
     reading, writing = os.pipe()
     large = os.memfd_create("state")
-    os.truncate(large, loader_state.STATE_BYTES + 1)
+    os.truncate(large, loader.STATE_BYTES + 1)
     try:
         for descriptor in (reading, large):
             with pytest.raises(JobFailure, match="sent something else than a state"):
@@ -309,4 +309,4 @@ def test_with_the_fork_server_and_without(
         pytest.raises(JobFailure, match="no such file") as caught,
     ):
         harness.batch()
-    assert "workers/child" not in caught.value.traceback
+    assert "waferbox/input_process" not in caught.value.traceback

@@ -8,9 +8,9 @@ import input_functions
 import pytest
 from worker_rig import ROWS, Wafer, start, worker_plan
 
-from nodes.lifecycle.node_job import JobFailure
-from nodes.steps.schedule import BATCH_SLOTS
-from workers.worker_job import WorkerJob
+from waferbox.runtime.node_job import JobFailure
+from waferbox.runtime.schedule import BATCH_SLOTS
+from workers.worker_program import WorkerJob
 from wsc.v1 import node_pb2
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("forked")]

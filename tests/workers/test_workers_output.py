@@ -8,7 +8,7 @@ import input_functions
 import pytest
 from test_workers_input_process import Prepare, running
 
-from workers.output import LINE_CHARACTERS, LINES_A_SECOND, OutputReader
+from workers.output import LINE_CHARACTERS, LINES_A_SECOND, ConsoleReader
 
 pytestmark = pytest.mark.cluster
 
@@ -34,12 +34,12 @@ def test_all_that_is_printed(prepare: Prepare, caplog: pytest.LogCaptureFixture)
 def test_a_defect_in_the_thread_that_reads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the process of the input_fn would wait for ever to print."""
 
-    def fail(reader: OutputReader) -> None:
+    def fail(reader: ConsoleReader) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(OutputReader, "_run", fail)
+    monkeypatch.setattr(ConsoleReader, "_run", fail)
     told: queue.SimpleQueue[Exception] = queue.SimpleQueue()
-    reader = OutputReader(told.put)
+    reader = ConsoleReader(told.put)
     assert str(told.get(timeout=10)) == "oh"
     reader.close_writer()
     reader.close()

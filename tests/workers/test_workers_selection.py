@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.child import batches
-from workers.child.batches import Selection, endless
-from workers.child.failures import InputFailure
-from workers.child.loader_state import Position
+from waferbox.input_process import batches
+from waferbox.input_process.batches import Selection, endless
+from waferbox.input_process.failures import InputFailure
+from waferbox.input_process.loader import Position
 
 ROWS = 4
 

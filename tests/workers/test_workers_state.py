@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from workers.child import batches, loader_state
-from workers.child.batches import Selection, endless
-from workers.child.failures import InputFailure
-from workers.child.loader_state import Position, plain, resume
+from waferbox.input_process import batches, loader
+from waferbox.input_process.batches import Selection, endless
+from waferbox.input_process.failures import InputFailure
+from waferbox.input_process.loader import Position, plain, resume
 
 ROWS = 2
 LENGTH = 5  # batches of a pass
@@ -208,7 +208,7 @@ def test_what_a_state_cannot_be_made_of() -> None:
 
 class Large(Counting):
     def state_dict(self) -> dict[str, Any]:
-        return {"order": torch.zeros(loader_state.STATE_BYTES, dtype=torch.uint8)}
+        return {"order": torch.zeros(loader.STATE_BYTES, dtype=torch.uint8)}
 
 
 class Raising(Counting):

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from link_pairs import raise_defect
 
-from interconnect.links.cancellation import CancellationToken
-from interconnect.links.hub import Hub
-from interconnect.links.link import Link
-from interconnect.links.listener import LinkListener
-from interconnect.rpc.server import make_server
-from nodes.lifecycle.node_job import JobContext
-from workers.worker_job import WorkerJob
+from waferbox.host.threads import CancellationToken
+from waferbox.links.hub import Hub
+from waferbox.links.link import Link
+from waferbox.links.listener import LinkListener
+from waferbox.rpc.server import make_server
+from waferbox.runtime.node_job import JobContext
+from workers.worker_program import WorkerJob
 from wsc.v1 import node_pb2, plan_pb2
 
 ROWS = 8

@@ -1,29 +1,55 @@
-"""A cluster: how many of each role, started by a launcher, there until it is closed."""
+"""A cluster: how many of each role, started by a launcher, there until it is closed; processes that hang are ended."""
 
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import grpc
 
-from interconnect.rpc.address import split_address
-from interconnect.rpc.server import make_channel
-from interconnect.security.own_tokens import own_clusters_token
-from interconnect.security.tokens import Kind
-from nodes.launch.descriptors import readable
-from nodes.launch.spawn import SpawnError
-from nodes.telemetry.watchdog import IDLE_PARTS, hang_seconds
-from waferbox.cluster.launcher import Launcher
-from waferbox.cluster.liveness import LOOK_SECONDS, Liveness
-from waferbox.cluster.management_process import ManagementProcess, ManagementSettings
-from waferbox.cluster.place import FUTILE, Lives, Place, described
-from waferbox.cluster.settings import ClusterSettings
-from waferbox.cluster.vendor_gateway_process import VendorGatewayProcess
+from waferbox.cluster.launcher import ClusterSettings, Launcher
+from waferbox.cluster.service_processes import ManagementProcess, ManagementSettings, VendorGatewayProcess
+from waferbox.cluster.supervised_process import EXITED_TOO_OFTEN, RestartBackoff, SupervisedProcess, described
+from waferbox.host.descriptors import readable
+from waferbox.launch.spawn import SpawnError
+from waferbox.rpc.address import split_address
+from waferbox.rpc.server import make_channel
+from waferbox.runtime.progress import IDLE_PARTS, hang_seconds
+from waferbox.security.tokens import Kind, own_clusters_token
 from wsc.v1 import management_pb2, management_pb2_grpc
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which processes of a cluster live and are no nodes any more: their interpreters hang, or they are suspended
+#
+# Management has taken them for dead; their launcher has to end them, so that others can have their places.
+
+
+ProcessKey = tuple[str, int]  # its host, empty for this one, and its process id there
+
+LOOK_SECONDS = 5.0  # between two looks
+
+
+class Liveness:
+    """Counts looks rather than seconds: while this process is suspended nobody falls silent. Not thread-safe."""
+
+    def __init__(self, seconds: float) -> None:
+        """seconds: that a process which was a node may be none."""
+        self.seconds = seconds
+        self._silent: dict[ProcessKey, int] = {}  # looks, of those that have been nodes
+
+    def look(self, running: Collection[ProcessKey], registered: Iterable[ProcessKey]) -> list[ProcessKey]:
+        """Those that are to run, and those that management knows. Returns who has been silent too long."""
+        for key in registered:
+            self._silent[key] = -1
+        self._silent = {key: looks + 1 for key, looks in self._silent.items() if key in running}
+        return [key for key, looks in self._silent.items() if looks * LOOK_SECONDS >= self.seconds]
+
+
+# --- A cluster: how many of each role, started by a launcher, there until it is closed --------------------------------
+
 
 START_SECONDS = 60.0
 STOP_SECONDS = 8.0  # for jobs to end
@@ -45,8 +71,8 @@ class Cluster:
         """
         self._launcher = launcher
         self._stop_requests = stop_requests
-        self._launcher_lives = Lives()
-        self._places: list[Place] = []
+        self._launcher_backoff = RestartBackoff()
+        self._places: list[SupervisedProcess] = []
         self._management: ManagementProcess | None = None
         self._vendor_gateway: VendorGatewayProcess | None = None
         self.vendor_config = ""  # a file for CSCONFIG_PATH of the vendor's client; empty: it is not served
@@ -94,7 +120,7 @@ class Cluster:
             if time.monotonic() >= look_at:
                 self._end_silent(liveness)
                 look_at = time.monotonic() + LOOK_SECONDS
-            messages = self._management.attend()
+            messages = self._management.restart_if_ended()
             if self._management.place.given_up:
                 raise ClusterError(*messages)
             if self._management.is_over:
@@ -105,7 +131,7 @@ class Cluster:
             for place in self._places:
                 if place.given_up:
                     continue
-                tell(messages := place.attend())
+                tell(messages := place.restart_if_ended())
                 if place.given_up:
                     on_given_up(*messages)
 
@@ -115,12 +141,12 @@ class Cluster:
         Raises ClusterError.
         """
         while True:
-            delay = self._launcher_lives.end()
+            delay = self._launcher_backoff.end()
             if delay is None:
-                raise ClusterError(f"{cause}, {FUTILE}: it is not started again")
+                raise ClusterError(f"{cause}, {EXITED_TOO_OFTEN}: it is not started again")
             if readable(self._stop_requests, delay):
                 return False
-            self._launcher_lives.begin()
+            self._launcher_backoff.begin()
             try:
                 ready = self._launcher.restart()
                 break
@@ -128,7 +154,7 @@ class Cluster:
                 cause = str(error)
         tell([f"{cause}, and all nodes with it; another is started, and starts them again"])
         for place in self._places:
-            place.excuse()
+            place.reset_backoff()
         return readable([*self._stop_requests, ready], None).isdisjoint(self._stop_requests)
 
     def _end_silent(self, liveness: Liveness) -> None:
@@ -200,7 +226,7 @@ class Cluster:
         if cause := self._launcher.end():
             raise ClusterError(cause)
 
-    def _make_place(self, module: str, listen: str, settings: ClusterSettings) -> Place:
+    def _make_place(self, module: str, listen: str, settings: ClusterSettings) -> SupervisedProcess:
         arguments = ["--management", self.management, "--listen", listen, *_metrics_arguments(settings)]
         if module == "wafer":
             share = max(1, len(os.sched_getaffinity(0)) // settings.wafers)
@@ -209,7 +235,7 @@ class Cluster:
             arguments += ["--state-dir", settings.state_dir]
         if module == "memoryx" and settings.memory_limit is not None:
             arguments += ["--memory-limit", settings.memory_limit]
-        return Place(module, lambda: self._launcher.start(module, arguments))
+        return SupervisedProcess(module, lambda: self._launcher.start(module, arguments))
 
     def _wait_until_registered(self, count: int) -> None:
         deadline = time.monotonic() + START_SECONDS

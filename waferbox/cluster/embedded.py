@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from nodes.launch.stop_signals import StopSignals
-from waferbox.cluster.launcher import ForkingLauncher
-from waferbox.cluster.settings import ClusterSettings
+from waferbox.cluster.launcher import ClusterSettings, ForkingLauncher
+from waferbox.launch.stop_signals import StopSignals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

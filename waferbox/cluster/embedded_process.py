@@ -3,13 +3,13 @@
 import contextlib
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from waferbox.cluster.cluster import ClusterError
 from waferbox.cluster.embedded import arguments
-from waferbox.cluster.settings import ClusterSettings
+from waferbox.cluster.launcher import ClusterSettings
+from waferbox.launch.installation import python_command
 
 STOP_SECONDS = 15.0
 
@@ -33,7 +33,7 @@ def start_embedded(settings: ClusterSettings, *, detached_log: Path | None = Non
     extra = ["--detached", "--log", str(detached_log)] if detached else []
     with contextlib.nullcontext() if detached_log is None else detached_log.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "waferbox.cluster.embedded", *arguments(settings), *extra],
+            [*python_command("waferbox.cluster.embedded"), *arguments(settings), *extra],
             stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
-from interconnect.security.tls import TLS_VARIABLE
-from nodes.launch.descriptors import readable
 from waferbox.cluster.cluster import ClusterError
+from waferbox.host.descriptors import readable
+from waferbox.security.tls import TLS_VARIABLE
 
 FAILURE = "last_failure"
 

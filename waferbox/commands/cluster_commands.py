@@ -1,29 +1,22 @@
-"""Commands for clusters of this machine: `waferbox up`, `run`, `down`."""
+"""Commands for clusters of this machine: `waferbox up`, `run`, `down`, `token`."""
 
 import dataclasses
 import enum
 import os
 import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from interconnect.rpc.address import split_address
-from interconnect.security.own_tokens import TOKEN_VARIABLE, own_clusters_token
-from interconnect.security.tls import TLS_VARIABLE, tls_folder
-from interconnect.security.tokens import Kind
-from nodes.folders import cache_root
-from nodes.launch.stop_signals import StopSignals
-from nodes.lifecycle.sizes import parse_size
 from waferbox.cluster.cluster import Cluster, ClusterError
 from waferbox.cluster.embedded_process import Embedded, start_embedded, stop_embedded
-from waferbox.cluster.launcher import ForkingLauncher, Launcher
+from waferbox.cluster.launcher import ClusterSettings, ForkingLauncher, Launcher
 from waferbox.cluster.local_clusters import discard_log, forget_failure, recorded, runtime_folder
-from waferbox.cluster.script import run_script
-from waferbox.cluster.settings import ClusterSettings
 from waferbox.commands.connection import (
     CALL_SECONDS,
     MANAGEMENT_VARIABLE,
@@ -32,12 +25,68 @@ from waferbox.commands.connection import (
     connect,
     find_cluster,
 )
+from waferbox.host.folders import cache_root
+from waferbox.host.memory import parse_size
+from waferbox.launch.stop_signals import StopSignals
 from waferbox.output.console import errors, fail, output, print_heading, say, warn
 from waferbox.output.tables import cluster_table
+from waferbox.rpc.address import split_address
+from waferbox.security.tls import TLS_VARIABLE, tls_folder
+from waferbox.security.tokens import TOKEN_VARIABLE, Kind, cluster_secret, own_clusters_token
 from wsc.v1 import management_pb2
 
 if TYPE_CHECKING:
     from waferbox.ray_engine.settings import RaySettings
+
+# --- `waferbox run`: a script as a child process, with its exit status and our signals passed on ----------------------
+
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_FROM_KERNEL = 0x80  # si_code SI_KERNEL: the terminal sent it, to the whole foreground group, so to the script too
+
+
+def run_script(script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run it with this Python; returns its exit status, 128 + n if signal n ended it.
+
+    To be called in the main thread of a process that has no other.
+    """
+    watched = {*FORWARDED, signal.SIGCHLD}
+    process = subprocess.Popen([sys.executable, script, *arguments], env={**os.environ, **environment})
+    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    try:
+        while process.poll() is None:
+            # A timeout only in case the child's end came between poll and here, and its signal with another's.
+            received = signal.sigtimedwait(watched, 1.0)
+            if received is None or received.si_signo == signal.SIGCHLD:
+                continue
+            if received.si_code != _FROM_KERNEL:
+                process.send_signal(received.si_signo)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
+    status = process.returncode
+    assert status is not None
+    return status if status >= 0 else 128 - status
+
+
+# --- `waferbox token`: what others show the clusters of this user -----------------------------------------------------
+
+
+def token(
+    user: Annotated[str | None, typer.Option(metavar="NAME", help="For a user: jobs of his own.")] = None,
+    view: Annotated[bool, typer.Option("--view", metavar="", help="For somebody who may look, no more.")] = False,
+) -> None:
+    """Print a token for the clusters of this account: in WAFERBOX_TOKEN it opens them. By default the owner's."""
+    if user is not None and view:
+        raise typer.BadParameter("--user and --view are for different people")
+    secret = cluster_secret()
+    if user is not None:
+        say(secret.token(Kind.USER, user))
+    else:
+        say(secret.token(Kind.VIEWER if view else Kind.ADMIN))
+
+
+# --- Commands for clusters of this machine: `waferbox up`, `run`, `down` ----------------------------------------------
+
 
 DOWN_SECONDS: Final = 15.0
 RESTART_VARIABLE: Final = "WAFERBOX_RESTART"
@@ -161,7 +210,7 @@ def up(
 
 def _use_tls() -> None:
     """Has this process, and those that it starts, use certificates that are made now."""
-    from interconnect.security.authority import issue
+    from waferbox.security.authority import issue
 
     folder = tls_folder() or cache_root() / "tls"
     try:

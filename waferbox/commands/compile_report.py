@@ -6,13 +6,13 @@ from rich.console import Group
 from rich.markup import escape
 from rich.text import Text
 
-from appliance.compiler.cache import read_plan
+from appliance.compiler.artifacts import read_plan
 from appliance.compiler.cost.machine_model import machine_model
 from appliance.compiler.pipelined.memory import PipelineMemory
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.report import Report
 from appliance.drawing.quantities import bytes_text, count_text, seconds_text
-from nodes.folders import cache_root
+from waferbox.host.folders import cache_root
 from waferbox.output.tables import empty_table
 
 

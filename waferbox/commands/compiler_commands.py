@@ -34,7 +34,7 @@ def opt(
     ] = False,
 ) -> None:
     """Run passes of the compiler on text. Exits with 1 if the text or a pass is refused."""
-    from appliance.compiler.opt import OptError, descriptions
+    from appliance.compiler.pipeline import OptError, descriptions
     from waferbox.commands.opt import make_target, optimise
 
     if list_passes:
@@ -112,10 +112,10 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print it as JSON.")] = False,
 ) -> None:
     """Predict a step on a cluster of any size: its time, what limits it, the best SwarmX tree."""
-    from appliance.growth.rates import Compute, Rates
-    from waferbox.growth import quantities
-    from waferbox.growth.growth_tables import growth_data, growth_tables
-    from waferbox.growth.planning import PlanningError, Wanted, plan_growth
+    from waferbox.prediction import quantities
+    from waferbox.prediction.prediction import ClusterSizes, PredictionError, predict_clusters
+    from waferbox.prediction.simulation import Compute, Rates
+    from waferbox.prediction.tables import prediction_data, prediction_tables
 
     try:
         rates = Rates(
@@ -129,7 +129,7 @@ def plan(
             latency_seconds=quantities.seconds(latency),
             frame_seconds=quantities.seconds(frame_time),
         )
-        wanted = Wanted(
+        wanted = ClusterSizes(
             wafers=wafers,
             memoryx=memoryx,
             divided_over=divided_over,
@@ -138,12 +138,12 @@ def plan(
             optimization_level=optimization_level,
             half_gradients=half_gradients,
         )
-        growth = plan_growth(file, wanted, rates)
+        prediction = predict_clusters(file, wanted, rates)
     except quantities.QuantityError as error:
         fail(str(error), Status.USAGE)
-    except (PlanningError, OSError) as error:
+    except (PredictionError, OSError) as error:
         fail(str(error))
     if as_json:
-        say(json.dumps(growth_data(growth), indent=1))
+        say(json.dumps(prediction_data(prediction), indent=1))
     else:
-        output.print(growth_tables(growth))
+        output.print(prediction_tables(prediction))

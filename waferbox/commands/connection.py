@@ -1,21 +1,27 @@
-"""The cluster that a command speaks with: which it is, what it is asked, and what its answers mean for the command."""
+"""How a command reaches a cluster, finds the job that it names, and watches that job."""
 
 import contextlib
 import os
-from collections.abc import Iterator
-from typing import Annotated, Final, Never
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Annotated, Final, Never, TypeVar
 
 import grpc
 import typer
 
-from interconnect.rpc.address import split_address
-from interconnect.rpc.server import is_from_ingress, make_channel
-from interconnect.security.own_tokens import own_clusters_token
-from interconnect.security.tls import TLS_VARIABLE
-from interconnect.security.tokens import Kind
 from waferbox.cluster.local_clusters import LocalCluster, last_failure, local_clusters
-from waferbox.output.console import Status, fail
+from waferbox.output.console import Status, fail, warn
+from waferbox.output.tables import phase_text
+from waferbox.rpc.address import split_address
+from waferbox.rpc.server import is_from_ingress, make_channel
+from waferbox.security.tls import TLS_VARIABLE
+from waferbox.security.tokens import Kind, own_clusters_token
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2_grpc
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The cluster that a command speaks with: which it is, what it is asked, and what its answers mean for the command
+
 
 MANAGEMENT_VARIABLE: Final = "WAFERBOX_MANAGEMENT"
 CALL_SECONDS: Final = 4.0
@@ -134,3 +140,165 @@ def _end(address: str, error: grpc.RpcError) -> Never:
         fail(error.details() or error.code().name)
     question = f"is the cluster up, is this its address, and does {TLS_VARIABLE} name its certificates if it has some?"
     fail(f"no management service answers at {address}; {question}{_failure_text(address)}")
+
+
+# --- Names of jobs, as one types them: whole, or so much of them that no other begins with it -------------------------
+
+
+COMPLETION_SECONDS: Final = 1.0
+_PREFIX: Final = "job-"
+_NAMED: Final = 8  # so many jobs does a message name
+
+ENDED: Final = frozenset(
+    {management_pb2.JOB_PHASE_SUCCEEDED, management_pb2.JOB_PHASE_FAILED, management_pb2.JOB_PHASE_CANCELLED}
+)
+
+
+def find_job(jobs: Sequence[management_pb2.JobInfo], name: str) -> management_pb2.JobInfo:
+    """The job of which this is the name or its beginning, with or without "job-". Ends the command if none is, or
+    several are."""
+    stem = name.removeprefix(_PREFIX)
+    found = [job for job in jobs if stem and job.job.startswith(f"{_PREFIX}{stem}")]
+    exact = [job for job in found if job.job == f"{_PREFIX}{stem}"]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    if found:
+        fail(f"{name!r} may be {_named(found, ' or ')}: write more of the name", Status.NO_JOB)
+    there = f"the jobs are {_named(jobs, ', ')}" if jobs else "there are none"
+    fail(f"there is no job {name!r}; {there}", Status.NO_JOB)
+
+
+def _named(jobs: Sequence[management_pb2.JobInfo], separator: str) -> str:
+    names = separator.join(job.job for job in jobs[:_NAMED])
+    return names + (f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else "")
+
+
+def _complete(context: typer.Context, incomplete: str) -> Iterable[tuple[str, str]]:
+    """Names of jobs for a shell, with what each is about; nothing where there is no cluster to ask."""
+    management = context.params.get("management")
+    addresses = [management] if management else [cluster.management for cluster in local_clusters()]
+    if len(addresses) != 1:
+        return []
+    with make_channel(addresses[0]) as channel, contextlib.suppress(grpc.RpcError):
+        stub = management_pb2_grpc.ManagementStub(channel)
+        jobs = stub.ListJobs(management_pb2.ListJobsRequest(), timeout=COMPLETION_SECONDS).jobs
+        return [(job.job, phase_text(job)) for job in jobs if job.job.startswith(incomplete)]
+    return []
+
+
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="A job's name, or its beginning.", autocompletion=_complete)
+]
+JobArguments = Annotated[
+    list[str], typer.Argument(metavar="JOB", help="Jobs' names, or their beginnings.", autocompletion=_complete)
+]
+OptionalJobArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="JOB", help="A job's name, or its beginning.", autocompletion=_complete),
+]
+OptionalJobArguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="JOB", help="Jobs' names, or their beginnings.", autocompletion=_complete),
+]
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Watching a job across restarts of the management service, which the job outlives: the stream is opened anew
+
+
+AWAY_SECONDS: Final = 60.0  # that management may be away
+RETURN_SECONDS: Final = 20.0  # that one which is back may not know the job: the coordinator comes in a second or so
+RETRY_SECONDS: Final = 0.5
+
+_BROKEN: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+_AWAY: Final = _BROKEN | {grpc.StatusCode.DEADLINE_EXCEEDED}
+
+T = TypeVar("T")
+
+
+class JobWatch:
+    """Watches one job. responses() is for one thread; job() and close() are for any."""
+
+    def __init__(self, cluster: Connection, job: management_pb2.JobInfo) -> None:
+        self._cluster = cluster
+        self._job = job
+        self._lock = threading.Lock()
+        self._stream: grpc.RpcContext | None = None
+        self._over = threading.Event()
+        self._settled_at = 0.0  # when all of the job should be back
+
+    def responses(self, call: "Callable[[], grpc.CallIterator[T]]") -> Iterator[T]:
+        """Those of a call, which is made anew when management was away. Ends with the call, or after close.
+
+        Says on standard error that management is away, and that it is back. Raises WatchLost if it does not come back,
+        or comes back without the job, and grpc.RpcError for what else goes wrong.
+        """
+        while True:
+            stream = call()
+            with self._lock:
+                self._stream = stream
+                if self._over.is_set():
+                    stream.cancel()  # type: ignore[no-untyped-call]
+            try:
+                yield from stream
+                return
+            except grpc.RpcError as error:
+                if self._over.is_set():
+                    return
+                code = _code(error)
+                if code == grpc.StatusCode.FAILED_PRECONDITION and time.monotonic() < self._settled_at:
+                    self._over.wait(RETRY_SECONDS)
+                elif code in _BROKEN:
+                    self._wait_for_return()
+                else:
+                    raise
+
+    def job(self) -> management_pb2.JobInfo:
+        """The job as it is now; as it was last, while management is away."""
+        try:
+            self._job = self._cluster.job(self._job.job)
+        except grpc.RpcError as error:
+            if _code(error) not in _AWAY | {grpc.StatusCode.NOT_FOUND}:
+                raise
+        return self._job
+
+    def close(self) -> None:
+        """Have responses() end."""
+        with self._lock:
+            self._over.set()
+            if self._stream is not None:
+                self._stream.cancel()  # type: ignore[no-untyped-call]
+
+    def _wait_for_return(self) -> None:
+        """Until management answers again, and knows the job. Raises WatchLost."""
+        named = f"the management service at {self._cluster.address}"
+        warn(f"{named} is away; waiting for it, {AWAY_SECONDS:g} s at most")
+        began, back = time.monotonic(), None
+        while not self._over.wait(RETRY_SECONDS):
+            now = time.monotonic()
+            try:
+                self._job = self._cluster.job(self._job.job)
+            except grpc.RpcError as error:
+                code = _code(error)
+                if code in _AWAY:
+                    back = None
+                    if now - began > AWAY_SECONDS:
+                        raise WatchLost(f"{named} did not come back within {AWAY_SECONDS:g} s", Status.AWAY) from error
+                elif code == grpc.StatusCode.NOT_FOUND:
+                    back = back or now
+                    if now - back > RETURN_SECONDS:
+                        raise WatchLost(
+                            f"{named} is back, but does not know {self._job.job}: the job ended meanwhile, or its "
+                            "coordinator ended with the service",
+                            Status.NO_JOB,
+                        ) from error
+                else:
+                    raise
+            else:
+                self._settled_at = now + RETURN_SECONDS
+                warn(f"it is back, after {now - began:.0f} s")
+                return
+
+
+def _code(error: grpc.RpcError) -> grpc.StatusCode:
+    assert isinstance(error, grpc.Call)
+    return error.code()

@@ -8,12 +8,29 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from interconnect.rpc.version import __version__
+from waferbox import __version__
 from waferbox.cluster.local_clusters import given_up
-from waferbox.commands.connection import Connection, ManagementOption, connect
-from waferbox.commands.job_arguments import ENDED, JobArgument, OptionalJobArguments, find_job
-from waferbox.output.console import errors, output, print_heading, print_unfolded, printable, say, warn
-from waferbox.output.formats import Format, FormatOption, print_data
+from waferbox.commands.connection import (
+    ENDED,
+    Connection,
+    JobArgument,
+    ManagementOption,
+    OptionalJobArguments,
+    connect,
+    find_job,
+)
+from waferbox.output.console import (
+    Format,
+    FormatOption,
+    errors,
+    output,
+    print_data,
+    print_heading,
+    print_unfolded,
+    printable,
+    say,
+    warn,
+)
 from waferbox.output.tables import (
     ROLES,
     age_text,

@@ -4,8 +4,15 @@ from typing import Annotated
 
 import typer
 
-from waferbox.commands.connection import CALL_SECONDS, ManagementOption, connect
-from waferbox.commands.job_arguments import ENDED, JobArgument, JobArguments, find_job
+from waferbox.commands.connection import (
+    CALL_SECONDS,
+    ENDED,
+    JobArgument,
+    JobArguments,
+    ManagementOption,
+    connect,
+    find_job,
+)
 from waferbox.output.console import fail, say
 from waferbox.output.tables import phase_text, step_text
 from wsc.v1 import management_pb2

@@ -35,8 +35,7 @@ def kubernetes(
 ) -> None:
     """Print the manifests of a cluster, for `kubectl apply -f -`."""
     from waferbox.kubernetes.compose_file import ComposeFileError, read_roles
-    from waferbox.kubernetes.manifests import as_text, cluster_manifests
-    from waferbox.kubernetes.pods import ClusterOptions
+    from waferbox.kubernetes.manifests import ClusterOptions, as_text, cluster_manifests
     from waferbox.kubernetes.ray_cluster import ray_manifests
 
     claim, _, folder = data.partition(":")

@@ -9,9 +9,7 @@ import grpc
 import typer
 from rich.text import Text
 
-from waferbox.commands.connection import Connection, ManagementOption, connect
-from waferbox.commands.job_arguments import ENDED, JobArgument, find_job
-from waferbox.commands.job_watch import JobWatch
+from waferbox.commands.connection import ENDED, Connection, JobArgument, JobWatch, ManagementOption, connect, find_job
 from waferbox.output.console import errors, fail, output, printable, warn
 from waferbox.output.tables import phase_text, safe, styled_phase
 from wsc.v1 import management_pb2, observation_pb2
@@ -35,7 +33,7 @@ def logs(
     shown = False
     with connect(management) as cluster:
         job = find_job(cluster.jobs(), name)
-        _tell_end(job)
+        _print_end(job)
         watch = JobWatch(cluster, job)
         for record in _followed(cluster, watch, job.job) if follow else _kept(cluster, job.job):
             seen.add(record.node)
@@ -44,14 +42,14 @@ def logs(
                 output.print(_line(record), soft_wrap=True)
         if job.phase not in ENDED:
             job = watch.job()
-            _tell_end(job)
+            _print_end(job)
     if role is not None and not shown and seen:
         fail(f"{job.job} has no messages of {role!r}; it has some of {', '.join(sorted(seen))}")
     if not shown:
         errors.print(f"{job.job} ({phase_text(job)}) has no messages.")
 
 
-def _tell_end(job: management_pb2.JobInfo) -> None:
+def _print_end(job: management_pb2.JobInfo) -> None:
     """The line that matters most: why there is no more. Beside the messages, which a program may read."""
     if job.phase in ENDED:
         message = f": {safe(job.message.strip())}" if job.message else ""

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 from appliance.compiler.core.target import Precision, Target
-from appliance.compiler.opt import OptError, run_passes
-from cirh.text.scanner import MAXIMUM_TEXT
+from appliance.compiler.pipeline import OptError, run_passes
+from waferbox.cirh.text.scanner import MAXIMUM_TEXT
 from waferbox.output.console import printable
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import yaml
 
-from nodes.lifecycle.sizes import UNITS
+from waferbox.host.memory import UNITS
 
 PORT: Final = 7000  # where each role listens
 METRICS_PORT: Final = 9100

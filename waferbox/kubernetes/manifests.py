@@ -1,21 +1,210 @@
-"""All manifests of a cluster on Kubernetes, in the order in which they are to be applied."""
+"""All manifests of a cluster on Kubernetes, in the order in which they are to be applied, with the pod of each role."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import yaml
 
-from waferbox.kubernetes.compose_file import PORT, RoleSettings
-from waferbox.kubernetes.pods import (
-    APP,
-    CLIENTS,
-    EVERY_ROLE,
-    NAMED_ROLES,
-    PAGE_PORT,
-    ClusterOptions,
-    Manifest,
-    labels,
-    pod,
-)
+from waferbox.kubernetes.compose_file import CACHE_FOLDER, LISTEN, METRICS_PORT, PORT, RoleSettings
+from waferbox.security.tls import TLS_VARIABLE
+from waferbox.security.tokens import SECRET_FILE, SECRET_VARIABLE
+
+# --- The pod of each role: one container that runs it, and one before it that lays out the secrets --------------------
+
+
+Manifest = dict[str, Any]
+
+APP: Final = "waferbox"
+EVERY_ROLE: Final = {"app.kubernetes.io/name": APP}  # by which all pods are found
+CLIENT_LABEL: Final = "waferbox-client"  # "true" on pods whose scripts use the cluster
+CLIENTS: Final = {"namespaceSelector": {}, "podSelector": {"matchLabels": {CLIENT_LABEL: "true"}}}
+PAGE_PORT: Final = 7001  # of management
+NAMED_ROLES: Final = ("management", "ingress")  # which others reach by the names of their services
+_TLS_FOLDER: Final = "/var/lib/waferbox-tls"
+_USER: Final = 1000  # of the images
+_SECRET_FOLDER: Final = "/var/lib/waferbox-secret"
+_GIVEN: Final = "/run/given"
+_START_SECONDS: Final = 120  # until a role must serve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """What docker-compose.yml does not know."""
+
+    namespace: str
+    images: str  # where the images are, as a prefix of their names: registry.example/team/
+    tag: str
+    tls: bool
+    storage: str  # of each role that keeps files
+    storage_class: str  # empty: the default of Kubernetes
+    data_claim: str  # a volume that input functions read; empty: none
+    data_folder: str  # where the scripts and the workers see it
+
+
+def labels(role: str) -> dict[str, str]:
+    """By which the pods of a role are found."""
+    return {**EVERY_ROLE, "app.kubernetes.io/component": role}
+
+
+def ports(role: RoleSettings) -> dict[str, int]:
+    """Those that can be known before; coordinators listen at others too."""
+    found = {"grpc": PORT, "metrics": METRICS_PORT}
+    if role.name == "management":
+        found["page"] = PAGE_PORT
+    return found
+
+
+def pod(role: RoleSettings, options: ClusterOptions) -> Manifest:
+    """The template of a role's pods."""
+    spec = {
+        **confined_pod(),
+        "terminationGracePeriodSeconds": role.grace_seconds,
+        "initContainers": [_secrets_container(role, options)],
+        "containers": [_container(role, options)],
+        "volumes": _volumes(role, options),
+    }
+    if role.name in NAMED_ROLES:
+        spec["hostname"] = role.name  # how it names itself to others
+    else:
+        spec["topologySpreadConstraints"] = [spread(labels(role.name))]
+    if role.name == "worker":
+        spec["affinity"] = _beside("wafer")
+    return {"metadata": {"labels": labels(role.name)}, "spec": spec}
+
+
+def confined_pod() -> Manifest:
+    """What every pod has."""
+    return {
+        "serviceAccountName": APP,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+
+
+def spread(pods: Mapping[str, str]) -> Manifest:
+    """Over hosts, as far as there are some."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": dict(pods)},
+    }
+
+
+def _container(role: RoleSettings, options: ClusterOptions) -> Manifest:
+    # Others reach a pod by its address, but those that have a service by its name, which is that of their host too.
+    host = "0.0.0.0" if role.name in NAMED_ROLES else "$(POD_IP)"
+    mounts: list[Manifest] = [
+        {"name": "secret", "mountPath": _SECRET_FOLDER},
+        {"name": "temporary", "mountPath": "/tmp"},
+        {"name": "cache", "mountPath": CACHE_FOLDER},
+    ]
+    if options.tls:
+        mounts.append({"name": "tls", "mountPath": _TLS_FOLDER})
+    if role.name == "worker" and options.data_claim:
+        mounts.append({"name": "data", "mountPath": options.data_folder, "readOnly": True})
+    return {
+        "name": role.name,
+        "image": image(role.image, options),
+        "args": [f"{host}:{PORT}" if word == LISTEN else word for word in role.arguments],
+        "env": _environment(options),
+        "ports": [{"name": name, "containerPort": port} for name, port in ports(role).items()],
+        "resources": {"requests": {"memory": role.memory}, "limits": {"memory": role.memory}},
+        "volumeMounts": mounts,
+        "securityContext": CONFINED,
+        **_probes(options),
+    }
+
+
+CONFINED: Final = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def _environment(options: ClusterOptions) -> Sequence[Manifest]:
+    variables: list[Manifest] = [
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "HOME", "value": "/tmp"},  # all else cannot be written to
+        {"name": SECRET_VARIABLE, "value": f"{_SECRET_FOLDER}/{SECRET_FILE}"},
+    ]
+    if options.tls:
+        variables.append({"name": TLS_VARIABLE, "value": _TLS_FOLDER})
+    return variables
+
+
+def _probes(options: ClusterOptions) -> Mapping[str, Manifest]:
+    """Kubernetes asks by itself where there is no TLS, of which its own probe knows nothing."""
+    ask: Manifest = {"grpc": {"port": PORT}}
+    if options.tls:
+        ask = {"exec": {"command": ["sh", "-c", f"exec python -m waferbox.rpc.health_check $POD_IP:{PORT}"]}}
+    every = {"periodSeconds": 10, "timeoutSeconds": 5}
+    return {
+        "startupProbe": {**ask, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": _START_SECONDS // 2},
+        "readinessProbe": {**ask, **every},
+        "livenessProbe": {**ask, **every, "failureThreshold": 3},
+    }
+
+
+def _secrets_container(role: RoleSettings, options: ClusterOptions) -> Manifest:
+    """Copies them into memory: a process takes a secret only from a file that nobody but itself may read."""
+    folders = {"secret": _SECRET_FOLDER, **({"tls": _TLS_FOLDER} if options.tls else {})}
+    commands = [f"install -m 600 {_GIVEN}/{name}/* {folder}/" for name, folder in folders.items()]
+    mounts: list[Manifest] = []
+    for name, folder in folders.items():
+        mounts.append({"name": name, "mountPath": folder})
+        mounts.append({"name": f"given-{name}", "mountPath": f"{_GIVEN}/{name}", "readOnly": True})
+    return {
+        "name": "secrets",
+        "image": image(role.image, options),
+        "command": ["sh", "-c", " && ".join(commands)],
+        "resources": {"requests": {"memory": "16Mi"}, "limits": {"memory": "64Mi"}},
+        "volumeMounts": mounts,
+        "securityContext": CONFINED,
+    }
+
+
+def _volumes(role: RoleSettings, options: ClusterOptions) -> Sequence[Manifest]:
+    volumes: list[Manifest] = [
+        {"name": "secret", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+        {"name": "given-secret", "secret": {"secretName": f"{APP}-secret", "defaultMode": 0o440}},
+        {"name": "temporary", "emptyDir": {}},
+    ]
+    if role.name in NAMED_ROLES:
+        volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": f"{role.name}-cache"}})
+    elif not role.keeps_files:
+        volumes.append({"name": "cache", "emptyDir": {}})
+    if options.tls:
+        volumes.append({"name": "tls", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}})
+        volumes.append({"name": "given-tls", "secret": {"secretName": f"{APP}-tls", "defaultMode": 0o440}})
+    if role.name == "worker" and options.data_claim:
+        claim = {"claimName": options.data_claim, "readOnly": True}
+        volumes.append({"name": "data", "persistentVolumeClaim": claim})
+    return volumes
+
+
+def image(name: str, options: ClusterOptions) -> str:
+    """Where Kubernetes finds an image of compose's."""
+    return f"{options.images}{name}:{options.tag}"
+
+
+def _beside(role: str) -> Manifest:
+    """Rather on a host of that role than elsewhere."""
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels(role)}}
+    preferred = {"weight": 100, "podAffinityTerm": term}
+    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
+
+
+# --- All manifests of a cluster on Kubernetes, in the order in which they are to be applied ---------------------------
 
 
 def cluster_manifests(roles: Mapping[str, RoleSettings], options: ClusterOptions) -> Sequence[Manifest]:

@@ -11,8 +11,22 @@ from dataclasses import replace
 from typing import Final
 
 from waferbox.kubernetes.compose_file import CACHE_FOLDER, PORT, ComposeFileError, RoleSettings
-from waferbox.kubernetes.manifests import claim, common, disruption_budget, head, named_role, network_policy
-from waferbox.kubernetes.pods import CLIENTS, CONFINED, ClusterOptions, Manifest, confined_pod, image, pod, spread
+from waferbox.kubernetes.manifests import (
+    CLIENTS,
+    CONFINED,
+    ClusterOptions,
+    Manifest,
+    claim,
+    common,
+    confined_pod,
+    disruption_budget,
+    head,
+    image,
+    named_role,
+    network_policy,
+    pod,
+    spread,
+)
 from waferbox.ray_engine.settings import DEFAULT_CPUS
 
 RAY_VERSION: Final = "2.60.0"  # of the image

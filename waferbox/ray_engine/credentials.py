@@ -9,8 +9,8 @@ from typing import Final
 
 import psutil
 
-from interconnect.security.own_tokens import SECRET_FILE, SECRET_VARIABLE, cluster_secret_key
-from interconnect.security.tls import AUTHORITY, NODE, TLS_VARIABLE, tls_folder
+from waferbox.security.tls import AUTHORITY, NODE, TLS_VARIABLE, tls_folder
+from waferbox.security.tokens import SECRET_FILE, SECRET_VARIABLE, cluster_secret_key
 
 _PREFIX: Final = "waferbox-ray-"  # and the process id of the actor whose folder it is
 

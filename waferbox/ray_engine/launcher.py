@@ -1,35 +1,125 @@
-"""Starts the role processes of a cluster on a Ray cluster. Management, and what else has descriptors, stays here."""
+"""Starts the role processes of a cluster on a Ray cluster, as actors. Management, and what else has descriptors, stays
+here.
+"""
 
+import contextlib
 import logging
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from appliance.coordinator.recovery.recovery import REPLACEMENT_VARIABLE
-from interconnect.rpc.address import split_address
-from interconnect.security.own_tokens import is_here
-from nodes.launch.descriptors import readable
-from nodes.launch.spawn import SpawnError, spawn_python
 from waferbox.cluster.cluster import ClusterError, tell
 from waferbox.cluster.launcher import Process
+from waferbox.cluster.supervised_process import described
+from waferbox.host.descriptors import readable
+from waferbox.launch.spawn import SpawnError, spawn_python
 from waferbox.ray_engine.credentials import own_credentials
-from waferbox.ray_engine.placement import STRATEGY, lay_out, what_is_missing
-from waferbox.ray_engine.process import END_SECONDS, RayProcess
 from waferbox.ray_engine.role_actor import OWN_HOST, RoleActor
-from waferbox.ray_engine.settings import RaySettings
+from waferbox.ray_engine.settings import STRATEGY, RaySettings, lay_out, missing_resources
+from waferbox.rpc.address import split_address
+from waferbox.security.tokens import is_here
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A role process on a Ray cluster, as its launcher knows it: an actor, which Ray may start anew, elsewhere
+
+
+END_SECONDS: Final = 5.0  # for a process to end when it is asked to
+
+
+class RayProcess:
+    """It has ended when Ray does not start its actor anew, or when it had lived for a moment only. Thread-safe."""
+
+    def __init__(
+        self, module: str, actor: Any, tell: Callable[[Sequence[str]], None], on_closed: Callable[[], None]
+    ) -> None:
+        self.module = module
+        self.host = ""
+        self.pid = 0
+        self._actor = actor
+        self._tell = tell
+        self._on_closed = on_closed
+        self._closed = False
+        self._status: int | None = None
+        self._ended = os.eventfd(0, os.EFD_CLOEXEC)
+        self._follower = threading.Thread(target=self._follow, name=f"follow-{module}", daemon=True)
+        self._follower.start()
+
+    def fileno(self) -> int:
+        return self._ended
+
+    def poll(self) -> int | None:
+        return self._status
+
+    def terminate(self) -> None:
+        """Ask it to end; nobody waits for that."""
+        self.ask_to_end()
+
+    def ask_to_end(self) -> Any:
+        """What Ray gives for the answer, or None where there is nobody to ask."""
+        try:
+            return self._actor.end.remote()
+        except RayError:
+            return None
+
+    def close(self) -> int:
+        if not self._closed:
+            self._closed = True
+            if self._status is None and (answer := self.ask_to_end()) is not None:
+                # Where its host does not answer, Ray ends what is left of it.
+                with contextlib.suppress(RayError, GetTimeoutError):
+                    ray.get(answer, timeout=END_SECONDS)
+            self.kill()
+            self._on_closed()
+        return self._status or 0
+
+    def kill(self) -> None:
+        """The actor, and with it the process."""
+        self._closed = True
+        with contextlib.suppress(RayError):  # there is none
+            ray.kill(self._actor, no_restart=True)
+        self._follower.join(END_SECONDS)
+
+    def _follow(self) -> None:
+        """Know where it is, and its end."""
+        before = ""
+        try:
+            while True:
+                self.host, self.pid = ray.get(self._actor.process.remote())
+                if before:
+                    self._tell([f"{self.module} ({before}) ended; Ray has started it again as {described(self)}"])
+                before = described(self)
+                try:
+                    self._status = ray.get(self._actor.wait.remote())
+                    break
+                except ActorUnavailableError:
+                    if self._closed:
+                        raise
+                    # Until Ray has started it again, there is nobody who could hang.
+                    self.pid, self.host = 0, ""
+        except RayError as error:
+            self._status = 1
+            if not self._closed:
+                self._tell([f"{self.module}: {str(error).splitlines()[0]}"])
+        os.eventfd_write(self._ended, 1)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Starts the role processes of a cluster on a Ray cluster. Management, and what else has descriptors, stays here
+
 
 CONNECT_SECONDS: Final = 5.0
 PLACEMENT_SECONDS: Final = 60.0  # for Ray to find room; a cluster that Ray makes larger by itself has to be so large
-TELL_SECONDS: Final = 5.0  # until it is said what it waits for
+WAIT_NOTICE_SECONDS: Final = 5.0  # until it is said what it waits for
 LOOK_SECONDS: Final = 0.25
 # For a job to wait for others in the places of the dead: Ray alone may take a minute to notice that a host is gone.
 REPLACEMENT_SECONDS: Final = 180
@@ -49,7 +139,7 @@ class RayLauncher:
         self._layout = lay_out(roles, settings.resources)
         self._free = list(self._layout.slots)
         self._running: list[RayProcess] = []
-        self._never = os.eventfd(0, os.EFD_CLOEXEC)
+        self._never_ready = os.eventfd(0, os.EFD_CLOEXEC)
         try:
             self._credentials = own_credentials()
             self._group = placement_group([dict(bundle) for bundle in self._layout.bundles], strategy=STRATEGY)
@@ -99,7 +189,7 @@ class RayLauncher:
         return f"{management_host}:0"
 
     def fileno(self) -> int:
-        return self._never  # where Ray itself ends, it ends this process
+        return self._never_ready  # where Ray itself ends, it ends this process
 
     def end(self) -> str:
         return ""
@@ -116,9 +206,9 @@ class RayLauncher:
         for process in running:
             process.kill()
         ray.shutdown()  # and the placement group goes
-        if self._never >= 0:
-            os.close(self._never)
-            self._never = -1
+        if self._never_ready >= 0:
+            os.close(self._never_ready)
+            self._never_ready = -1
 
     def _release(self, slot: tuple[str, int]) -> None:
         with self._lock:
@@ -135,12 +225,12 @@ class RayLauncher:
                     f"Ray has had no room for the cluster within {PLACEMENT_SECONDS:g} s:\n{self._missing()}\n"
                     "Add hosts to Ray, wait until others are done, or ask for less, as in --resource wafer.CPU=0.5"
                 )
-            if waited > TELL_SECONDS and not told:
+            if waited > WAIT_NOTICE_SECONDS and not told:
                 tell([f"waiting for room on Ray, {PLACEMENT_SECONDS:g} s at most:\n{self._missing()}"])
                 told = True
 
     def _missing(self) -> str:
-        return what_is_missing(self._layout, _hosts(), ray.available_resources())
+        return missing_resources(self._layout, _hosts(), ray.available_resources())
 
 
 def _hosts() -> Sequence[Mapping[str, Any]]:

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import ray
 from ray.util import get_node_ip_address
 
-from nodes.launch.spawn import spawn_python
-from nodes.telemetry.terminal_log import LEVEL_VARIABLE
-from waferbox.cluster.place import SHORT_LIFE_SECONDS
+from waferbox.cluster.supervised_process import EARLY_EXIT_SECONDS
+from waferbox.launch.spawn import spawn_python
 from waferbox.ray_engine.credentials import Credentials
+from waferbox.runtime.logs import LEVEL_VARIABLE
 
 OWN_HOST = "{host}"  # in an argument: the address of the host where the actor is
 
@@ -59,7 +59,7 @@ class RoleActor:
     def _end_with_child(self) -> None:
         began = time.monotonic()
         self._status = self._child.wait()
-        if not self._ending.is_set() and time.monotonic() - began >= SHORT_LIFE_SECONDS:
+        if not self._ending.is_set() and time.monotonic() - began >= EARLY_EXIT_SECONDS:
             shutil.rmtree(self._folder, ignore_errors=True)
             print(f"the process {self._child.pid} ended with status {self._status}", file=sys.stderr, flush=True)
             os._exit(1)  # unasked, as Ray sees it: it starts the actor anew

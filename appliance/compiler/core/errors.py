@@ -2,7 +2,7 @@
 
 from xdsl.ir import Operation
 
-from cirh.dialect.locations import source_of
+from waferbox.cirh.dialect.locations import source_of
 
 
 class CompileError(ValueError):

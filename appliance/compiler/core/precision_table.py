@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from cirh.table.lookup import spec
+from waferbox.cirh.table.lookup import spec
 
 LEVELS: Final = (0, 1, 2)
 DEFAULT_LEVEL: Final = 1

@@ -1,15 +1,40 @@
-"""Changing a module in place: new operations before an old one, and the old one's values taken over."""
+"""Operations of a module: the layer they belong to, ATen's numbers of reductions, and changing them in place."""
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import torch
 from xdsl.dialects.builtin import LocationAttr
 from xdsl.ir import Operation, SSAValue
 
-from cirh.dialect.attributes import AttrValue, ConstantAttr, attribute, splat
-from cirh.dialect.operations import Const, operation_class
-from cirh.dialect.types import AnyTensorType, tensor_type
-from cirh.table.lookup import make_site, result_types
+from waferbox.cirh.dialect.attributes import AttrValue, ConstantAttr, attribute, splat
+from waferbox.cirh.dialect.operations import Const, operation_class
+from waferbox.cirh.dialect.types import AnyTensorType, tensor_type
+from waferbox.cirh.table.lookup import make_site, result_types
+
+# --- The name of the layer that an operation belongs to ---------------------------------------------------------------
+
+
+_UP_TO_INDEX = re.compile(r"(.*?(?:^|\.)\d+)(?:\.|$)")
+# Without a list in the path: as deep as this.
+_DEPTH = 2
+
+
+def layer_of(module_path: str) -> str:
+    """The layer of a module path; "" for operations outside all modules."""
+    indexed = _UP_TO_INDEX.match(module_path)
+    return indexed.group(1) if indexed else ".".join(module_path.split(".")[:_DEPTH])
+
+
+# --- ATen's numbers of the reductions of a loss -----------------------------------------------------------------------
+
+
+NONE: Final = 0
+MEAN: Final = 1
+TOTAL: Final = 2
+
+# --- Changing a module in place: new operations before an old one, and the old one's values taken over ----------------
 
 
 def erase(op: Operation) -> None:

@@ -1,4 +1,4 @@
-"""What a module is compiled for."""
+"""What a module is compiled for, and how a script wants a wafer's rows divided in time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,6 +7,27 @@ from typing import Final
 
 from appliance.compiler.core.precision_table import DEFAULT_LEVEL, LEVELS
 from wsc.v1 import plan_pb2
+
+# --- How a script wants a wafer's rows to be divided in time ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatching:
+    """Rows of a micro-batch. size 0: the compiler chooses: as many as fit a wafer, or, to explore, those that are
+    predicted to be the fastest of the sizes from min_size to max_size (0: no bound)."""
+
+    size: int = 0
+    explore: bool = False
+    min_size: int = 0
+    max_size: int = 0
+
+    @classmethod
+    def from_proto(cls, message: plan_pb2.MicroBatching) -> "MicroBatching":
+        return cls(size=message.size, explore=message.explore, min_size=message.min_size, max_size=message.max_size)
+
+
+# --- What a module is compiled for ------------------------------------------------------------------------------------
+
 
 DEFAULT_WAFER_MEMORY_BYTES: Final = 8 << 30
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from xdsl.ir import Operation, SSAValue
 
-from cirh.dialect import types
-from cirh.dialect.attributes import attrs
-from cirh.dialect.operations import Const
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.attributes import attrs
+from waferbox.cirh.dialect.operations import Const
 
 # No arithmetic and no bytes: the result is another look at the operand.
 VIEWS: Final = frozenset(

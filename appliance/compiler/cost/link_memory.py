@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from typing import Final
 
-from interconnect.links.elements import aligned
-from interconnect.links.frame import INLINE_BYTES
-from interconnect.links.grpc_bounds import receiving_bytes, sending_bytes
-from nodes.steps.schedule import (
+from waferbox.links.elements import aligned
+from waferbox.links.frame import INLINE_BYTES
+from waferbox.links.grpc_bounds import receiving_bytes, sending_bytes
+from waferbox.runtime.schedule import (
     BATCH_SLOTS,
     MAX_RUN_AHEAD_STEPS,
     WEIGHTS_WINDOW,

@@ -14,13 +14,12 @@ import torch
 from xdsl.ir import Operation
 
 from appliance.compiler.cost.flops import flops, is_product, moved_bytes
-from cirh.calls.half_products import multiplies_bfloat16
-from cirh.calls.products import onednn_is_faster
-from cirh.dialect import types
-from cirh.dialect.spec import Site
-from cirh.dialect.types import TensorInfo
-from cirh.table.lookup import spec
-from nodes.folders import write_whole
+from waferbox.cirh.calls.products import multiplies_bfloat16, onednn_is_faster
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.spec import Site
+from waferbox.cirh.dialect.types import TensorInfo
+from waferbox.cirh.table.lookup import spec
+from waferbox.host.folders import write_whole
 
 FILE: Final = "machine.json"
 _SIDE: Final = 512  # of the matrices that are multiplied

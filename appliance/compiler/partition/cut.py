@@ -12,9 +12,9 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from appliance.compiler.sharding.propagate import Sharding
-from cirh.dialect import types
-from cirh.dialect.operations import Const, body_ops, func_of, return_of
-from cirh.modules.graph import Signature, signature
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
+from waferbox.cirh.modules.graph import Signature, signature
 
 # Elements up to which a value is small: not worth streaming if it can be computed.
 SMALL_ELEMENTS = 4096

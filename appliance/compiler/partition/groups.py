@@ -6,9 +6,9 @@ from typing import Final
 
 from xdsl.ir import SSAValue
 
-from cirh.dialect import types
-from cirh.dialect.types import AnyTensorType
-from interconnect.links.elements import aligned
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.types import AnyTensorType
+from waferbox.links.elements import aligned
 from wsc.v1 import plan_pb2
 
 # Small tensors travel together up to so many bytes (dataplane.md recommendation 5).

@@ -14,9 +14,9 @@ from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.core.target import ExecutionStrategy, Half, Target
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.shards import elements
-from cirh.dialect import types
-from cirh.dialect.locations import source_of
-from cirh.dialect.source import Source
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.locations import source_of
+from waferbox.cirh.dialect.source import Source
 
 _FLAG = "cstorch.backends.csx.precision.half_gradients"
 _DTYPES = {Half.FLOAT16: torch.float16, Half.BFLOAT16: torch.bfloat16}

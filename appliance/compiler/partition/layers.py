@@ -1,20 +1,110 @@
-"""Layers: the wafer's work cut into segments by the module that each operation comes from.
+"""Layers: the wafers' work cut into segments by module, and what each operation has to wait for."""
 
-A layer is a module path up to its first list index (h.3.attention -> h.3). A segment is what a layer does in one go:
-its part of the forward pass, or of the backward pass. Segments are runs in the order of the trace, which is always a
-valid order; a run is joined to an earlier one of the same layer if nothing that it needs was made in between.
-"""
-
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from xdsl.ir import Block, Operation, SSAValue, Use
 
-from appliance.compiler.core.layer_names import layer_of
-from appliance.compiler.partition.cut import Cut
-from appliance.compiler.partition.waits import Waits, closure, inputs_of
-from cirh.dialect.locations import source_of
-from cirh.dialect.operations import Const
-from cirh.table.lookup import spec
+from appliance.compiler.core.rewriter import layer_of
+from appliance.compiler.partition.cut import Cut, is_constant
+from waferbox.cirh.dialect.locations import source_of
+from waferbox.cirh.dialect.operations import Const
+from waferbox.cirh.table.lookup import spec
+
+# --- What an operation on the wafers has to wait for: reduced values, and weights that are made of them ---------------
+#
+# A value that comes back must have left before: the operation that reads it belongs to a later segment than the one
+# that
+# makes it.
+
+
+def closure(ops: Iterable[Operation], sunk: frozenset[Operation]) -> list[Operation]:
+    """The operations with the sunk ones that they read, in order of execution."""
+    ops = list(ops)
+    done: set[Operation] = set(ops)
+    ordered: list[Operation] = []
+
+    def need(op: Operation) -> None:
+        for operand in op.operands:
+            owner = operand.owner
+            if isinstance(owner, Operation) and owner not in done and owner in sunk:
+                done.add(owner)
+                need(owner)
+        ordered.append(op)
+
+    for op in ops:
+        need(op)
+    return ordered
+
+
+def inputs_of(ops: Iterable[Operation]) -> list[SSAValue]:
+    """What the operations read and do not make, in order of first use; constants excluded."""
+    made: set[SSAValue] = set()
+    found: dict[SSAValue, None] = {}
+    for op in ops:
+        for operand in op.operands:
+            if operand not in made and not is_constant(operand):
+                found.setdefault(operand)
+        made.update(op.results)
+    return list(found)
+
+
+class Waits:
+    """Of all operations of a cut."""
+
+    def __init__(self, cut: Cut) -> None:
+        self._cut = cut
+        self._streamed = set(cut.streamed)
+        self._made_of = _made_of_reduced(cut)
+        self._returned: dict[Operation, frozenset[SSAValue]] = {}
+
+    def is_late(self, value: SSAValue) -> bool:
+        """Whether MemoryX knows a value only when something of the same step has been reduced."""
+        return value in self._made_of
+
+    def back(self, op: Operation) -> list[SSAValue]:
+        """Reduced values that come back to the wafers for this operation. On one wafer they are there already."""
+        if self._cut.sharding.num_parts == 1:
+            return []
+        wants = self._cut.sharding.outcomes[op].wants
+        return [
+            value
+            for value, want in zip(op.operands, wants, strict=True)
+            if value in self._cut.sharding.reduced and not want.is_partial
+        ]
+
+    def returned(self, op: Operation) -> frozenset[SSAValue]:
+        """Reduced values that must have left the wafers before this operation, with the sunk ones that it reads."""
+        if op not in self._returned:
+            found: set[SSAValue] = set()
+            for part in closure([op], self._cut.sunk):
+                found.update(self.back(part))
+                for operand in part.operands:
+                    if operand in self._streamed:
+                        found |= self._made_of.get(operand, frozenset())
+            self._returned[op] = frozenset(found)
+        return self._returned[op]
+
+
+def _made_of_reduced(cut: Cut) -> dict[SSAValue, frozenset[SSAValue]]:
+    """For what MemoryX computes from reduced values: which."""
+    made_of: dict[SSAValue, frozenset[SSAValue]] = {}
+    for op in cut.memoryx_ops:
+        reduced = {operand for operand in op.operands if operand in cut.sharding.reduced}
+        for operand in op.operands:
+            if operand not in reduced:
+                reduced |= made_of.get(operand, frozenset())
+        if reduced:
+            made_of.update(dict.fromkeys(op.results, frozenset(reduced)))
+    return made_of
+
+
+# --- Layers: the wafer's work cut into segments by the module that each operation comes from --------------------------
+#
+# A layer is a module path up to its first list index (h.3.attention -> h.3). A segment is what a layer does in one go:
+# its part of the forward pass, or of the backward pass. Segments are runs in the order of the trace, which is always a
+# valid order; a run is joined to an earlier one of the same layer if nothing that it needs was made in between.
+
 
 # The layer of what is made of the batch alone, and of keys of random numbers: before all others.
 INPUT = "input"

@@ -11,15 +11,14 @@ from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.errors import refuse
 from appliance.compiler.sharding.propagate import Sharding
-from appliance.compiler.sharding.rules.placement import Placement
-from appliance.compiler.sharding.rules.rule import ONE_WAFER
-from cirh.dialect import types
-from cirh.dialect.attributes import AttrValue, SplatAttr, attrs
-from cirh.dialect.operations import Const
-from cirh.dialect.spec import Typed
-from cirh.dialect.types import AnyTensorType
-from cirh.modules.builder import GraphBuilder
-from cirh.table.lookup import spec
+from appliance.compiler.sharding.rules.rule import ONE_WAFER, Placement
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.attributes import AttrValue, SplatAttr, attrs
+from waferbox.cirh.dialect.operations import Const
+from waferbox.cirh.dialect.spec import Typed
+from waferbox.cirh.dialect.types import AnyTensorType
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.table.lookup import spec
 
 
 class Localiser:

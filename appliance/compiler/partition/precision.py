@@ -16,13 +16,13 @@ from appliance.compiler.core.precision_table import EXACT, STATISTICS, Compute, 
 from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.core.target import Half, Precision
 from appliance.compiler.partition.cut import VIEWS, Cut, touches_cut
-from cirh.calls import cbfloat16
-from cirh.dialect import elements, types
-from cirh.dialect.attributes import SplatAttr, attrs
-from cirh.dialect.operations import Const
-from cirh.dialect.spec import Typed
-from cirh.dialect.types import AnyTensorType
-from cirh.table.lookup import spec
+from waferbox.cirh.calls import cbfloat16
+from waferbox.cirh.dialect import elements, types
+from waferbox.cirh.dialect.attributes import SplatAttr, attrs
+from waferbox.cirh.dialect.operations import Const
+from waferbox.cirh.dialect.spec import Typed
+from waferbox.cirh.dialect.types import AnyTensorType
+from waferbox.cirh.table.lookup import spec
 
 FLOAT = torch.float32
 _DTYPES = {Half.FLOAT16: torch.float16, Half.BFLOAT16: torch.bfloat16, Half.CBFLOAT16: FLOAT}

@@ -14,8 +14,8 @@ from xdsl.ir import Operation, SSAValue
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import Target
 from appliance.compiler.partition.cut import Cut, is_constant
-from cirh.dialect import types
-from cirh.dialect.operations import func_of
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.operations import func_of
 
 
 @dataclass(frozen=True, slots=True)

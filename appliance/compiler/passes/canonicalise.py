@@ -7,10 +7,10 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.rewriter import Rewriter
-from cirh.dialect import types
-from cirh.dialect.attributes import attrs
-from cirh.dialect.operations import Const, body_ops
-from cirh.table.lookup import ANNOTATIONS
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.attributes import attrs
+from waferbox.cirh.dialect.operations import Const, body_ops
+from waferbox.cirh.table.lookup import ANNOTATIONS
 
 
 def canonicalise(module: ModuleOp) -> bool:

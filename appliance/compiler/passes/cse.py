@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from appliance.compiler.core.layer_names import layer_of
-from appliance.compiler.core.rewriter import erase
-from cirh.dialect.attributes import is_annotation
-from cirh.dialect.locations import source_of
-from cirh.dialect.operations import Const, Return, body_ops
-from cirh.table.lookup import spec
+from appliance.compiler.core.rewriter import erase, layer_of
+from waferbox.cirh.dialect.attributes import is_annotation
+from waferbox.cirh.dialect.locations import source_of
+from waferbox.cirh.dialect.operations import Const, Return, body_ops
+from waferbox.cirh.table.lookup import spec
 
 Key = tuple[object, ...]
 

@@ -3,7 +3,7 @@
 from xdsl.dialects.builtin import ModuleOp
 
 from appliance.compiler.core.rewriter import erase
-from cirh.dialect.operations import body_ops
+from waferbox.cirh.dialect.operations import body_ops
 
 
 def eliminate_dead_code(module: ModuleOp) -> bool:

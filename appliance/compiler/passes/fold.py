@@ -13,10 +13,10 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
 from appliance.compiler.core.rewriter import Rewriter
-from cirh.dialect import types
-from cirh.dialect.attributes import ConstantAttr, SplatAttr, constant_of_bytes, dense
-from cirh.dialect.operations import Const, body_ops
-from cirh.table.lookup import build, runtime_operands
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.attributes import ConstantAttr, SplatAttr, constant_of_bytes, dense
+from waferbox.cirh.dialect.operations import Const, body_ops
+from waferbox.cirh.table.lookup import build, runtime_operands
 
 # Elements of a constant that is not of one value, at most.
 LARGEST: Final = 64

@@ -11,8 +11,8 @@ from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.passes.matching import are_private, broadcast_source, commuted, fuse_each, made_by, same_float
-from cirh.dialect import types
-from cirh.dialect.attributes import attrs, dense
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.attributes import attrs, dense
 
 
 def fuse_bias(module: ModuleOp) -> bool:

@@ -11,11 +11,10 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
-from appliance.compiler.core.reductions import MEAN, TOTAL
-from appliance.compiler.core.rewriter import Rewriter
+from appliance.compiler.core.rewriter import MEAN, TOTAL, Rewriter
 from appliance.compiler.passes.matching import are_private, fuse_each, made_by
-from cirh.dialect import types
-from cirh.dialect.attributes import attrs
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.attributes import attrs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

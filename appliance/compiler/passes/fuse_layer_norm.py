@@ -20,9 +20,9 @@ from appliance.compiler.passes.matching import (
     number,
     same_float,
 )
-from cirh.dialect import types
-from cirh.dialect.attributes import AttrValue, attrs
-from cirh.table.lookup import SEGMENTS
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.attributes import AttrValue, attrs
+from waferbox.cirh.table.lookup import SEGMENTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.passes.dce import eliminate_dead_code
-from cirh.dialect import types
-from cirh.dialect.attributes import SplatAttr, attrs
-from cirh.dialect.operations import Const, body_ops
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.attributes import SplatAttr, attrs
+from waferbox.cirh.dialect.operations import Const, body_ops
 
 
 def fuse_each(module: ModuleOp, roots: Collection[str], fuse: Callable[[Operation], bool]) -> bool:

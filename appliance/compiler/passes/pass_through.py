@@ -8,8 +8,8 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, SSAValue
 
 from appliance.compiler.core.rewriter import Rewriter
-from cirh.dialect.operations import Const, func_of, return_of
-from cirh.modules.graph import signature
+from waferbox.cirh.dialect.operations import Const, func_of, return_of
+from waferbox.cirh.modules.graph import signature
 
 
 def copy_what_passes_through(module: ModuleOp) -> bool:

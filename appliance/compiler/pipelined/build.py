@@ -1,6 +1,6 @@
 """The graph of a step: the wafers' segments, the updates in their layers' regions, and the messages of the wafer."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.dialects.builtin import ModuleOp
@@ -9,24 +9,130 @@ from xdsl.ir import Operation, SSAValue
 from appliance.compiler.core.target import Target
 from appliance.compiler.cost.kernel_profile import loop_time, operations_time
 from appliance.compiler.cost.machine_model import MachineModel
+from appliance.compiler.memoryx_schedule.reads import Frontier, Reads, ready_batches
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, Numbers
+from appliance.compiler.partition.layers import Waits, inputs_of
 from appliance.compiler.partition.local import Localiser
-from appliance.compiler.partition.waits import Waits, inputs_of
-from appliance.compiler.pipelined.asynchronous import repeat_updates
-from appliance.compiler.pipelined.nodes import UPDATE, Graph, Kind, Node, Side
+from appliance.compiler.partition.shards import divide, elements, order
+from appliance.compiler.pipelined.graph import UPDATE, Graph, Kind, Node, Side, repeat_updates
 from appliance.compiler.pipelined.regions import NOMINAL, Regions, find_regions
 from appliance.compiler.pipelined.schedule import SHARED
-from appliance.compiler.pipelined.updates import Updates
-from appliance.compiler.wafer.schedule import make_work
-from appliance.compiler.wafer.streams import make_batch
-from appliance.compiler.wafer.turns import Work, num_of_whole_batch
-from cirh.dialect import types
-from cirh.dialect.operations import body_ops
-from cirh.modules.graph import extract
-from cirh.table.lookup import spec
-from cirh.text.printer import print_module
+from appliance.compiler.wafer_schedule.schedule import make_segment_runs
+from appliance.compiler.wafer_schedule.segment_runs import SegmentRun, num_of_whole_batch
+from appliance.compiler.wafer_schedule.streams import make_batch
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.operations import body_ops, func_of
+from waferbox.cirh.modules.graph import extract
+from waferbox.cirh.table.lookup import spec
+from waferbox.cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What MemoryX would compute, as work of regions: which operations are one kernel, and whose layer's they are
+#
+# A weight, its optimizer state and their update belong to the layer that reads the weight first. Single numbers (counts
+# of steps, rates, norms) belong to the last region: it is idle when a step begins.
+
+
+class Updates:
+    """Gives the operations in batches, as values become known in the order of the trace."""
+
+    def __init__(self, cut: Cut, work: Sequence[SegmentRun], target: Target, last_layer: str) -> None:
+        """last_layer: where single numbers are computed."""
+        self._cut = cut
+        self._last_layer = last_layer
+        self._sharing = divide(cut, target)
+        todo = order((op for op in self._sharing.ops[0] if op not in self._sharing.sunk), cut)
+        self._todo = dict.fromkeys(todo)
+        self._reads = Reads(self._sharing, 0, todo)
+        self._frontier = Frontier(self._todo, self._reads)
+        arguments = func_of(cut.module).block.args
+        self.states = [arguments[state.argument] for state in cut.names.states]
+        self._available: set[SSAValue] = set(self.states)
+        self._leaving = {*cut.new_states.values(), *cut.streamed, *(value for _, value in cut.outputs)}
+        self._frontier.add(self._available)
+        self._first_read = {value: item.segment.layer for item in reversed(work) for value in item.inputs}
+        self._made_in: dict[SSAValue, str] = {
+            value: item.segment.layer for item in work for op in item.ops for value in op.results
+        }
+        self._place = {layer: number for number, layer in enumerate(dict.fromkeys(w.segment.layer for w in work))}
+        self._component_of = {
+            value: component
+            for op, component in self._sharing.component.items()
+            for value in (*op.operands, *op.results)
+        }
+        self._layers = self._find_layers()
+
+    def after(self, values: Iterable[SSAValue]) -> Iterator[list[Operation]]:
+        """Batches that can be run when these values are there too, with the broadcasts that they read."""
+        values = list(values)
+        self._available.update(values)
+        self._frontier.add(values)
+        while batches := ready_batches(
+            self._frontier, self._reads, self._available, lambda op: True, self._leaving.__contains__
+        ):
+            for batch in batches:
+                for op in batch:
+                    del self._todo[op]
+                self._frontier.remove(batch)
+                self._available.update(result for op in batch for result in op.results)
+                yield batch
+
+    def closure(self, batch: Sequence[Operation]) -> list[Operation]:
+        """A batch with the broadcasts that it reads, in order."""
+        return self._reads.with_repeated(batch)
+
+    def outputs(self, batch: Sequence[Operation]) -> list[SSAValue]:
+        """What of a batch's results is wanted outside of it."""
+        chosen = set(batch)
+        return [
+            value
+            for op in batch
+            for value in op.results
+            if value in self._leaving or any(reader not in chosen for reader in self._reads.readers(value))
+        ]
+
+    def layer(self, batch: Sequence[Operation]) -> str:
+        """The layer that a batch belongs to."""
+        component = self.component(batch)
+        return self._last_layer if component is None else self._layers[component]
+
+    def component(self, batch: Sequence[Operation]) -> int | None:
+        """What a batch belongs to: a weight with its state. None: single numbers."""
+        return self._sharing.component.get(batch[0])
+
+    def layer_of_state(self, state: SSAValue) -> str:
+        """The layer that a state lies with."""
+        if elements(state) == 1:
+            return self._last_layer
+        component = self._component_of.get(state, self._component_of.get(self._cut.new_states.get(state, state)))
+        if component is not None:
+            return self._layers[component]
+        made = self._made_in.get(self._cut.new_states.get(state, state), self._last_layer)
+        return self._first_read.get(state, made)
+
+    def _find_layers(self) -> dict[int, str]:
+        """By component: the layer that reads its values first, else the one that makes what it reads."""
+        read: dict[int, list[str]] = {}
+        made: dict[int, list[str]] = {}
+        for op, component in self._sharing.component.items():
+            values = [*op.operands, *op.results]
+            read.setdefault(component, []).extend(self._first_read[v] for v in values if self._is_read(v))
+            reduced = [value for value in op.operands if value in self._cut.sharding.reduced]
+            made.setdefault(component, []).extend(self._made_in[value] for value in reduced)
+        found = {}
+        for component, layers in read.items():
+            known = layers or made[component]
+            found[component] = min(known, key=self._place.__getitem__, default=self._last_layer)
+        return found
+
+    def _is_read(self, value: SSAValue) -> bool:
+        return elements(value) > 1 and value in self._first_read and value not in self._cut.sharding.reduced
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The graph of a step: the wafers' segments, the updates in their layers' regions, and the messages of the wafer
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +151,7 @@ def build(cut: Cut, target: Target, numbers: Numbers) -> Built:
     """The graph with its regions. Which state an update overwrites in place is decided."""
     localiser = Localiser(cut.sharding)
     waits = Waits(cut)
-    work = make_work(cut, waits)
+    work = make_segment_runs(cut, waits)
     layers = list(dict.fromkeys(item.segment.layer for item in work)) or [""]
     updates = Updates(cut, work, replace(target, num_shards=1, pinned_shards={}), layers[-1])
     batch = make_batch(cut, numbers, localiser, target.num_parts)
@@ -74,7 +180,9 @@ def build(cut: Cut, target: Target, numbers: Numbers) -> Built:
 class _Builder:
     """Makes nodes in the order of the trace."""
 
-    def __init__(self, cut: Cut, localiser: Localiser, waits: Waits, work: Sequence[Work], updates: Updates) -> None:
+    def __init__(
+        self, cut: Cut, localiser: Localiser, waits: Waits, work: Sequence[SegmentRun], updates: Updates
+    ) -> None:
         self._cut = cut
         self._localiser = localiser
         self._work = work

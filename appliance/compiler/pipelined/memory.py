@@ -14,10 +14,10 @@ from typing import Final
 from appliance.compiler.core.errors import WaferMemoryError
 from appliance.compiler.cost.kernel_profile import KernelProfile
 from appliance.compiler.pipelined.order import At, find_order, instructions
-from appliance.compiler.wafer.memory_plan import GAPS
+from appliance.compiler.wafer_schedule.memory_plan import GAPS
 from appliance.drawing.quantities import bytes_text
-from interconnect.links.elements import tensor_bytes
-from nodes.steps.instructions import makes_and_reads
+from waferbox.links.elements import tensor_bytes
+from waferbox.runtime.schedule import makes_and_reads
 from wsc.v1 import plan_pb2
 
 STREAMING: Final = (

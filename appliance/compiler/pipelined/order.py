@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nodes.steps.instructions import makes_and_reads
+from waferbox.runtime.schedule import makes_and_reads
 from wsc.v1 import plan_pb2
 
 # Region, and the place in its list.
@@ -26,12 +26,12 @@ class Order:
         return one[1] < self.done[other[0]][other[1]][one[0]]
 
 
-class Stuck(ValueError):
+class RegionDeadlock(ValueError):
     """Regions wait for one another."""
 
 
 def find_order(plan: plan_pb2.PipelinePlan) -> Order:
-    """Goes through all lists once. Stuck if a region would wait for ever."""
+    """Goes through all lists once. RegionDeadlock if a region would wait for ever."""
     groups = {group.id: group for group in plan.groups}
     count = len(plan.regions)
     missing: dict[int, int] = defaultdict(int)  # by value: instructions that are still to make it, or a part of it
@@ -61,7 +61,7 @@ def find_order(plan: plan_pb2.PipelinePlan) -> Order:
                 moved = True
     for region, begun in zip(plan.regions, done, strict=True):
         if len(begun) < len(region.instructions):
-            raise Stuck(f"region {region.name!r} waits for what is never made")
+            raise RegionDeadlock(f"region {region.name!r} waits for what is never made")
     return Order(done)
 
 

@@ -10,13 +10,13 @@ from appliance.compiler.cost.flops import VIEWS
 from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Numbers
-from appliance.compiler.pipelined.asynchronous import WAY_OUT
 from appliance.compiler.pipelined.build import Built, build
+from appliance.compiler.pipelined.graph import WAY_OUT
 from appliance.compiler.pipelined.memory import STREAMING, check_memory, plan_memory
 from appliance.compiler.pipelined.program import make_program
 from appliance.drawing.quantities import count_text
-from cirh.dialect import types
-from cirh.dialect.operations import func_of
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.operations import func_of
 from wsc.v1 import plan_pb2
 
 # The most that a wafer in layer pipelined mode is for.

@@ -9,16 +9,15 @@ from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import Target
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import REDUCTIONS, KernelTable, Numbers
-from appliance.compiler.pipelined.asynchronous import WAY_OUT, replaced
 from appliance.compiler.pipelined.build import Built
-from appliance.compiler.pipelined.nodes import Kind, Node
+from appliance.compiler.pipelined.graph import WAY_OUT, Kind, Node, replaced
 from appliance.compiler.pipelined.schedule import SHARED, Key, Layout, Task, order_tasks
-from appliance.compiler.wafer.drops import add_drops
-from cirh.dialect import types
-from cirh.dialect.operations import func_of
-from cirh.dialect.types import AnyTensorType
-from cirh.modules.builder import GraphBuilder
-from cirh.text.printer import print_module
+from appliance.compiler.wafer_schedule.schedule import add_drops
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.operations import func_of
+from waferbox.cirh.dialect.types import AnyTensorType
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
 
 # How many instructions of each region have been run for sure.

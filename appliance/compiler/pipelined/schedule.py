@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from xdsl.ir import SSAValue
 
 from appliance.compiler.core.errors import CompileError
-from appliance.compiler.pipelined.asynchronous import earlier_updates
-from appliance.compiler.pipelined.nodes import Graph, Kind, Node, Side
+from appliance.compiler.pipelined.graph import Graph, Kind, Node, Side, earlier_updates
 
 # In place of the number of a micro-batch, for what there is once.
 SHARED = -1

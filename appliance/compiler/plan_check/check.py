@@ -14,16 +14,14 @@ import torch
 
 from appliance.compiler.core.target import KernelLibrary
 from appliance.compiler.cost.link_memory import set_link_bytes
-from appliance.compiler.memoryx.kept import late_gradients
-from appliance.compiler.plan_check.errors import PlanError, require
-from appliance.compiler.plan_check.groups import Groups
+from appliance.compiler.memoryx_schedule.memory_plan import late_gradients
 from appliance.compiler.plan_check.pipeline import check_pipeline
-from appliance.compiler.plan_check.roles import Role
-from appliance.compiler.wafer.arena import lay_out_arena
-from appliance.compiler.wafer.turns import is_rounding
-from cirh.dialect.errors import CirhError
-from cirh.dialect.types import TensorInfo, from_proto
-from interconnect.links.elements import tensor_bytes
+from appliance.compiler.plan_check.roles import Groups, PlanError, Role, require
+from appliance.compiler.wafer_schedule.arena import lay_out_arena
+from appliance.compiler.wafer_schedule.segment_runs import is_rounding
+from waferbox.cirh import CirhError
+from waferbox.cirh.dialect.types import TensorInfo, from_proto
+from waferbox.links.elements import tensor_bytes
 from wsc.v1 import plan_pb2
 
 __all__ = ["PlanError", "check_plan"]
@@ -107,7 +105,7 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
                 if is_rounding(run, sums):
                     _check_rounding(plan, role, run, sums, made)
                     continue
-                _check_turn(plan, before, run)
+                _check_segment_run(plan, before, run)
                 before = run
                 role.run(run, joined=joined)
                 parts.update((value, run.micro_batch) for value in run.outputs if value not in joined)
@@ -153,7 +151,7 @@ def _check_rounding(
     role.drop(run)
 
 
-def _check_turn(plan: plan_pb2.WaferPlan, before: plan_pb2.Run | None, run: plan_pb2.Run) -> None:
+def _check_segment_run(plan: plan_pb2.WaferPlan, before: plan_pb2.Run | None, run: plan_pb2.Run) -> None:
     """A segment is run for a number of micro-batches, in order, before another one is."""
     require(run.micro_batch < plan.micro_batches, "the wafer has no such micro-batch")
     follows = before is not None and run.micro_batch == before.micro_batch + 1

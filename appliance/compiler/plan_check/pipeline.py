@@ -8,13 +8,11 @@ from typing import Final
 import torch
 
 from appliance.compiler.core.target import KernelLibrary
-from appliance.compiler.pipelined.order import At, Order, Stuck, find_order, instructions
-from appliance.compiler.plan_check.errors import PlanError, require
-from appliance.compiler.plan_check.groups import check_members
-from appliance.compiler.plan_check.roles import Signature, signature_of
+from appliance.compiler.pipelined.order import At, Order, RegionDeadlock, find_order, instructions
+from appliance.compiler.plan_check.roles import PlanError, Signature, check_members, require, signature_of
 from appliance.drawing.floor_plan import HEIGHT, WIDTH
-from cirh.dialect.types import TensorInfo, from_proto
-from nodes.steps.instructions import makes_and_reads
+from waferbox.cirh.dialect.types import TensorInfo, from_proto
+from waferbox.runtime.schedule import makes_and_reads
 from wsc.v1 import plan_pb2
 
 _NUMBER: Final = TensorInfo((1,), torch.int64)
@@ -28,7 +26,7 @@ def check_pipeline(plan: plan_pb2.Plan) -> None:
     _check_groups(plan)
     try:
         order = find_order(plan.pipeline)
-    except Stuck as error:
+    except RegionDeadlock as error:
         raise PlanError(str(error)) from error
     _Values(plan.pipeline, order).check()
 

@@ -1,19 +1,35 @@
-"""One role's program, followed step by step: which values it has, of which types."""
+"""One role's program followed step by step, and whether each group is sent as it is received."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from appliance.compiler.cost.flops import VIEWS
-from appliance.compiler.plan_check.errors import require
-from cirh.dialect.operations import func_of, return_of
-from cirh.dialect.types import TensorInfo, from_proto, info
-from cirh.modules.verify import verify
-from cirh.text.parser import parse_module
+from waferbox.cirh.dialect.operations import func_of, return_of
+from waferbox.cirh.dialect.types import TensorInfo, from_proto, info
+from waferbox.cirh.modules.verify import verify
+from waferbox.cirh.text.parser import parse_module
+from waferbox.links.elements import aligned, tensor_bytes
 from wsc.v1 import plan_pb2
+
+# --- What is wrong with a plan ----------------------------------------------------------------------------------------
+
+
+class PlanError(ValueError):
+    """The plan does not hold together; the message says where."""
+
+
+def require(holds: object, problem: str) -> None:
+    """Raises PlanError unless it holds."""
+    if not holds:
+        raise PlanError(problem)
+
+
+# --- One role's program, followed step by step: which values it has, of which types -----------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +135,89 @@ class Role:
     def _group(self, number: int) -> plan_pb2.Group:
         require(number in self._groups, f"{self.name} has no group {number}")
         return self._groups[number]
+
+
+# --- The groups of a plan: what they say, and whether each is sent as it is received ----------------------------------
+
+
+class Groups:
+    """All groups of a plan: the same number is the same group, whoever lists it."""
+
+    def __init__(self, plan: plan_pb2.Plan) -> None:
+        self.by_id: dict[int, plan_pb2.Group] = {}
+        lists = [plan.wafer.groups, plan.swarmx.groups, [plan.worker.batch], plan.coordinator.groups]
+        for group in (group for groups in (*lists, *(part.groups for part in plan.memoryx)) for group in groups):
+            known = self.by_id.setdefault(group.id, group)
+            if known is group:
+                _check_group(plan, group)
+            require(known == group, f"group {group.id} is not the same everywhere")
+
+    def check_traffic(self, plan: plan_pb2.Plan, wafer: Role, shards: Sequence[Role]) -> None:
+        """Every message is sent as often as it is received, by those whose it is."""
+        passed: Counter[int] = Counter()
+        used = {value for shard in shards for value in shard.used}
+        for number, group in self.by_id.items():
+            sent = {shard: role.sent[number] for shard, role in enumerate(shards) if role.sent[number]}
+            received = {shard: role.received[number] for shard, role in enumerate(shards) if role.received[number]}
+            match group.kind:
+                case plan_pb2.GROUP_KIND_BATCH:
+                    fits = not sent and not received and wafer.received[number] == 1 and not wafer.sent[number]
+                    require(group == plan.worker.batch, f"group {number} is another batch than that of the workers")
+                case plan_pb2.GROUP_KIND_WEIGHTS:
+                    times = passed[number] = wafer.received[number]
+                    fits = times > 0 and sent == {group.source_shard: times} and not received
+                case plan_pb2.GROUP_KIND_REDUCTION:
+                    passed[number] = 1
+                    back = 1 if group.to_wafers else 0
+                    fits = wafer.sent[number] == 1 and wafer.received[number] == back and not sent
+                    fits = fits and received == dict.fromkeys(group.shards, 1)
+                    if not group.to_wafers and not group.to_coordinator:
+                        fits = fits and used.issuperset(member.value for member in group.members)
+                case plan_pb2.GROUP_KIND_OUTPUT:
+                    fits = sent == {0: 1} and not received and not wafer.received[number]
+                case _:
+                    fits = sent == {group.source_shard: 1} and received == dict.fromkeys(group.shards, 1)
+            require(fits, f"group {number} is not sent as it is received")
+        listed = Counter(group.id for group in plan.swarmx.groups)
+        require(listed == passed, "SwarmX does not know the groups that pass through it")
+        require(plan.worker.batch.kind == plan_pb2.GROUP_KIND_BATCH, "the workers' group is no batch")
+
+
+def _check_group(plan: plan_pb2.Plan, group: plan_pb2.Group) -> None:
+    what = f"group {group.id}"
+    require(group.id > 0, f"{what} has no number")
+    reduction = group.kind == plan_pb2.GROUP_KIND_REDUCTION
+    exchange = group.kind == plan_pb2.GROUP_KIND_EXCHANGE
+    require(group.kind in plan_pb2.GroupKind.values() and group.kind, f"{what} is of no kind")
+    require(group.reduction in plan_pb2.Reduction.values(), f"{what} is reduced in an unknown way")
+    require(reduction == (group.reduction != plan_pb2.REDUCTION_UNSPECIFIED), f"{what} is reduced, and should not be")
+    require(reduction or not (group.to_wafers or group.to_coordinator), f"{what} goes where its kind does not")
+    num_parts = plan.num_csx * plan.wafer.micro_batches
+    require(not group.to_wafers or num_parts > 1, f"{what} goes back to the wafer that has the whole batch")
+    require(reduction or exchange or not group.shards, f"{what} goes to shards, which its kind does not")
+    require(reduction is False or group.source_shard == 0, f"{what} comes from a shard")
+    require(group.source_shard < plan.num_shards, f"{what} comes from a shard that is not there")
+    ordered = all(before < after for before, after in pairwise(group.shards))
+    require(ordered and all(shard < plan.num_shards for shard in group.shards), f"{what} goes to no such shards")
+    require(not exchange or (group.shards and group.source_shard not in group.shards), f"{what} is no exchange")
+    goes_somewhere = group.shards or group.to_wafers or group.to_coordinator
+    require(not reduction or goes_somewhere, f"{what} goes nowhere")
+    check_members(group, what, plan.num_csx, plan.wafer.micro_batches)
+
+
+def check_members(group: plan_pb2.Group, what: str, num_csx: int, micro_batches: int) -> None:
+    """PlanError unless its members lie one after the other, with a part for each micro-batch if it is gathered."""
+    gathered = group.reduction == plan_pb2.REDUCTION_GATHER
+    end = 0
+    for member in group.members:
+        begin = end if gathered else aligned(end)
+        require(member.offset == begin, f"{what}: a member does not follow the one before")
+        end = member.offset + tensor_bytes(member.type)
+    parts = len(group.members) == micro_batches
+    alike = all(member.type == group.members[0].type for member in group.members)
+    require(not gathered or (parts and alike), f"{what} does not have a part for each micro-batch, all of one type")
+    require(group.nbytes == end * (num_csx if gathered else 1), f"{what} is not as large as its members")
+    values = [member.value for member in group.members]
+    require(0 not in values and len(set(values)) == len(values), f"{what} has a value twice, or one without number")
+    kinds = {member.type.element_type for member in group.members}
+    require(not group.reduction or len(kinds) == 1, f"{what} mixes element types")

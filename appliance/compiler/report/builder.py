@@ -10,7 +10,6 @@ from appliance.compiler.core.target import KernelLibrary
 from appliance.compiler.cost.kernel_profile import KernelProfile, loop_time, operations_time, profile_kernels
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.partition.layers import BACKWARD
-from appliance.compiler.report.micro_batch_notes import micro_batch_notes
 from appliance.compiler.report.pipelined import pipeline_report
 from appliance.compiler.report.report import (
     REPORT_FORMAT,
@@ -20,13 +19,14 @@ from appliance.compiler.report.report import (
     ShardReport,
     Totals,
     UpdateReport,
+    micro_batch_notes,
 )
 from appliance.compiler.report.timeline import play
-from appliance.compiler.wafer.memory_plan import plan_memory
-from appliance.compiler.wafer.turns import is_rounding
+from appliance.compiler.wafer_schedule.memory_plan import plan_memory
+from appliance.compiler.wafer_schedule.segment_runs import is_rounding
 from appliance.drawing.floor_plan import HEIGHT, WIDTH, FloorPlan, plan_floor
-from interconnect.links.elements import tensor_bytes
-from lair.lower import NotLowered, lower
+from waferbox.lair.lower import NotLowered, lower
+from waferbox.links.elements import tensor_bytes
 from wsc.v1 import plan_pb2
 
 _LAYER_REASONS: Final = {

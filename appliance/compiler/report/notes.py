@@ -11,12 +11,11 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from appliance.compiler.cost.kernel_profile import profile_kernel
 from appliance.compiler.partition.cut import Cut
-from appliance.compiler.partition.layers import partition
-from appliance.compiler.partition.waits import Waits
+from appliance.compiler.partition.layers import Waits, partition
 from appliance.compiler.sharding.propagate import Sharding
-from cirh.dialect.operations import Const, body_ops, func_of
-from cirh.text.printer import print_module
-from lair.lower import NotLowered, lower
+from waferbox.cirh.dialect.operations import Const, body_ops, func_of
+from waferbox.cirh.text.printer import print_module
+from waferbox.lair.lower import NotLowered, lower
 from wsc.v1 import plan_pb2
 
 PLACEMENT: Final = "wafer.placement"

@@ -9,16 +9,23 @@ from appliance.compiler.core.target import KernelLibrary
 from appliance.compiler.cost.kernel_profile import KernelProfile, loop_time, operations_time, profile_kernels
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.partition.layers import BACKWARD
+from appliance.compiler.pipelined.graph import UPDATE
 from appliance.compiler.pipelined.memory import plan_memory
-from appliance.compiler.pipelined.nodes import UPDATE
 from appliance.compiler.pipelined.order import instructions
-from appliance.compiler.report.micro_batch_notes import micro_batch_notes
-from appliance.compiler.report.report import REPORT_FORMAT, LayerReport, RegionReport, Report, RoleMemory, Totals
+from appliance.compiler.report.report import (
+    REPORT_FORMAT,
+    LayerReport,
+    RegionReport,
+    Report,
+    RoleMemory,
+    Totals,
+    micro_batch_notes,
+)
 from appliance.compiler.report.timeline import ScheduleStuck, Span, Timeline
 from appliance.drawing.floor_plan import HEIGHT, WIDTH, FloorPlan, Region
-from interconnect.links.elements import tensor_bytes
-from lair.lower import NotLowered, lower
-from nodes.steps.instructions import makes_and_reads
+from waferbox.lair.lower import NotLowered, lower
+from waferbox.links.elements import tensor_bytes
+from waferbox.runtime.schedule import makes_and_reads
 from wsc.v1 import plan_pb2
 
 

@@ -1,8 +1,4 @@
-"""What a compile tells: each layer's size, work and predicted time, the wafer's memory, MemoryX's, the schedule.
-
-All of it is read from the plan, so that a report can be made again from an artifact. Times are predictions: they rest
-on the rates of `MachineModel`, and are good for comparing layers, not for promising a rate.
-"""
+"""What a compile tells: each layer's size, work and predicted time, the wafer's memory, MemoryX's, the schedule."""
 
 import dataclasses
 import json
@@ -12,8 +8,49 @@ from typing import Final
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.pipelined.memory import PipelineMemory
 from appliance.compiler.report.timeline import Timeline
-from appliance.compiler.wafer.memory_plan import MemoryPlan
+from appliance.compiler.wafer_schedule.memory_plan import MemoryPlan
 from appliance.drawing.floor_plan import FloorPlan
+from appliance.drawing.quantities import bytes_text
+from wsc.v1 import plan_pb2
+
+# --- What a user is told of a plan's micro-batches --------------------------------------------------------------------
+
+
+def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
+    """In lines; none where a wafer computes all its rows at once because nobody asked for less."""
+    count, at_once = plan.worker.micro_batches, plan.wafer.micro_batches_at_once
+    rows = plan.worker.local_rows // count
+    notes = [
+        f"micro_batch_size={each.size}: {each.refusal or f'{each.rows_per_second:,.0f} rows/s predicted'}"
+        + ("" if each.refusal else f", {bytes_text(each.wafer_bytes)} of a wafer's memory")
+        for each in plan.explored
+    ]
+    if plan.HasField("pipeline"):
+        names = ", ".join(region.name for region in plan.pipeline.regions)
+        notes.append(
+            f"Layer pipelined mode: all weights are on the wafer, in {len(plan.pipeline.regions)} region(s): {names}; "
+            f"{plan.batch_rows} rows in {count} micro-batch(es) of {rows}"
+            + (f", over {replicas} replicas" if (replicas := plan.pipeline.num_replicas) > 1 else "")
+            + ("; weights are updated for each of them" if plan.pipeline.asynchronous_updates else "")
+        )
+    elif count > 1:
+        if at_once == count:
+            how = "layer by layer: each layer's weights are streamed once for all of them"
+        else:
+            how = (
+                f"{at_once} at a time, as the activations of more do not fit its memory: weights are streamed "
+                f"{count // at_once} times"
+            )
+        notes.append(f"Each wafer computes its {plan.worker.local_rows} rows in {count} micro-batches of {rows}, {how}")
+    return notes
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a compile tells: each layer's size, work and predicted time, the wafer's memory, MemoryX's, the schedule
+#
+# All of it is read from the plan, so that a report can be made again from an artifact. Times are predictions: they rest
+# on the rates of `MachineModel`, and are good for comparing layers, not for promising a rate.
+
 
 # Of the JSON form.
 REPORT_FORMAT: Final = 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from appliance.compiler.cost.machine_model import MachineModel
-from nodes.steps.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW
+from waferbox.runtime.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW
 from wsc.v1 import plan_pb2
 
 WAFER: Final = "wafer"

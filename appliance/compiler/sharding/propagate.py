@@ -15,16 +15,24 @@ from xdsl.ir import Block, Operation, SSAValue
 from appliance.compiler.core.errors import CompileError, refuse
 from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.sharding.decompose import decompose
-from appliance.compiler.sharding.gather import Gathers
-from appliance.compiler.sharding.parts import Parts
-from appliance.compiler.sharding.rules.placement import SUM, Placement, R, sharded
+from appliance.compiler.sharding.parts import Gathers, Parts
 from appliance.compiler.sharding.rules.pointwise import pointwise
-from appliance.compiler.sharding.rules.rule import ONE_WAFER, RULES, Decompose, Outcome, Query
-from cirh.dialect import types
-from cirh.dialect.elements import can_be_sent
-from cirh.dialect.operations import Const, body_ops, func_of, return_of
-from cirh.modules.graph import Signature, signature
-from cirh.table.lookup import spec
+from appliance.compiler.sharding.rules.rule import (
+    ONE_WAFER,
+    RULES,
+    SUM,
+    Decompose,
+    Outcome,
+    Placement,
+    Query,
+    R,
+    sharded,
+)
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.elements import can_be_sent
+from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
+from waferbox.cirh.modules.graph import Signature, signature
+from waferbox.cirh.table.lookup import spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class ClientProgress:
             is_started=resumption.started,
             shown_step=resumption.shown_step,
             consumed_step=resumption.consumed_step,
-            told=set(resumption.told_checkpoints),
+            told=set(resumption.announced_checkpoints),
             taken=set(resumption.taken_checkpoints),
         )
 

@@ -3,16 +3,15 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from appliance.coordinator.execution.failures import Verdict, internal_failure
 from appliance.coordinator.execution.recovery_points import RecoveryPoint
-from appliance.coordinator.execution.results import Results
-from appliance.coordinator.execution.scalars import OnScalars
+from appliance.coordinator.execution.results import OnScalars, Results
 from appliance.coordinator.execution.waiting import EpochOver, Waiting
-from appliance.coordinator.failures.verdict import Verdict, internal_failure
-from appliance.coordinator.nodes.job_nodes import JobNodes
+from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import COORDINATOR, Member
-from interconnect.links.link import Link, LinkLost
-from interconnect.links.listener import LinkListener
-from nodes.steps.schedule import StepSchedule
+from waferbox.links.link import Link, LinkLost
+from waferbox.links.listener import LinkListener
+from waferbox.runtime.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
 LOAD_SECONDS = 1800.0  # a wafer may have many kernels to compile
@@ -48,7 +47,7 @@ class Epoch:
         plan: plan_pb2.Plan,
         start: node_pb2.Start,
         point: RecoveryPoint | None,
-        nodes: JobNodes,
+        nodes: JobMembers,
         listener: LinkListener,
         verdict: Verdict,
         waiting: Waiting,

@@ -5,22 +5,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from appliance.coordinator.execution.client_progress import ClientProgress
 from appliance.coordinator.execution.epoch import Epoch
-from appliance.coordinator.execution.execution_points import ExecutionPoints, NoRecoveryPoint
-from appliance.coordinator.execution.recovery_points import RecoveryPoint, RecoveryPoints
-from appliance.coordinator.execution.results import BATCH_SECONDS
-from appliance.coordinator.execution.scalars import OnScalars
+from appliance.coordinator.execution.failures import Verdict
+from appliance.coordinator.execution.recovery_points import (
+    ExecutionPoints,
+    NoRecoveryPoint,
+    RecoveryPoint,
+    RecoveryPoints,
+)
+from appliance.coordinator.execution.results import BATCH_SECONDS, OnScalars
 from appliance.coordinator.execution.waiting import Waiting
-from appliance.coordinator.failures.verdict import Verdict
-from appliance.coordinator.nodes.job_nodes import JobNodes
+from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import Member
-from interconnect.links.listener import LinkListener
-from nodes.steps.schedule import StepSchedule
+from waferbox.links.listener import LinkListener
+from waferbox.runtime.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
 PROGRESS_SECONDS = 0.5
 
 
-class Execution:
+class CoordinatedExecution:
     """load, start, responses, stop: in the thread of the client's call. end_epoch, resume, restore: in the recovery's.
 
     Who commands the nodes (all of these but responses) holds the job's lock for that. Other methods: from any thread.
@@ -36,11 +39,11 @@ class Execution:
         follows_left: bool,
         loses_states: bool,
         run_ahead_steps: int,
-        nodes: JobNodes,
+        nodes: JobMembers,
         listener: LinkListener,
         verdict: Verdict,
         points: RecoveryPoints | None,
-        is_disturbed: Callable[[], bool],
+        is_interrupted: Callable[[], bool],
         next_number: Callable[[], int],
         on_started: Callable[[int], None],
         on_failure: Callable[[node_pb2.Failure], None],
@@ -52,7 +55,7 @@ class Execution:
 
         progress: of the client, where it has begun with another coordinator. follows_left: whether the execution before
         was left before its end. loses_states: whether the nodes may have lost what they kept before. points: None where
-        a death ends the job. is_disturbed: whether a node is missing now. next_number: of the next epoch.
+        a death ends the job. is_interrupted: whether a node is missing now. next_number: of the next epoch.
         on_started(index): nothing that the client has sent can be lost. on_failure: a link of the coordinator's is
         lost. on_progress(step) is called now and then while the client gets its outputs, and when all steps are done.
         on_scalars: as Results has it. on_advice: what the user should know, perhaps again and again.
@@ -83,9 +86,9 @@ class Execution:
                 wants_input_states=begin.wants_input_states,
                 is_received=self._is_received,
             )
-        self._waiting = Waiting(verdict, is_disturbed)
+        self._waiting = Waiting(verdict, is_interrupted)
         self._epoch: Epoch | None = None
-        self._is_closed = self.was_left = False  # by its client, before its end
+        self._is_closed = self.is_abandoned_by_client = False  # by its client, before its end
         self._attempt = 0  # the epoch in which the client was asked for states last
         self._keeps_nothing = loses_states  # whoever keeps states may have lost them since the last execution
         self._sent: coordinator_pb2.StateSent | None = None  # the client's answer to an attempt
@@ -102,7 +105,7 @@ class Execution:
         return self._client.is_started
 
     @property
-    def knows_start(self) -> bool:
+    def was_started(self) -> bool:
         """Whether the client had been told so by another coordinator."""
         return self._begin.resumption.started
 
@@ -230,7 +233,7 @@ class Execution:
     def abandon(self) -> None:
         """The client is not there any more: whatever waits raises Abandoned."""
         if not self._is_closed:
-            self.was_left = True
+            self.is_abandoned_by_client = True
             self._waiting.abandon()
 
     def stop(self) -> None:
@@ -283,7 +286,7 @@ class Execution:
         epoch.results.consumed(self._client.consumed_step)
         return done_steps
 
-    def lose_states(self) -> None:
+    def restore_initial_states(self) -> None:
         """Whoever keeps states may have lost them: if no step has run, those that it begins with are put back first."""
         self._keeps_nothing = True
 

@@ -1,27 +1,69 @@
-"""The outputs of an execution on their way to the client: received from those who make them, kept until asked for."""
+"""The outputs of an execution on their way to the client, and those of them that are single numbers, from which a loss
+curve is drawn.
+"""
 
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy
 
-from appliance.coordinator.execution.scalars import OnScalars, ScalarSampler
-from interconnect.links.elements import tensor_bytes
-from interconnect.links.hub import Hub, Stopped
-from interconnect.links.link import Link, LinkLost
-from interconnect.threads import GuardedThread
-from nodes.steps.schedule import StepSchedule
+from waferbox.host.threads import GuardedThread
+from waferbox.links.elements import tensor_bytes, torch_dtype
+from waferbox.links.hub import Hub, Stopped
+from waferbox.links.link import Link, LinkLost
+from waferbox.runtime.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
+
+# --- The outputs of steps that are single numbers, some a second: what a loss curve is drawn from ---------------------
+
+
+INTERVAL_SECONDS = 0.25
+MAX_NAMES = 32
+
+OnScalars = Callable[[int, Mapping[str, float]], None]  # step, values by name
+
+
+class ScalarSampler:
+    """Looks at the outputs of each step; of few it reads the numbers."""
+
+    def __init__(self, outputs: Sequence[plan_pb2.Output], num_steps: int, on_scalars: OnScalars) -> None:
+        """The first and the last step are among those that are read."""
+        single = [(index, output) for index, output in enumerate(outputs) if math.prod(output.type.shape) == 1]
+        self._scalars = [(i, o.name, torch_dtype(o.type.element_type)) for i, o in single[:MAX_NAMES]]
+        self._num_steps = num_steps
+        self._on_scalars = on_scalars
+        self._due = 0.0
+
+    def see(self, step: int, tensors: Sequence[bytes]) -> None:
+        """tensors: the bytes of all outputs, in the plan's order."""
+        now = time.monotonic()
+        if not self._scalars or (now < self._due and step != self._num_steps):
+            return
+        self._due = now + INTERVAL_SECONDS
+        import torch  # is there already, with the compiler
+
+        self._on_scalars(
+            step,
+            {
+                name: float(torch.frombuffer(bytearray(tensors[index]), dtype=dtype)[0].item())
+                for index, name, dtype in self._scalars
+            },
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The outputs of an execution on their way to the client: received from those who make them, kept until asked for
+
 
 # Outputs go to the client in batches, but none waits longer than this for others.
 BATCH_STEPS = 8
 BATCH_SECONDS = 0.01
 
 
-class OutputReader:
+class OutputDecoder:
     """Takes one output out of the frame of its group."""
 
     def __init__(self, output: plan_pb2.Output, groups: Mapping[int, plan_pb2.Group], num_parts: int) -> None:
@@ -79,7 +121,7 @@ class Results:
         groups = {group.id: group for group in plan.coordinator.groups}
         self._groups = [(group.id, links[_source(plan, group)]) for group in plan.coordinator.groups]
         num_parts = plan.num_csx * (plan.pipeline if plan.HasField("pipeline") else plan.wafer).micro_batches
-        self._outputs = [(o.group, OutputReader(o, groups, num_parts)) for o in plan.coordinator.outputs]
+        self._outputs = [(o.group, OutputDecoder(o, groups, num_parts)) for o in plan.coordinator.outputs]
         for group_id, reader in self._outputs:
             if reader.end > groups[group_id].nbytes:
                 raise ValueError(

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from appliance.coordinator.failures.verdict import JobFailed, Verdict
+from appliance.coordinator.execution.failures import JobFailed, Verdict
 
 _T = TypeVar("_T")
 
@@ -28,12 +28,12 @@ class HasEnd(Protocol):
 class Waiting:
     """A condition, and the reasons not to wait for it any longer. Thread-safe."""
 
-    def __init__(self, verdict: Verdict, is_disturbed: Callable[[], bool]) -> None:
-        """is_disturbed: whether somebody is missing."""
+    def __init__(self, verdict: Verdict, is_interrupted: Callable[[], bool]) -> None:
+        """is_interrupted: whether somebody is missing."""
         self.changed = threading.Condition()
         self.abandoned = False
         self._verdict = verdict
-        self._is_disturbed = is_disturbed
+        self._is_interrupted = is_interrupted
 
     def until(
         self, ready: Callable[[], _T | None], seconds: float | None = None, epoch: HasEnd | None = None
@@ -52,7 +52,7 @@ class Waiting:
                     raise JobFailed(self._verdict.failure)
                 if self.abandoned:
                     raise Abandoned
-                if epoch is not None and (epoch.over or self._is_disturbed()):
+                if epoch is not None and (epoch.over or self._is_interrupted()):
                     raise EpochOver
                 value = ready()
                 left = None if deadline is None else deadline - time.monotonic()

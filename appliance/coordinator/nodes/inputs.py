@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterable
 
-from appliance.coordinator.nodes.job_nodes import JobNodes
+from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import Member
 from wsc.v1 import node_pb2
 
@@ -11,7 +11,7 @@ from wsc.v1 import node_pb2
 class Inputs:
     """Thread-safe."""
 
-    def __init__(self, nodes: JobNodes, num_csx: int, inputs: Iterable[node_pb2.PrepareInput]) -> None:
+    def __init__(self, nodes: JobMembers, num_csx: int, inputs: Iterable[node_pb2.PrepareInput]) -> None:
         """num_csx: wafers that the job began with. inputs: that another coordinator of the job had."""
         self._nodes = nodes
         self._num_csx = num_csx

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from appliance.members import member_name
-from interconnect.swarmx_tree import SwarmXPlace, swarmx_tree
+from waferbox.runtime.swarmx_tree import SwarmXTreeNode, swarmx_tree
 from wsc.v1 import management_pb2, node_pb2
 
 COORDINATOR = "coordinator"
@@ -36,7 +36,7 @@ class Topology:
     swarmx: tuple[Member, ...]
     wafers: tuple[Member, ...]
     workers: tuple[Member, ...]
-    tree: tuple[SwarmXPlace, ...]  # as swarmx
+    tree: tuple[SwarmXTreeNode, ...]  # as swarmx
     num_workers_per_wafer: int
 
     @classmethod

@@ -6,12 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from appliance.coordinator.nodes.topology import COORDINATOR, Member
-from appliance.coordinator.observation.pace import Pace
-from appliance.coordinator.observation.spans import SpanRecording
+from appliance.coordinator.observation.spans import Pace, SpanRecording
 from appliance.job_history import KINDS, JobHistory, batches
-from nodes.telemetry.advice import is_advice
-from nodes.telemetry.node_report import process_report
-from nodes.telemetry.outbox import ERROR
+from waferbox.runtime.logs import is_advice
+from waferbox.runtime.outbox import ERROR
+from waferbox.runtime.progress import process_report
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
 MAX_WAITING = 1000  # events; what they crowd out is missed by its number, or comes with the history

@@ -4,13 +4,13 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from appliance.coordinator.nodes.job_nodes import JobNodes
+from appliance.coordinator.nodes.job_nodes import JobMembers
 from wsc.v1 import management_pb2, node_pb2
 
 ANSWER_SECONDS: Final = 60.0
 
 # What management is asked for: with some nodes, and a deadline, it returns all nodes of the job.
-AskForNodes: TypeAlias = Callable[[Sequence[management_pb2.NodeInfo], float], management_pb2.Acquired]
+RequestNodes: TypeAlias = Callable[[Sequence[management_pb2.NodeInfo], float], management_pb2.Acquired]
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +26,10 @@ class FewerWafers:
 
     def __init__(
         self,
-        nodes: JobNodes,
+        nodes: JobMembers,
         plans: Plans,
         request: management_pb2.CreateJobRequest,
-        reduce: AskForNodes,
+        reduce: RequestNodes,
     ) -> None:
         """reduce(nodes, seconds): management leaves the job these nodes alone. Raises NodesRefused, TimeoutError."""
         self._nodes = nodes
@@ -38,7 +38,7 @@ class FewerWafers:
         self._least = request.min_num_csx or request.num_csx
         self._reduce = reduce
 
-    def go_on_without(self, dead: Collection[str]) -> str:
+    def shrink_to_survivors(self, dead: Collection[str]) -> str:
         """Go on without these members, with as many wafers as can be.
 
         Returns:

@@ -8,17 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from appliance.coordinator.execution.execution import Execution
-from appliance.coordinator.execution.execution_points import NoRecoveryPoint
-from appliance.coordinator.execution.recovery_points import RecoveryPoints
+from appliance.coordinator.execution.execution import CoordinatedExecution
+from appliance.coordinator.execution.failures import GRACE_SECONDS, JobFailed, Verdict
+from appliance.coordinator.execution.recovery_points import NoRecoveryPoint, RecoveryPoints
 from appliance.coordinator.execution.waiting import Abandoned, EpochOver
-from appliance.coordinator.failures.verdict import GRACE_SECONDS, JobFailed, Verdict
 from appliance.coordinator.nodes.inputs import Inputs
-from appliance.coordinator.nodes.job_nodes import JobNodes, NodesDied, NodesRefused
+from appliance.coordinator.nodes.job_nodes import JobMembers, NodesDied, NodesRefused
 from appliance.coordinator.nodes.topology import Member
-from appliance.coordinator.recovery.fewer_wafers import AskForNodes, FewerWafers
+from appliance.coordinator.recovery.fewer_wafers import FewerWafers, RequestNodes
 from appliance.coordinator.recovery.restarts import RestartLimit
-from interconnect.threads import GuardedThread
+from waferbox.host.threads import GuardedThread
 from wsc.v1 import management_pb2, node_pb2
 
 logger = logging.getLogger(__name__)
@@ -32,11 +31,11 @@ def replacement_seconds() -> float:
     return float(os.environ.get(REPLACEMENT_VARIABLE, "60"))
 
 
-class Executions(Protocol):
-    """Those of the job; see appliance.coordinator.executions."""
+class RecoverableExecutions(Protocol):
+    """Those of the job; see appliance.coordinator.execution_slot."""
 
     @property
-    def current(self) -> Execution | None: ...
+    def current(self) -> CoordinatedExecution | None: ...
 
     @property
     def is_awaited(self) -> bool: ...
@@ -49,15 +48,15 @@ class Recovery:
 
     def __init__(
         self,
-        executions: Executions,
-        nodes: JobNodes,
+        executions: RecoverableExecutions,
+        nodes: JobMembers,
         inputs: Inputs,
         points: RecoveryPoints,
         verdict: Verdict,
         limit: RestartLimit,
         fewer_wafers: FewerWafers,
         *,
-        replace: AskForNodes,
+        replace: RequestNodes,
         on_restart: Callable[[Sequence[str]], None],
         on_recovered: Callable[[management_pb2.Restart, str], None],
     ) -> None:
@@ -83,11 +82,11 @@ class Recovery:
         self._lost: list[node_pb2.Failure] = []  # links, and what else a new epoch mends without a replacement
         self._unprepared: set[str] = set()  # members that may have none of the inputs
         # That another coordinator has died, and who was missed then, until it is known from where the job goes on.
-        self._untold: list[str] = []
-        self._untold_replaced = ""
+        self._unreported_causes: list[str] = []
+        self._unreported_replacements = ""
         self._is_live = True
         self._waits_for: management_pb2.QueueStatus | None = None
-        self._disturbed_at = 0.0  # when somebody was missed first
+        self._interrupted_at = 0.0  # when somebody was missed first
         self._is_abandoned = False  # the execution, by its client, while the nodes went back: it is about to end
         self._has_ended = False  # that one: the states are still to be put back
         self._closing = False
@@ -105,7 +104,7 @@ class Recovery:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def take_up(self, cause: str) -> None:
+    def take_over(self, cause: str) -> None:
         """Before start: the job has its nodes from another coordinator; none is attached to. cause: for the user.
 
         Those that management has lost are replaced at once: each that would be found dead counts as one more restart.
@@ -115,19 +114,19 @@ class Recovery:
             if not member.node.lease_left_seconds:
                 reason = "died or was cut off: the management service has lost it"
                 self._dead[member.name] = (member, f"{self._nodes.describe(member.name)} {reason}")
-        self._untold.append(cause)
+        self._unreported_causes.append(cause)
         self._lost.append(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=cause))
-        self._is_live, self._disturbed_at = False, time.monotonic()
+        self._is_live, self._interrupted_at = False, time.monotonic()
 
-    def go_on(self, execution: Execution) -> None:
+    def resume_taken_over(self, execution: CoordinatedExecution) -> None:
         """Run what is left of an execution that another coordinator had started. Raises JobFailed, Abandoned."""
         self.wait_until_live()
         with self.lock:
             if execution.number or not self._is_live:
                 return  # that is done as after any death
             with contextlib.suppress(EpochOver):
-                causes = "; ".join(self._untold)
-                self._tell(causes, self._untold_replaced, self._go_on(execution, causes), execution)
+                causes = "; ".join(self._unreported_causes)
+                self._report_restart(causes, self._unreported_replacements, self._resume(execution, causes), execution)
 
     def died(self, member: Member, message: str) -> None:
         """A node is gone, or is given up. message: for the user."""
@@ -137,7 +136,7 @@ class Recovery:
                 if known is None or known[0] is not member:  # its connection and management both tell of a death
                     self._dead[member.name] = (member, message)
             self._nodes.give_up(member)
-            self._disturb()
+            self._end_epoch()
 
     def lost(self, failure: node_pb2.Failure) -> None:
         """A link is lost, or something else that is no node's death."""
@@ -146,7 +145,7 @@ class Recovery:
             return  # whose end is known
         with self._changed:
             self._lost.append(failure)
-        self._disturb()
+        self._end_epoch()
 
     def waits_for(self, status: management_pb2.QueueStatus) -> None:
         """What management lacks for the job."""
@@ -157,7 +156,7 @@ class Recovery:
         """What the job has been waiting for longer than a launcher takes to start it; told once."""
         with self._changed:
             status = self._waits_for
-            if self._is_live or status is None or time.monotonic() - self._disturbed_at < LAUNCHER_SECONDS:
+            if self._is_live or status is None or time.monotonic() - self._interrupted_at < LAUNCHER_SECONDS:
                 return None
             self._waits_for = None
             return status if status.waiting_for else None
@@ -183,14 +182,14 @@ class Recovery:
             self._changed.notify_all()
 
     @property
-    def is_disturbed(self) -> bool:
+    def is_interrupted(self) -> bool:
         """Whether somebody is missing."""
         return bool(self._dead or self._lost)
 
-    def _disturb(self) -> None:
+    def _end_epoch(self) -> None:
         """The epoch is over, if there is one."""
         with self._changed:
-            self._disturbed_at = time.monotonic() if self._is_live else self._disturbed_at
+            self._interrupted_at = time.monotonic() if self._is_live else self._interrupted_at
             self._is_live = False
             self._changed.notify_all()
         execution = self._executions.current
@@ -225,14 +224,14 @@ class Recovery:
     def _try_again(self) -> None:
         """Somebody else has died meanwhile; or, where nobody is known to have, links were not opened."""
         with self._changed:
-            if not self.is_disturbed:
+            if not self.is_interrupted:
                 message = "links between nodes could not be opened"
                 self._lost.append(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=message))
 
     def _set_live(self) -> bool:
         """All nodes are there; False if somebody is missing again."""
         with self._changed:
-            self._is_live = not self.is_disturbed
+            self._is_live = not self.is_interrupted
             self._changed.notify_all()
             return self._is_live
 
@@ -261,16 +260,18 @@ class Recovery:
                 for member in execution.end_epoch(live):
                     self.died(member, f"{self._nodes.describe(member.name)} does not answer")
             replaced = self._replace_dead(causes)
-            from_step = self._go_on(execution, "; ".join(causes))
+            from_step = self._resume(execution, "; ".join(causes))
             if is_awaited:
-                self._untold.extend(cause for cause in causes if cause not in self._untold)
-                self._untold_replaced = replaced or self._untold_replaced
+                self._unreported_causes.extend(cause for cause in causes if cause not in self._unreported_causes)
+                self._unreported_replacements = replaced or self._unreported_replacements
             if not self._set_live():
                 return
         if causes and (execution is not None or not is_awaited):
-            self._tell("; ".join(causes), replaced, from_step, execution)
+            self._report_restart("; ".join(causes), replaced, from_step, execution)
 
-    def _tell(self, cause: str, replaced: str, from_step: int | None, execution: Execution | None) -> None:
+    def _report_restart(
+        self, cause: str, replaced: str, from_step: int | None, execution: CoordinatedExecution | None
+    ) -> None:
         """The job goes on."""
         restart = management_pb2.Restart(
             time=time.time(),
@@ -278,19 +279,19 @@ class Recovery:
             replaced=replaced,
             from_step=from_step or 0,
             reached_step=0 if execution is None else execution.shown_step,
-            seconds=time.monotonic() - self._disturbed_at,
+            seconds=time.monotonic() - self._interrupted_at,
         )
         placed = f"In its place: {replaced}. " if replaced else ""
         where = "" if from_step is None else f" from step {from_step}"
         self._on_recovered(restart, f"{cause}. {placed}The job goes on{where}, after {restart.seconds:.1f} s")
 
-    def _go_on(self, execution: Execution | None, causes: str) -> int | None:
+    def _resume(self, execution: CoordinatedExecution | None, causes: str) -> int | None:
         """Put the states back, and run what is left of the execution; returns its step, if it has any yet."""
         try:
             if execution is not None and execution.is_started:
                 return execution.resume()
             if execution is not None:
-                execution.lose_states()
+                execution.restore_initial_states()
             elif not self._executions.is_awaited:
                 self._executions.restore()
         except NoRecoveryPoint as error:
@@ -317,7 +318,7 @@ class Recovery:
             there = self._nodes.topology.members()
             with self._changed:  # with who has died meanwhile
                 dead = {name: died for name, died in self._dead.items() if died[0] in there}
-            if not (result := self._fewer_wafers.go_on_without(dead)):
+            if not (result := self._fewer_wafers.shrink_to_survivors(dead)):
                 failure = node_pb2.Failure(
                     kind=node_pb2.Failure.KIND_NODE,
                     node=members[0].name if members else "",

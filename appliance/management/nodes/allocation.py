@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from appliance.members import PACKAGES, counted, member_name
-from interconnect.swarmx_tree import tree_size
+from waferbox.runtime.swarmx_tree import tree_size
 from wsc.v1 import management_pb2, node_pb2, plan_pb2
 
 _Role: TypeAlias = "node_pb2.Role.ValueType"

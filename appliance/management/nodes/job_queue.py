@@ -14,7 +14,7 @@ from typing import Final
 from appliance.management.nodes.allocation import Inventory, lease, possible, waiting_for
 from wsc.v1 import management_pb2
 
-IN_TURN: Final = attrgetter("priority", "created", "job")  # of jobs that wait: the smallest is the next
+QUEUE_ORDER: Final = attrgetter("priority", "created", "job")  # of jobs that wait: the smallest is the next
 FIRST_PRIORITY, DEFAULT_PRIORITY, LAST_PRIORITY = 1, 2, 3
 
 
@@ -57,7 +57,7 @@ class JobQueue:
 
     def ordered(self) -> Sequence[Waiting]:
         """The first is the next."""
-        return sorted(self._waiting.values(), key=IN_TURN)
+        return sorted(self._waiting.values(), key=QUEUE_ORDER)
 
     def admit(self, nodes: Sequence[management_pb2.NodeInfo]) -> Sequence[Admission]:
         """Give nodes to the jobs whose turn it is, which leave the queue. Marks the nodes."""

@@ -69,7 +69,7 @@ class NodeRegistry:
         self._replacements = Replacements()
         self._waiters: dict[str, Waiter] = {}
         self._returning: set[str] = set()  # those of them that have nodes already, which are to return
-        self._told: dict[str, management_pb2.QueueStatus] = {}  # what each waiter was told last
+        self._last_statuses: dict[str, management_pb2.QueueStatus] = {}  # what each waiter was told last
         self._impossible_since: dict[str, float] = {}
 
     # --- nodes --------------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class NodeRegistry:
                 if node.info.job == job:
                     node.info.member = members.get(node.info.address, "")
             answers = 1 + self._replacements.num_requests(job)
-            if job in self._told:
+            if job in self._last_statuses:
                 waiter.queued(management_pb2.QueueStatus())
             self._forget(job)
             held = {node.member: node for node in self._held(job)}
@@ -279,8 +279,8 @@ class NodeRegistry:
                     self._waiters[waiting.job].refused(refusal(waiting.wanted, inventory, self.address))
                     self._forget(waiting.job)
             for job, status in self._status().items():
-                if status != self._told.get(job):
-                    self._told[job] = status
+                if status != self._last_statuses.get(job):
+                    self._last_statuses[job] = status
                     self._waiters[job].queued(status)
 
     # --- under the lock -----------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ class NodeRegistry:
         infos = self._infos()
         for admission in (*self._replacements.admit(infos), *self._queue.admit(infos)):
             waiter = self._waiters[admission.job]
-            if admission.job in self._told:
+            if admission.job in self._last_statuses:
                 waiter.queued(management_pb2.QueueStatus())
             self._forget(admission.job)
             given = []
@@ -358,7 +358,7 @@ class NodeRegistry:
         self._returning.discard(job)
         self._queue.remove(job)
         self._replacements.remove(job)
-        for table in (self._waiters, self._told, self._impossible_since):
+        for table in (self._waiters, self._last_statuses, self._impossible_since):
             table.pop(job, None)
 
     def _free(self, is_over: Callable[[str], bool]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from appliance.management.nodes.allocation import Inventory, how_to_add
-from appliance.management.nodes.job_queue import IN_TURN, Admission
+from appliance.management.nodes.job_queue import QUEUE_ORDER, Admission
 from appliance.members import PACKAGES, counted
 from wsc.v1 import management_pb2
 
@@ -54,7 +54,7 @@ class Replacements:
             self._waiting[job].priority = priority
 
     def lost_members(self, job: str) -> set[str]:
-        """Whose places are to be taken; until all are, also those that are."""
+        """JobScope places are to be taken; until all are, also those that are."""
         return self._waiting[job].lost if job in self._waiting else set()
 
     def num_requests(self, job: str) -> int:
@@ -96,7 +96,7 @@ class Replacements:
         return statuses
 
     def _ordered(self) -> Sequence[Replacement]:
-        return sorted(self._waiting.values(), key=IN_TURN)
+        return sorted(self._waiting.values(), key=QUEUE_ORDER)
 
 
 def _held(waiting: Replacement, nodes: Sequence[management_pb2.NodeInfo]) -> dict[str, management_pb2.NodeInfo]:

@@ -1,5 +1,5 @@
 """`cerebras.appliance` is another name of `cerebras_appliance`."""
 
-from cstorch.generations import alias
+from cstorch._internal.generations import alias
 
 alias("cerebras.appliance", "cerebras_appliance")

@@ -1,5 +1,5 @@
 """`cerebras.profiler` is another name of `cstorch.profiler`."""
 
-from cstorch.generations import alias
+from cstorch._internal.generations import alias
 
 alias("cerebras.profiler", "cstorch.profiler")

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from cstorch.generations import alias
+from cstorch._internal.generations import alias
 
 if TYPE_CHECKING:  # names for editors and type checkers, which do not see those of an alias
     from cstorch import *  # noqa: F403

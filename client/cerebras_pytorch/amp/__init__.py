@@ -3,9 +3,9 @@
 from importlib import import_module
 from typing import Any, Literal
 
+from cstorch._internal.generations import inherit
 from cstorch.amp import GradScaler as _GradScaler
 from cstorch.amp import enable_mixed_precision, set_half_dtype
-from cstorch.generations import inherit
 
 __all__ = ["GradScaler", "use_bfloat16"]
 

@@ -9,9 +9,9 @@ from cerebras_pytorch.experimental.compiling import compile, compile_step
 from cerebras_pytorch.experimental.configuration import configure
 from cerebras_pytorch.experimental.summaries import save_summaries, scalar_summary
 from cerebras_pytorch.late_backend import backend
-from cstorch.core.summaries import summarize_scalar, summarize_tensor
+from cstorch._internal.generations import inherit
+from cstorch.core.closures import summarize_scalar, summarize_tensor
 from cstorch.experimental import run_implicit_autoregressive_loop
-from cstorch.generations import inherit
 
 __all__ = [
     "amp",

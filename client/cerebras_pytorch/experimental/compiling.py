@@ -7,12 +7,11 @@ from torch import nn
 
 from cerebras_pytorch.experimental.configuration import current_configuration
 from cerebras_pytorch.late_backend import LateCsxBackend, backend
+from cstorch._internal.tracing import XlaName
 from cstorch.backend import Backend, BackendType, has_backend, use_backend
-from cstorch.core.compile import CompiledModel
+from cstorch.core.compile import CompiledModel, trace
 from cstorch.core.compile import compile as _compile
-from cstorch.core.trace import trace
 from cstorch.errors import ConfigurationError, UsageError
-from cstorch.tracing import XlaName
 
 compile_step = trace
 

@@ -1,6 +1,6 @@
 """cstorch.metrics, and all figures at once."""
 
-from cstorch.generations import inherit
+from cstorch._internal.generations import inherit
 from cstorch.metrics import get_all_metrics
 
 __all__ = ["compute_all_metrics"]

@@ -5,7 +5,7 @@ It is `disable_lr_steps_reset`, which changes nothing: schedules count the steps
 
 from typing import Any
 
-from cstorch.generations import inherit
+from cstorch._internal.generations import inherit
 from cstorch.optim import lr_scheduler
 
 __all__ = [

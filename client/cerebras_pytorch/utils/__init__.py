@@ -1,7 +1,7 @@
 """cstorch.utils, with an executor that is told the cluster."""
 
 from cerebras_pytorch.utils import data, utils
-from cstorch.generations import inherit
+from cstorch._internal.generations import inherit
 
 __all__ = ["data", "utils"]
 

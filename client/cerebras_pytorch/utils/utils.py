@@ -1,6 +1,6 @@
 """cstorch.utils.utils, and which compiler release 1.9 is to use."""
 
-from cstorch.generations import inherit
+from cstorch._internal.generations import inherit
 
 __all__ = ["is_ltc_mlir_mode_enabled"]
 

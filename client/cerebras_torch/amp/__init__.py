@@ -7,12 +7,12 @@ from typing import Any, Literal
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from cstorch._internal.generations import inherit
+from cstorch._internal.tracing import is_tracing
 from cstorch.amp import GradScaler as _GradScaler
 from cstorch.amp import enable_mixed_precision, get_half_dtype, set_half_dtype
 from cstorch.amp.updates import ConditionalUpdate, StepNotes, step_notes
 from cstorch.errors import UsageError
-from cstorch.generations import inherit
-from cstorch.tracing import is_tracing
 
 __all__ = ["GradScaler", "get_init_params", "load_state_dict", "state_dict", "use_bfloat16"]
 

@@ -11,7 +11,8 @@ from torch.utils import _pytree as pytree
 
 from cerebras_torch.run import current_run
 from cerebras_torch.session import current_session
-from cstorch import absent, backends
+from cstorch import backends
+from cstorch._internal import absent
 from cstorch.backend import current_torch_device as device
 from cstorch.backend import use_cs
 from cstorch.core.closures import step_closure

@@ -1,5 +1,5 @@
 """`cerebras_torch.optim` is another name of `cerebras_pytorch.optim`."""
 
-from cstorch.generations import alias
+from cstorch._internal.generations import alias
 
 alias("cerebras_torch.optim", "cerebras_pytorch.optim")

@@ -1,8 +1,7 @@
 """Mixed precision: weights and updates in float32, what the wafers compute in half where that is sound."""
 
 from cstorch.amp.autocast import autocast
-from cstorch.amp.grad_scaler import GradScaler
-from cstorch.amp.steps import optimizer_step
+from cstorch.amp.grad_scaler import GradScaler, optimizer_step
 from cstorch.amp.updates import isfinite, update_if_finite
 from cstorch.backends.mixed_precision import (
     enable_mixed_precision,

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from cstorch._internal.tracing.context import StepRecorder, context
 from cstorch.errors import UsageError
-from cstorch.tracing.context import StepRecorder, context
 
 
 class StepNotes:

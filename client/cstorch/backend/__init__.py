@@ -1,8 +1,8 @@
 """backend("CSX" | "CPU"): where the steps of this process run."""
 
-from cstorch.backend.cpu import CpuBackend
-from cstorch.backend.csx import CsxBackend
-from cstorch.backend.current import (
+from cstorch._internal.backend.cpu import CpuBackend
+from cstorch._internal.backend.csx import CsxBackend
+from cstorch._internal.backend.current import (
     backend,
     close_backend,
     current_backend,
@@ -14,9 +14,7 @@ from cstorch.backend.current import (
     use_backend,
     use_cs,
 )
-from cstorch.backend.device import Device, DeviceConfig
-from cstorch.backend.interface import Backend
-from cstorch.backend.kinds import BackendType
+from cstorch._internal.backend.interface import Backend, BackendType, Device, DeviceConfig
 
 __all__ = [
     "Backend",

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, overload
 
+from cstorch._internal.execution import current_execution
 from cstorch.errors import ConfigurationError, UsageError
-from cstorch.execution import current_execution
 
 logger = logging.getLogger("cstorch.backends")
 
@@ -31,7 +31,7 @@ class Flag(Generic[Value]):
         self._default = default
         self._check = check
         self._without_effect = without_effect
-        self._is_told = False
+        self._has_warned = False
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -53,8 +53,8 @@ class Flag(Generic[Value]):
             raise ConfigurationError(f"cstorch.backends.{group.path}.{self._name} {error}, not {value!r}") from None
         _check_outside_loop()
         group.values[self._name] = checked
-        if self._without_effect and checked != self._default and not self._is_told:
-            self._is_told = True
+        if self._without_effect and checked != self._default and not self._has_warned:
+            self._has_warned = True
             logger.info("The flag %s.%s has no effect here: %s", group.path, self._name, self._without_effect)
 
     def __delete__(self, group: "Flags") -> None:

@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 import torch
 
+from cstorch._internal.execution import current_execution
 from cstorch.errors import ConfigurationError, UsageError
-from cstorch.execution import current_execution
 
 HalfName = Literal["float16", "bfloat16", "cbfloat16"]
 

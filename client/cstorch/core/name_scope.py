@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from cstorch.tracing import name_operations
+from cstorch._internal.tracing import name_operations
 
 _names: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
 

@@ -2,8 +2,8 @@
 
 import torch
 
+from cstorch._internal.tracing.random_counter import random_counter
 from cstorch.backend import has_backend, use_cs
-from cstorch.tracing.tensors.random_counter import random_counter
 
 
 def get_rng_state() -> torch.Tensor:

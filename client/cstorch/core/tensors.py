@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from cstorch._internal.tracing import LazyTensor, device_scope
 from cstorch.backend import current_backend, current_torch_device, has_backend
-from cstorch.tracing import LazyTensor, device_scope
 
 
 def _scope(like: torch.Tensor | None = None) -> AbstractContextManager[Any]:

@@ -6,8 +6,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
+from cstorch._internal.tracing.rewrites import decompositions
 from cstorch.errors import ConfigurationError
-from cstorch.tracing.rewrites import decompositions
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

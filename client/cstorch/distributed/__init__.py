@@ -16,7 +16,7 @@ from cstorch.distributed.streaming import (
 )
 from cstorch.distributed.streaming import get_ordinal as get_rank
 from cstorch.distributed.streaming import num_tasks as get_world_size
-from cstorch.distributed.worker_cache import WORKER_CACHE_ROOT, hit_worker_cache_limit
+from cstorch.distributed.worker import WORKER_CACHE_ROOT, hit_worker_cache_limit
 from cstorch.distributed.worker_state import WorkerState, get_worker_state
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import Any, Self
 from cstorch import backends
 from cstorch.backends.open_settings import OpenSettings
 from cstorch.distributed.cluster_config import ClusterConfig
-from cstorch.distributed.execution_strategy import strategy_name
+from cstorch.distributed.run_settings import strategy_name
 from cstorch.errors import ConfigurationError
 
 _MAX_WGT_SERVERS = 24  # more than any job here has use for

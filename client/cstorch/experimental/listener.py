@@ -9,11 +9,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from cstorch import state
+from cstorch._internal import state
+from cstorch._internal.execution import current_execution
+from cstorch.core.closures import summarize_tensor
 from cstorch.core.name_scope import get_debug_name
-from cstorch.core.summaries import summarize_tensor
 from cstorch.errors import ConfigurationError
-from cstorch.execution import current_execution
 
 __all__ = ["SummaryListener", "create_listener", "register_traced_tensor_hook"]
 

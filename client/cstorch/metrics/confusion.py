@@ -1,10 +1,12 @@
-"""The base class of metrics that are computed from a confusion matrix."""
+"""Metrics that are computed from a confusion matrix: F beta, intersection over union, Dice, accuracy per class."""
 
 from collections.abc import Sequence
 
 import torch
 
 from cstorch.metrics.metric import Metric
+
+# --- The base class of metrics that are computed from a confusion matrix ----------------------------------------------
 
 
 class ConfusionMatrixMetric(Metric):
@@ -71,3 +73,95 @@ def mean_where_counted(numerators: torch.Tensor, denominators: torch.Tensor) -> 
     """The mean of the quotients whose denominators are not 0; 0 if there is none."""
     counted = (denominators > 0).to(numerators.dtype)
     return quotient(quotient(numerators, denominators).sum(), counted.sum())
+
+
+# --- The harmonic mean of precision and recall ------------------------------------------------------------------------
+
+
+class FBetaScoreMetric(ConfusionMatrixMetric):
+    """`(1 + beta^2) * right / (beta^2 * labels + predictions)`, of what belongs to a class.
+
+    average_type: "micro", of the sums over all classes, or "macro", the mean over the classes that are a label or a
+    prediction somewhere. ignore_labels: classes that are left out. Both are scikit-learn's fbeta_score.
+    State: `confusion_matrix`, float32, [label, prediction].
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        beta: float = 1.0,
+        average_type: str = "micro",
+        ignore_labels: Sequence[int] | None = None,
+        name: str | None = None,
+    ) -> None:
+        if beta <= 0:
+            raise ValueError(f"beta must be positive, not {beta}")
+        if average_type not in ("micro", "macro"):
+            raise ValueError(f"average_type must be 'micro' or 'macro', not {average_type!r}")
+        self._weight = beta * beta
+        self._average_type = average_type
+        super().__init__(num_classes, ignore_labels, name)
+
+    def update(  # type: ignore[override]  # no weights, as in the original
+        self, labels: torch.Tensor, predictions: torch.Tensor, dtype: torch.dtype | None = None
+    ) -> None:
+        """Take in one batch: class numbers of one shape. dtype: what is counted in (float32)."""
+        super().update(labels, predictions, dtype=dtype)
+
+    def compute(self) -> torch.Tensor:
+        """The score over all batches so far (float32, rank 0)."""
+        right, labels, predictions = self._counts()
+        numerators = (1 + self._weight) * right
+        denominators = self._weight * labels + predictions
+        if self._average_type == "micro":
+            return quotient(numerators.sum(), denominators.sum())
+        return mean_where_counted(numerators, denominators)
+
+
+# --- How well two divisions into classes agree ------------------------------------------------------------------------
+
+
+class MeanIOUMetric(ConfusionMatrixMetric):
+    """Intersection over union, `right / (labels + predictions - right)`: the mean over the classes.
+
+    Classes that are nowhere a label or a prediction, and ignore_classes, are left out of the mean; otherwise
+    scikit-learn's jaccard_score. State: `confusion_matrix`, float32, [label, prediction].
+    """
+
+    def __init__(self, num_classes: int, ignore_classes: Sequence[int] | None = None, name: str | None = None) -> None:
+        super().__init__(num_classes, ignore_classes, name)
+
+    def compute(self) -> torch.Tensor:
+        """The mean over all batches so far (float32, rank 0)."""
+        right, labels, predictions = self._counts()
+        return mean_where_counted(right, labels + predictions - right)
+
+
+class DiceCoefficientMetric(ConfusionMatrixMetric):
+    """`2 * right / (labels + predictions)`: the mean over the classes, as for MeanIOUMetric.
+
+    It is scikit-learn's f1_score. State: `confusion_matrix`, float32, [label, prediction].
+    """
+
+    def __init__(self, num_classes: int, ignore_classes: Sequence[int] | None = None, name: str | None = None) -> None:
+        super().__init__(num_classes, ignore_classes, name)
+
+    def compute(self) -> torch.Tensor:
+        """The mean over all batches so far (float32, rank 0)."""
+        right, labels, predictions = self._counts()
+        return mean_where_counted(2 * right, labels + predictions)
+
+
+class MeanPerClassAccuracyMetric(ConfusionMatrixMetric):
+    """`right / labels`: the mean over the classes that are a label somewhere; scikit-learn's balanced_accuracy_score.
+
+    State: `confusion_matrix`, float32, [label, prediction].
+    """
+
+    def __init__(self, num_classes: int, name: str | None = None) -> None:
+        super().__init__(num_classes, None, name)
+
+    def compute(self) -> torch.Tensor:
+        """The mean over all batches so far (float32, rank 0)."""
+        right, labels, _ = self._counts()
+        return mean_where_counted(right, labels)

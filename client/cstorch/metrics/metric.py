@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cstorch import state
+from cstorch._internal import state
 from cstorch.backend import current_torch_device, has_backend, use_cs
 from cstorch.core.closures import step_closure
 from cstorch.errors import UsageError

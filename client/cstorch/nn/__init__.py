@@ -3,13 +3,14 @@
 from torch.nn import Buffer, Parameter
 
 from cstorch.nn import functional
-from cstorch.nn.dice import DiceCELoss, DiceLoss
 from cstorch.nn.losses import (
     BCELoss,
     BCEWithLogitsLoss,
     CosineEmbeddingLoss,
     CrossEntropyLoss,
     CTCLoss,
+    DiceCELoss,
+    DiceLoss,
     GaussianNLLLoss,
     HingeEmbeddingLoss,
     HuberLoss,
@@ -25,8 +26,7 @@ from cstorch.nn.losses import (
     TripletMarginLoss,
     TripletMarginWithDistanceLoss,
 )
-from cstorch.nn.scope import Scope
-from cstorch.nn.strip_padding import StripPadding
+from cstorch.nn.modules import Scope, StripPadding
 from cstorch.sparse.selective_grad import SelectiveGrad
 
 __all__ = [

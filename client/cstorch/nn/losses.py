@@ -1,9 +1,22 @@
-"""torch's losses, with the argument `use_autogen` of the real API: it asks for other kernels there, and changes nothing
-here."""
+"""torch's losses, which also take `use_autogen` (other kernels on the real system, no effect here), and the Dice
+losses.
+"""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
+from torch.nn import functional as F
+
+from cstorch.nn.functional import one_hot
+
+# ----------------------------------------------------------------------------------------------------------------------
+# torch's losses, with the argument `use_autogen` of the real API: it asks for other kernels there, and changes
+# nothing
+#
+# here.
+
 
 _Loss = TypeVar("_Loss", bound=nn.Module)
 
@@ -37,3 +50,87 @@ PoissonNLLLoss = _with_autogen(nn.PoissonNLLLoss)
 SmoothL1Loss = _with_autogen(nn.SmoothL1Loss)
 TripletMarginLoss = _with_autogen(nn.TripletMarginLoss)
 TripletMarginWithDistanceLoss = _with_autogen(nn.TripletMarginWithDistanceLoss)
+
+# --- Losses from the Dice coefficient of a segmentation: twice the overlap over the sum of both areas -----------------
+
+
+_SMOOTH = 1e-6  # in numerator and denominator: a class that is nowhere, rightly, has coefficient 1
+
+
+class DiceLoss(nn.Module):
+    """One minus the Dice coefficient, a mean over samples and classes.
+
+    num_classes: of the segmentation; class 0 is the background, which counts only with include_background.
+    to_onehot_y, to_onehot_x: labels, or predictions, are class numbers (N, 1, *spatial) or (N, *spatial).
+    use_softmax: predictions are scores (N, num_classes, *spatial); use_argmax: the class of highest score counts.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        to_onehot_y: bool = True,
+        to_onehot_x: bool = False,
+        use_softmax: bool = True,
+        use_argmax: bool = False,
+        include_background: bool = False,
+    ) -> None:
+        super().__init__()
+        if not include_background and num_classes < 2:
+            raise ValueError("num_classes must be at least 2 without the background")
+        if use_softmax and (use_argmax or to_onehot_x):
+            raise ValueError("use_softmax takes scores: it goes neither with use_argmax nor with to_onehot_x")
+        self.num_classes = num_classes
+        self.to_onehot_y = to_onehot_y
+        self.to_onehot_x = to_onehot_x
+        self.use_softmax = use_softmax
+        self.use_argmax = use_argmax
+        self.include_background = include_background
+
+    def forward(
+        self, outputs: torch.Tensor, labels: torch.Tensor, input_shape: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """input_shape: of the images (N, C, *spatial), to whose spatial dimensions the labels are brought."""
+        if self.use_softmax:
+            outputs = torch.softmax(outputs, 1)
+        elif self.use_argmax:
+            outputs = self._one_hot(outputs.argmax(1)).to(outputs.dtype)
+        elif self.to_onehot_x:
+            outputs = self._one_hot(outputs)
+        if self.to_onehot_y:
+            labels = self._one_hot(_shaped(labels, input_shape))
+        labels = labels.to(outputs.dtype)
+        if not self.include_background:
+            outputs, labels = outputs[:, 1:], labels[:, 1:]
+        outputs, labels = outputs.flatten(2), labels.flatten(2)
+        overlap = (outputs * labels).sum(2)
+        areas = outputs.sum(2) + labels.sum(2)
+        return 1 - ((2 * overlap + _SMOOTH) / (areas + _SMOOTH)).mean()
+
+    def _one_hot(self, classes: torch.Tensor) -> torch.Tensor:
+        """Class numbers as (N, num_classes, *spatial)."""
+        if classes.dim() > 2 and classes.shape[1] == 1:
+            classes = classes.squeeze(1)
+        return one_hot(classes, self.num_classes).movedim(-1, 1)
+
+
+class DiceCELoss(nn.Module):
+    """`wc` times the cross entropy plus `wd` times the Dice loss."""
+
+    def __init__(self, num_classes: int, include_background: bool, wc: float = 0.5, wd: float = 0.5) -> None:
+        super().__init__()
+        self.dice = DiceLoss(num_classes, include_background=include_background)
+        self.wc = wc
+        self.wd = wd
+
+    def forward(
+        self, outputs: torch.Tensor, labels: torch.Tensor, input_shape: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """outputs: scores (N, num_classes, *spatial). labels, input_shape: as in DiceLoss."""
+        classes = _shaped(labels, input_shape)
+        if classes.dim() == outputs.dim():
+            classes = classes.squeeze(1)
+        return self.wc * F.cross_entropy(outputs, classes.long()) + self.wd * self.dice(outputs, classes)
+
+
+def _shaped(labels: torch.Tensor, input_shape: Sequence[int] | None) -> torch.Tensor:
+    return labels if input_shape is None else labels.reshape(labels.shape[0], *input_shape[2:])

@@ -7,13 +7,13 @@ from cstorch.optim.adagrad import Adagrad
 from cstorch.optim.adam import Adam, AdamW
 from cstorch.optim.adamax import Adamax
 from cstorch.optim.asgd import ASGD
-from cstorch.optim.configure.optimizers import configure_optimizer
-from cstorch.optim.configure.param_groups import (
+from cstorch.optim.configure import (
+    configure_lr_scheduler,
+    configure_optimizer,
     configure_optimizer_params,
     configure_param_groups,
     configure_scheduler_params,
 )
-from cstorch.optim.configure.schedules import configure_lr_scheduler
 from cstorch.optim.lamb import Lamb
 from cstorch.optim.lion import Lion
 from cstorch.optim.muon import Muon

@@ -8,12 +8,13 @@ import torch
 
 from cstorch.optim.optimizer import (
     ParamsT,
+    UpdateRule,
     check_betas,
     check_not_negative,
     is_zero,
+    regularised,
     scalar_state,
 )
-from cstorch.optim.update_rule import UpdateRule, regularised
 
 
 class AdamBase(UpdateRule):

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from cstorch.optim.optimizer import ParamsT, check_not_negative, scalar_state
-from cstorch.optim.update_rule import UpdateRule, regularised
+from cstorch.optim.optimizer import ParamsT, UpdateRule, check_not_negative, regularised, scalar_state
 
 
 class ASGD(UpdateRule):

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from cstorch.optim.optimizer import ParamsT, check_betas, check_not_negative, is_zero
-from cstorch.optim.update_rule import UpdateRule
+from cstorch.optim.optimizer import ParamsT, UpdateRule, check_betas, check_not_negative, is_zero
 
 LARGEST_NORM = 10.0
 

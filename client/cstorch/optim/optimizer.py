@@ -1,4 +1,4 @@
-"""The base class of every optimizer: state made before the step is traced, updates in tensor operations only."""
+"""The base classes of every optimizer: Optimizer, and UpdateRule for one with an update per parameter."""
 
 import inspect
 from abc import ABCMeta, abstractmethod
@@ -9,7 +9,11 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from cstorch import state
+from cstorch._internal import state
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The base class of every optimizer: state made before the step is traced, updates in tensor operations only
+
 
 ParamsT: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 Number: TypeAlias = float | torch.Tensor  # a setting of a parameter group: schedules make it a tensor
@@ -224,3 +228,41 @@ def dense_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
     if gradient is not None and gradient.is_sparse:
         raise RuntimeError("sparse gradients are not supported: make the embedding with sparse=False")
     return gradient
+
+
+# --- The step of most optimizers: one update rule for every parameter -------------------------------------------------
+
+
+class UpdateRule(Optimizer):
+    """An optimizer that updates each parameter that has a gradient by itself."""
+
+    @abstractmethod
+    def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Update one parameter and its state, in place."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient = dense_gradient(parameter)
+                if gradient is not None:
+                    self.update(group, parameter, gradient)
+        return loss
+
+    def make_zeros(self, *names: str) -> None:
+        """Make state tensors of these names for every parameter, like it and zero."""
+        for parameter in self.parameters():
+            for name in names:
+                self.state[parameter][name] = torch.zeros_like(parameter)
+
+
+def regularised(group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """`g + weight_decay * p`, with g negated first where the group is to be maximised."""
+    if group.get("maximize", False):
+        gradient = -gradient
+    return gradient if is_zero(group["weight_decay"]) else gradient + group["weight_decay"] * parameter

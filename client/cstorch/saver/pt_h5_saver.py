@@ -7,9 +7,10 @@ from typing import Any
 import h5py
 from torch.utils import _pytree as pytree
 
+from cstorch._internal.checkpoint_files import layout
+from cstorch._internal.checkpoint_files.structure import check_structure
 from cstorch.errors import CheckpointError
-from cstorch.storage import layout, load, save
-from cstorch.storage.structure import check_structure
+from cstorch.storage import load, save
 
 Path = str | os.PathLike[str]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cirh.calls.highest_elements import mask_from_topk
+from waferbox.cirh.calls.highest_elements import mask_from_topk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Names of attributes in a checkpoint, as the real system calls them."""
 
-from cstorch.storage import layout
+from cstorch._internal.checkpoint_files import layout
 
 __SPEC__ = layout.SPEC
 __TYPE__ = layout.TYPE

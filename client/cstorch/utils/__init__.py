@@ -3,11 +3,11 @@
 from importlib import import_module
 from typing import Any
 
-from cstorch import absent
+from cstorch._internal import absent
 from cstorch.distributed.cs_config import CSConfig
 from cstorch.utils import benchmark, call_once, data, kernel, nest, num_kv_groups, profiler, progress, tracker, utils
 from cstorch.utils.data import DataExecutor, DataLoader, RestartableDataLoader, SyntheticDataset
-from cstorch.utils.loss import extract_loss
+from cstorch.utils.utils import extract_loss
 
 __all__ = [
     "CSConfig",

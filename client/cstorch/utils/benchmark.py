@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cstorch.batch import num_samples
+from cstorch._internal.batch import num_samples
 from cstorch.errors import ConfigurationError
 
 

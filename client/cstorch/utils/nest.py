@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
-from cstorch.tracing import LazyTensor
+from cstorch._internal.tracing import LazyTensor
 
 Scope = list[str]
 VisitFunction = Callable[[Any], Iterator[tuple[Scope, Any]]]

@@ -116,9 +116,9 @@ class Profiler:
         for activity in self._activities.values():
             activity.update(batch_size)
 
-    def tell_time(self, seconds: float) -> None:
+    def record_elapsed(self, seconds: float) -> None:
         """The step that was counted last has ended so many seconds after the first began, by the cluster's clock."""
-        self.rate_tracker.tracker.tell_time(seconds)
+        self.rate_tracker.tracker.record_elapsed(seconds)
 
     def write(self) -> None:
         """Leaves the results of all activities in outdir."""

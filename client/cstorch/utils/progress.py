@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from cstorch.backend.interface import Backend
+from cstorch._internal.backend.interface import Backend
 from cstorch.utils.profiler import Profiler
 
 logger = logging.getLogger("cstorch.progress")

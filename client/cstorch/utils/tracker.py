@@ -1,6 +1,6 @@
 """How many samples per second."""
 
-from cstorch import step_clock
+from cstorch._internal import step_clock
 
 
 class RateTracker:
@@ -36,7 +36,7 @@ class RateTracker:
         self._total_count += count
         self._count_since_query += count
 
-    def tell_time(self, seconds: float) -> None:
+    def record_elapsed(self, seconds: float) -> None:
         """The samples counted so far are done so many seconds after the first step began; from now on such times count.
 
         What is asked when several have come at once is not when they were made.

@@ -6,10 +6,12 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import torch
 from torch import nn
 
-from cstorch.distributed.worker_cache import get_dir_size
+from cstorch.distributed.worker import get_dir_size
 
 __all__ = ["FilterCallable", "convert_glob_to_regex", "get_dir_size", "make_param_filter", "override_env_vars"]
 
@@ -57,3 +59,21 @@ def override_env_vars(**kwargs: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+# --- The loss among what a model returns ------------------------------------------------------------------------------
+
+
+def extract_loss(model_outputs: Any) -> Any:
+    """The tensor itself; of several outputs the first; of an object its attribute `loss`.
+
+    Raises:
+        TypeError: it is none of these.
+    """
+    if isinstance(model_outputs, torch.Tensor):
+        return model_outputs
+    if isinstance(model_outputs, list | tuple) and model_outputs:
+        return model_outputs[0]
+    if hasattr(model_outputs, "loss"):
+        return model_outputs.loss
+    raise TypeError(f"a model returns its loss, a sequence that begins with it, or what has it, not {model_outputs!r}")

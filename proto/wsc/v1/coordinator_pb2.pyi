@@ -270,24 +270,24 @@ class StateShard(_message.Message):
     SHARD_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
-    TURN_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     address: _builtins.str
     """of the shard's StateService"""
     job: _builtins.str
-    turn: _builtins.int
-    """of the job's coordinators, counted from 0: what was written in an earlier turn may be lost"""
+    incarnation: _builtins.int
+    """of the job's coordinators, counted from 0: what was written in an earlier incarnation may be lost"""
     def __init__(
         self,
         *,
         shard: _builtins.int = ...,
         address: _builtins.str = ...,
         job: _builtins.str = ...,
-        turn: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "job", b"job", "shard", b"shard", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "job", b"job", "shard", b"shard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -346,7 +346,7 @@ class Resumption(_message.Message):
 
     SHOWN_STEP_FIELD_NUMBER: _builtins.int
     CONSUMED_STEP_FIELD_NUMBER: _builtins.int
-    TOLD_CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    ANNOUNCED_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     TAKEN_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     shown_step: _builtins.int
@@ -355,7 +355,7 @@ class Resumption(_message.Message):
     started: _builtins.bool
     """Started has come"""
     @_builtins.property
-    def told_checkpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def announced_checkpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """steps of those that were announced"""
 
     @_builtins.property
@@ -365,13 +365,13 @@ class Resumption(_message.Message):
         *,
         shown_step: _builtins.int = ...,
         consumed_step: _builtins.int = ...,
-        told_checkpoints: _abc.Iterable[_builtins.int] | None = ...,
+        announced_checkpoints: _abc.Iterable[_builtins.int] | None = ...,
         taken_checkpoints: _abc.Iterable[_builtins.int] | None = ...,
         started: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumed_step", b"consumed_step", "shown_step", b"shown_step", "started", b"started", "taken_checkpoints", b"taken_checkpoints", "told_checkpoints", b"told_checkpoints"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced_checkpoints", b"announced_checkpoints", "consumed_step", b"consumed_step", "shown_step", b"shown_step", "started", b"started", "taken_checkpoints", b"taken_checkpoints"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -784,7 +784,7 @@ class CoordinatorHello(_message.Message):
 Global___CoordinatorHello: _TypeAlias = CoordinatorHello  # noqa: Y015
 
 @_typing.final
-class TakeUpJobRequest(_message.Message):
+class AdoptJobRequest(_message.Message):
     """A job whose coordinator has died together with the ingress that ran it, and management with both: the ingress that is
     started in place of that one tells of it by what the coordinator had kept on its host.
     """
@@ -807,10 +807,10 @@ class TakeUpJobRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TakeUpJobRequest: _TypeAlias = TakeUpJobRequest  # noqa: Y015
+Global___AdoptJobRequest: _TypeAlias = AdoptJobRequest  # noqa: Y015
 
 @_typing.final
-class TakeUpJobResponse(_message.Message):
+class AdoptJobResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -822,7 +822,7 @@ class TakeUpJobResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TakeUpJobResponse: _TypeAlias = TakeUpJobResponse  # noqa: Y015
+Global___AdoptJobResponse: _TypeAlias = AdoptJobResponse  # noqa: Y015
 
 @_typing.final
 class Acquire(_message.Message):

@@ -49,10 +49,10 @@ class ManagementStub:
                 request_serializer=wsc_dot_v1_dot_management__pb2.CoordinateRequest.SerializeToString,
                 response_deserializer=wsc_dot_v1_dot_management__pb2.CoordinateResponse.FromString,
                 _registered_method=True)
-        self.TakeUpJob = channel.unary_unary(
-                '/wsc.v1.Management/TakeUpJob',
-                request_serializer=wsc_dot_v1_dot_management__pb2.TakeUpJobRequest.SerializeToString,
-                response_deserializer=wsc_dot_v1_dot_management__pb2.TakeUpJobResponse.FromString,
+        self.AdoptJob = channel.unary_unary(
+                '/wsc.v1.Management/AdoptJob',
+                request_serializer=wsc_dot_v1_dot_management__pb2.AdoptJobRequest.SerializeToString,
+                response_deserializer=wsc_dot_v1_dot_management__pb2.AdoptJobResponse.FromString,
                 _registered_method=True)
         self.ListNodes = channel.unary_unary(
                 '/wsc.v1.Management/ListNodes',
@@ -112,7 +112,7 @@ class ManagementServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def TakeUpJob(self, request, context):
+    def AdoptJob(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,10 +178,10 @@ def add_ManagementServicer_to_server(servicer, server):
                     request_deserializer=wsc_dot_v1_dot_management__pb2.CoordinateRequest.FromString,
                     response_serializer=wsc_dot_v1_dot_management__pb2.CoordinateResponse.SerializeToString,
             ),
-            'TakeUpJob': grpc.unary_unary_rpc_method_handler(
-                    servicer.TakeUpJob,
-                    request_deserializer=wsc_dot_v1_dot_management__pb2.TakeUpJobRequest.FromString,
-                    response_serializer=wsc_dot_v1_dot_management__pb2.TakeUpJobResponse.SerializeToString,
+            'AdoptJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdoptJob,
+                    request_deserializer=wsc_dot_v1_dot_management__pb2.AdoptJobRequest.FromString,
+                    response_serializer=wsc_dot_v1_dot_management__pb2.AdoptJobResponse.SerializeToString,
             ),
             'ListNodes': grpc.unary_unary_rpc_method_handler(
                     servicer.ListNodes,
@@ -311,7 +311,7 @@ class Management:
             _registered_method=True)
 
     @staticmethod
-    def TakeUpJob(request,
+    def AdoptJob(request,
             target,
             options=(),
             channel_credentials=None,
@@ -324,9 +324,9 @@ class Management:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/wsc.v1.Management/TakeUpJob',
-            wsc_dot_v1_dot_management__pb2.TakeUpJobRequest.SerializeToString,
-            wsc_dot_v1_dot_management__pb2.TakeUpJobResponse.FromString,
+            '/wsc.v1.Management/AdoptJob',
+            wsc_dot_v1_dot_management__pb2.AdoptJobRequest.SerializeToString,
+            wsc_dot_v1_dot_management__pb2.AdoptJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

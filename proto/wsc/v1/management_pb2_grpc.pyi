@@ -34,7 +34,7 @@ class ManagementStub:
     Register: _grpc.StreamStreamMultiCallable[_management_pb2.RegisterRequest, _management_pb2.RegisterResponse]
     CreateJob: _grpc.UnaryUnaryMultiCallable[_management_pb2.CreateJobRequest, _management_pb2.CreateJobResponse]
     Coordinate: _grpc.StreamStreamMultiCallable[_management_pb2.CoordinateRequest, _management_pb2.CoordinateResponse]
-    TakeUpJob: _grpc.UnaryUnaryMultiCallable[_management_pb2.TakeUpJobRequest, _management_pb2.TakeUpJobResponse]
+    AdoptJob: _grpc.UnaryUnaryMultiCallable[_management_pb2.AdoptJobRequest, _management_pb2.AdoptJobResponse]
     ListNodes: _grpc.UnaryUnaryMultiCallable[_management_pb2.ListNodesRequest, _management_pb2.ListNodesResponse]
     ListJobs: _grpc.UnaryUnaryMultiCallable[_management_pb2.ListJobsRequest, _management_pb2.ListJobsResponse]
     GetJob: _grpc.UnaryUnaryMultiCallable[_management_pb2.GetJobRequest, _management_pb2.GetJobResponse]
@@ -49,7 +49,7 @@ class ManagementAsyncStub(ManagementStub):
     Register: _aio.StreamStreamMultiCallable[_management_pb2.RegisterRequest, _management_pb2.RegisterResponse]  # type: ignore[assignment]
     CreateJob: _aio.UnaryUnaryMultiCallable[_management_pb2.CreateJobRequest, _management_pb2.CreateJobResponse]  # type: ignore[assignment]
     Coordinate: _aio.StreamStreamMultiCallable[_management_pb2.CoordinateRequest, _management_pb2.CoordinateResponse]  # type: ignore[assignment]
-    TakeUpJob: _aio.UnaryUnaryMultiCallable[_management_pb2.TakeUpJobRequest, _management_pb2.TakeUpJobResponse]  # type: ignore[assignment]
+    AdoptJob: _aio.UnaryUnaryMultiCallable[_management_pb2.AdoptJobRequest, _management_pb2.AdoptJobResponse]  # type: ignore[assignment]
     ListNodes: _aio.UnaryUnaryMultiCallable[_management_pb2.ListNodesRequest, _management_pb2.ListNodesResponse]  # type: ignore[assignment]
     ListJobs: _aio.UnaryUnaryMultiCallable[_management_pb2.ListJobsRequest, _management_pb2.ListJobsResponse]  # type: ignore[assignment]
     GetJob: _aio.UnaryUnaryMultiCallable[_management_pb2.GetJobRequest, _management_pb2.GetJobResponse]  # type: ignore[assignment]
@@ -81,11 +81,11 @@ class ManagementServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_management_pb2.CoordinateResponse], _abc.AsyncIterator[_management_pb2.CoordinateResponse]]: ...
 
     @_abc_1.abstractmethod
-    def TakeUpJob(
+    def AdoptJob(
         self,
-        request: _management_pb2.TakeUpJobRequest,
+        request: _management_pb2.AdoptJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_management_pb2.TakeUpJobResponse, _abc.Awaitable[_management_pb2.TakeUpJobResponse]]: ...
+    ) -> _typing.Union[_management_pb2.AdoptJobResponse, _abc.Awaitable[_management_pb2.AdoptJobResponse]]: ...
 
     @_abc_1.abstractmethod
     def ListNodes(

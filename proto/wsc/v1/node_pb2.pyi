@@ -686,7 +686,7 @@ Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
 @_typing.final
 class InputState(_message.Message):
     """Workers: the state of the user's loader after a step, as JSON text that only the client and the processes of input_fns
-    read (workers/child/).
+    read (waferbox/input_process/).
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -138,7 +138,7 @@ class JobRecord(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    TURN_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     LAST_EPOCH_FIELD_NUMBER: _builtins.int
     EXECUTION_FIELD_NUMBER: _builtins.int
     POINT_FIELD_NUMBER: _builtins.int
@@ -149,7 +149,7 @@ class JobRecord(_message.Message):
     MANAGEMENT_FIELD_NUMBER: _builtins.int
     CUT_OFF_FIELD_NUMBER: _builtins.int
     HELLO_FIELD_NUMBER: _builtins.int
-    turn: _builtins.int
+    incarnation: _builtins.int
     """how many coordinators the job had before"""
     last_epoch: _builtins.int
     management: _builtins.str
@@ -183,7 +183,7 @@ class JobRecord(_message.Message):
     def __init__(
         self,
         *,
-        turn: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
         last_epoch: _builtins.int = ...,
         execution: Global___RecordedExecution | None = ...,
         point: Global___RecordedPoint | None = ...,
@@ -197,7 +197,7 @@ class JobRecord(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "hello", b"hello", "point", b"point"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "causes", b"causes", "cut_off", b"cut_off", "execution", b"execution", "hello", b"hello", "last_epoch", b"last_epoch", "loaders", b"loaders", "management", b"management", "placed", b"placed", "point", b"point", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "causes", b"causes", "cut_off", b"cut_off", "execution", b"execution", "hello", b"hello", "incarnation", b"incarnation", "last_epoch", b"last_epoch", "loaders", b"loaders", "management", b"management", "placed", b"placed", "point", b"point"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,12 +10,11 @@ import torch
 from compiled_steps import Traced
 from torch import nn
 
-from appliance.compiler import cache as cache_module
-from appliance.compiler.artifacts import KEY_FILE, REPORT_DATA, REPORT_PAGE, Artifacts
-from appliance.compiler.cache import artifact_key, read_plan
+from appliance.compiler import artifacts as cache_module
+from appliance.compiler.artifacts import KEY_FILE, REPORT_DATA, REPORT_PAGE, Artifacts, artifact_key, read_plan
 from appliance.compiler.core.target import ExecutionStrategy, Target
 from appliance.coordinator.compilation import report_of
-from nodes.folders import CACHE_VARIABLE
+from waferbox.host.folders import CACHE_VARIABLE
 from wsc.v1 import plan_pb2
 
 TARGET = Target(num_csx=2, num_shards=1)

@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_leaves
 
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import ExecutionStrategy
+from cstorch._internal.state import Registry, named_getters
 from cstorch.errors import CompileError as LoweringError
 from cstorch.optim import SGD, AdamW, Optimizer
-from cstorch.state import Registry, named_getters
 from wsc.v1 import plan_pb2
 
 PIPELINE = ExecutionStrategy.PIPELINE

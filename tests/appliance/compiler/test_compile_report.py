@@ -19,7 +19,7 @@ from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.page import report_page
 from appliance.compiler.report.report import Report
 from appliance.compiler.report.timeline import GRADIENTS, WAFER, WEIGHTS, ScheduleStuck, play
-from appliance.compiler.wafer.memory_plan import check_memory
+from appliance.compiler.wafer_schedule.memory_plan import check_memory
 from wsc.v1 import plan_pb2
 
 

@@ -12,10 +12,10 @@ from plan_simulator import Simulation
 from simulated_links import Deadlock, Hazard
 from torch import nn
 
-from appliance.compiler.memoryx import schedule as memoryx_schedule
+from appliance.compiler.memoryx_schedule import schedule as memoryx_schedule
 from appliance.compiler.plan_check.check import PlanError, check_plan
-from appliance.compiler.wafer import arena
-from nodes.steps.arena import ArenaCounts, is_in_arena
+from appliance.compiler.wafer_schedule import arena
+from waferbox.runtime.arena import ArenaCounts, is_in_arena
 from wsc.v1 import plan_pb2
 
 WIDE = 80  # more than INLINE_BYTES in a square matrix of float64
@@ -194,11 +194,11 @@ def test_counts_by_brute_force() -> None:
         for step in (1, 2, 3):
             for group in range(1, number + 1):
                 if group in own:
-                    relative = counts.told_after(group, own)
+                    relative = counts.released_count_after(group, own)
                     told = told if relative is None else counts.count(relative, step)
                     # What is true by now: everything up to this receiver's next group.
                     following = [counts.number(g, s) for s in (step, step + 1) for g in own]
                     true = min(n for n in following if n > counts.number(group, step))
                     assert told <= true
                     assert max((c for c in awaited if c <= true), default=0) <= told
-        assert set(counts.told_between(before, 3 * number)) >= {c for c in awaited if c <= 3 * number}
+        assert set(counts.awaited_between(before, 3 * number)) >= {c for c in awaited if c <= 3 * number}

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from appliance.compiler.artifacts import Artifacts
-from appliance.compiler.pipeline import PASSES, Target, compile_module
-from appliance.compiler.stages import STAGES
-from cirh.modules.verify import verify
-from cirh.text.parser import parse_module
-from cirh.text.printer import print_module
-from nodes.folders import CACHE_VARIABLE, cache_root
+from appliance.compiler.pipeline import PASSES, STAGES, Target, compile_module
+from waferbox.cirh.modules.verify import verify
+from waferbox.cirh.text.parser import parse_module
+from waferbox.cirh.text.printer import print_module
+from waferbox.host.folders import CACHE_VARIABLE, cache_root
 
 TARGET = Target(num_csx=2, num_shards=1)
 TEXT = """module {

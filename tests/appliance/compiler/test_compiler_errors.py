@@ -10,11 +10,11 @@ from compiled_steps import BATCH, Traced, kinds
 from torch import nn
 
 from appliance.compiler.core.errors import CompileError
-from appliance.compiler.core.layer_names import layer_of
+from appliance.compiler.core.rewriter import layer_of
 from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.pipeline import Target, compile_module
-from appliance.compiler.wafer.memory_plan import plan_memory
-from cirh.dialect.errors import CirhError
+from appliance.compiler.wafer_schedule.memory_plan import plan_memory
+from waferbox.cirh import CirhError
 
 X = torch.randn(BATCH, 6, dtype=torch.float64)
 

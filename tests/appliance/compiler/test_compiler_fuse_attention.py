@@ -15,18 +15,17 @@ from xdsl.ir import SSAValue
 
 from appliance.compiler.passes.canonicalise import canonicalise
 from appliance.compiler.passes.fold import fold_constants
-from appliance.compiler.passes.fuse_attention import fuse_attention
-from appliance.compiler.passes.known_values import KnownValues
-from cirh.dialect.attributes import attrs
-from cirh.dialect.locations import source_of
-from cirh.dialect.operations import body_ops
-from cirh.dialect.source import Source
-from cirh.dialect.types import tensor_type
-from cirh.execution.kernel import Kernel
-from cirh.modules.builder import GraphBuilder
-from cirh.modules.verify import verify
-from cirh.text.parser import parse_module
-from cirh.text.printer import print_module
+from appliance.compiler.passes.fuse_attention import KnownValues, fuse_attention
+from waferbox.cirh.dialect.attributes import attrs
+from waferbox.cirh.dialect.locations import source_of
+from waferbox.cirh.dialect.operations import body_ops
+from waferbox.cirh.dialect.source import Source
+from waferbox.cirh.dialect.types import tensor_type
+from waferbox.cirh.execution.kernel import Kernel
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.modules.verify import verify
+from waferbox.cirh.text.parser import parse_module
+from waferbox.cirh.text.printer import print_module
 
 pytestmark = pytest.mark.parity
 

@@ -19,15 +19,15 @@ from appliance.compiler.passes.canonicalise import canonicalise
 from appliance.compiler.passes.fuse_bias import fuse_bias
 from appliance.compiler.passes.fuse_cross_entropy import fuse_cross_entropy
 from appliance.compiler.passes.fuse_layer_norm import fuse_layer_norm
-from cirh.dialect.locations import source_of
-from cirh.dialect.operations import body_ops, func_of
-from cirh.dialect.source import Source
-from cirh.dialect.types import info, shape, tensor_type
-from cirh.execution.kernel import Kernel
-from cirh.modules.builder import GraphBuilder
-from cirh.modules.verify import verify
-from cirh.text.parser import parse_module
-from cirh.text.printer import print_module
+from waferbox.cirh.dialect.locations import source_of
+from waferbox.cirh.dialect.operations import body_ops, func_of
+from waferbox.cirh.dialect.source import Source
+from waferbox.cirh.dialect.types import info, shape, tensor_type
+from waferbox.cirh.execution.kernel import Kernel
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.modules.verify import verify
+from waferbox.cirh.text.parser import parse_module
+from waferbox.cirh.text.printer import print_module
 
 pytestmark = pytest.mark.parity
 

@@ -12,11 +12,11 @@ from torch import nn
 
 import cerebras_torch
 import cstorch
-from cirh.text.parser import parse_module
+from cstorch._internal.state import Registry, named_getters
+from cstorch._internal.tracing import LazyTensor
 from cstorch.optim import SGD, AdamW, Optimizer
-from cstorch.state import Registry, named_getters
-from cstorch.tracing import LazyTensor
-from lair.lower import NotLowered, lower
+from waferbox.cirh.text.parser import parse_module
+from waferbox.lair.lower import NotLowered, lower
 
 pytestmark = pytest.mark.parity
 

@@ -13,8 +13,7 @@ from random_images import IMAGE_OPERATIONS
 from random_programs import traced_program
 
 from appliance.compiler.core.errors import CompileError
-from appliance.compiler.sharding.rules.placement import R, sharded
-from appliance.compiler.sharding.rules.rule import RULES, Outcome, Query
+from appliance.compiler.sharding.rules.rule import RULES, Outcome, Query, R, sharded
 
 pytestmark = pytest.mark.parity
 

@@ -10,8 +10,8 @@ from model_zoo_images import DLRM, ResNet, ViT, clicks, images
 from torch import nn
 from torch.nn import functional as F
 
+from cstorch._internal.state import Registry, named_getters
 from cstorch.optim import SGD, AdamW, Optimizer
-from cstorch.state import Registry, named_getters
 
 pytestmark = pytest.mark.parity
 

@@ -8,8 +8,8 @@ from compiled_steps import Getters, Step, Traced
 from metric_cases import CASES, CLASSES, batches
 from torch import nn
 
+from cstorch._internal.state import Registry, named_getters
 from cstorch.metrics import MeanMetric
-from cstorch.state import Registry, named_getters
 
 pytestmark = pytest.mark.parity
 

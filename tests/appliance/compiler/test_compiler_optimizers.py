@@ -9,10 +9,10 @@ from optimizer_cases import BASIC, Case
 from torch import nn
 from torch.nn import functional as F
 
-from cirh.modules.verify import verify
-from cirh.text.parser import parse_module
-from cstorch.state import Registry, named_getters
-from lair.lower import lower
+from cstorch._internal.state import Registry, named_getters
+from waferbox.cirh.modules.verify import verify
+from waferbox.cirh.text.parser import parse_module
+from waferbox.lair.lower import lower
 from wsc.v1 import plan_pb2
 
 pytestmark = pytest.mark.parity

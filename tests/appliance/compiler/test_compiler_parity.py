@@ -9,10 +9,10 @@ from compiled_steps import BATCH, Getters, Step, Traced
 from torch import nn
 from torch.nn import functional as F
 
+from cstorch._internal.state import Registry, named_getters
 from cstorch.metrics import AccuracyMetric
 from cstorch.optim import SGD, AdamW, Optimizer
 from cstorch.optim.lr_scheduler import LinearLR
-from cstorch.state import Registry, named_getters
 
 pytestmark = pytest.mark.parity
 

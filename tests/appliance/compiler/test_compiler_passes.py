@@ -18,16 +18,16 @@ from appliance.compiler.passes.cse import join_common_subexpressions
 from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.passes.fold import LARGEST, fold_constants
 from appliance.compiler.pipeline import PASSES, Pass
-from cirh.dialect.attributes import SplatAttr, dense
-from cirh.dialect.operations import Const, body_ops, func_of, return_of
-from cirh.dialect.types import info, tensor_type
-from cirh.execution.kernel import Kernel
-from cirh.modules.builder import GraphBuilder
-from cirh.modules.graph import signature
-from cirh.modules.verify import verify
-from cirh.text.parser import parse_module
-from cirh.text.printer import print_module
 from cstorch.errors import CompileError as LoweringError
+from waferbox.cirh.dialect.attributes import SplatAttr, dense
+from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
+from waferbox.cirh.dialect.types import info, tensor_type
+from waferbox.cirh.execution.kernel import Kernel
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.modules.graph import signature
+from waferbox.cirh.modules.verify import verify
+from waferbox.cirh.text.parser import parse_module
+from waferbox.cirh.text.printer import print_module
 
 pytestmark = pytest.mark.parity
 

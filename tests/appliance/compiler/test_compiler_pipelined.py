@@ -19,8 +19,7 @@ from torch import nn
 
 from appliance.compiler.artifacts import REPORT_DATA
 from appliance.compiler.core.errors import CompileError
-from appliance.compiler.core.micro_batching import MicroBatching
-from appliance.compiler.core.target import ExecutionStrategy, Target
+from appliance.compiler.core.target import ExecutionStrategy, MicroBatching, Target
 from appliance.compiler.micro_batches import compile_in_micro_batches
 from appliance.compiler.pipeline import compile_module
 from appliance.compiler.pipelined import plan as pipelined_plan
@@ -28,8 +27,8 @@ from appliance.compiler.pipelined.memory import PipelineMemory
 from appliance.compiler.pipelined.program import _Program
 from appliance.compiler.plan_check.check import PlanError, check_plan
 from appliance.compiler.report.builder import make_report
-from appliance.compiler.report.micro_batch_notes import micro_batch_notes
 from appliance.compiler.report.page import report_page
+from appliance.compiler.report.report import micro_batch_notes
 from appliance.page.compile_report import read_report
 from waferbox.commands.compile_report import report_tables
 from wsc.v1 import plan_pb2

@@ -16,13 +16,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from appliance.compiler.cache import artifact_key
+from appliance.compiler.artifacts import artifact_key
 from appliance.compiler.core.precision_table import LEVELS, Compute, row_of
 from appliance.compiler.partition import precision as precision_pass
 from appliance.compiler.pipeline import Half, Precision, Target
 from appliance.compiler.report.builder import make_report
-from cirh.calls.cbfloat16 import round_to_cbfloat16
-from cirh.table.lookup import names
+from waferbox.cirh.calls.cbfloat16 import round_to_cbfloat16
+from waferbox.cirh.table.lookup import names
 from wsc.v1 import plan_pb2
 
 pytestmark = pytest.mark.parity

@@ -28,12 +28,11 @@ from torch import nn
 
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import ExecutionStrategy
-from appliance.compiler.partition import waits
+from appliance.compiler.partition import layers
 from appliance.compiler.sharding.rules import pointwise as rules_pointwise
-from appliance.compiler.sharding.rules.placement import SUM, R, sharded
-from appliance.compiler.sharding.rules.rule import RULES, Outcome, Query
-from cirh.table.lookup import ANNOTATIONS, names, spec
+from appliance.compiler.sharding.rules.rule import RULES, SUM, Outcome, Query, R, sharded
 from cstorch.errors import CompileError as LoweringError
+from waferbox.cirh.table.lookup import ANNOTATIONS, names, spec
 
 pytestmark = pytest.mark.parity
 
@@ -279,7 +278,7 @@ def test_a_buffer_that_is_written_before_its_readers_are_done_is_noticed() -> No
     run = wide(products)
     run()
     with (
-        mock.patch("appliance.compiler.wafer.schedule.unheard_shards", return_value=[]),
+        mock.patch("appliance.compiler.wafer_schedule.schedule.unacknowledged_shards", return_value=[]),
         pytest.raises(Hazard),
     ):
         run()
@@ -288,10 +287,10 @@ def test_a_buffer_that_is_written_before_its_readers_are_done_is_noticed() -> No
 def test_a_weight_that_is_overwritten_while_it_is_read_is_noticed() -> None:
     run = wide(decay)
     run()
-    with mock.patch("appliance.compiler.wafer.schedule.release"), pytest.raises(CompileError):
+    with mock.patch("appliance.compiler.wafer_schedule.schedule.release"), pytest.raises(CompileError):
         run()
     with (
-        mock.patch("appliance.compiler.memoryx.commits.Commits._is_released", return_value=True),
+        mock.patch("appliance.compiler.memoryx_schedule.commits.Commits._is_released", return_value=True),
         pytest.raises(Hazard),
     ):
         run()
@@ -301,7 +300,7 @@ def test_a_wait_that_is_forgotten_is_noticed() -> None:
     run = wide(late)
     run()
     with (
-        mock.patch.object(waits.Waits, "returned", return_value=frozenset()),
+        mock.patch.object(layers.Waits, "returned", return_value=frozenset()),
         pytest.raises((Deadlock, CompileError)),
     ):
         run()

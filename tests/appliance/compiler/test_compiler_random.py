@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import Half, Precision
 from appliance.compiler.pipeline import Target, compile_module
-from cirh.modules.builder import WAFERS
-from cstorch.tracing import COUNTER, random_counter
+from cstorch._internal.tracing import COUNTER, random_counter
+from waferbox.cirh.modules.builder import WAFERS
 
 pytestmark = pytest.mark.parity
 

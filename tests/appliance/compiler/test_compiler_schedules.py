@@ -10,11 +10,11 @@ from schedule_cases import CASES
 from torch import nn
 from torch.nn import functional as F
 
+from cstorch._internal.state import Registry, named_getters
 from cstorch.optim import AdamW, Optimizer
 from cstorch.optim.lr_scheduler import LinearLR, ScalePerParamLR, SequentialLR, StepLR
 from cstorch.optim.scheduler import Scheduler
 from cstorch.optim.weight_decay_scheduler import CosineDecayWD
-from cstorch.state import Registry, named_getters
 
 pytestmark = pytest.mark.parity
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from appliance.compiler.core.errors import CompileError
 from cstorch import sparse
+from cstorch._internal.state import Registry, named_getters
 from cstorch.optim import SGD
-from cstorch.state import Registry, named_getters
 
 pytestmark = pytest.mark.parity
 

@@ -10,10 +10,10 @@ from model_zoo_contrastive import Towers, clip, pairs
 from torch import nn
 from torch.nn import functional as F
 
-from cirh.modules.graph import body_ops
-from cirh.text.parser import parse_module
+from cstorch._internal.state import Registry, named_getters
 from cstorch.optim import AdamW
-from cstorch.state import Registry, named_getters
+from waferbox.cirh.modules.graph import body_ops
+from waferbox.cirh.text.parser import parse_module
 
 pytestmark = pytest.mark.parity
 

@@ -17,16 +17,16 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from appliance.compiler.cache import artifact_key
+from appliance.compiler.artifacts import artifact_key
 from appliance.compiler.core.target import ExecutionStrategy
 from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.pipeline import CompileError, Half, Precision, Target
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.page import report_page
-from appliance.compiler.wafer.memory_plan import plan_memory
-from appliance.growth.prediction import predict
-from appliance.growth.rates import Compute, Rates
-from interconnect.links.elements import torch_dtype
+from appliance.compiler.wafer_schedule.memory_plan import plan_memory
+from waferbox.links.elements import torch_dtype
+from waferbox.prediction.prediction import predict
+from waferbox.prediction.simulation import Compute, Rates
 from wsc.v1 import plan_pb2
 
 pytestmark = pytest.mark.parity

@@ -7,8 +7,8 @@ import torch
 from compiled_steps import Getters, Step, Traced
 from hugging_face_models import MODELS, loss
 
+from cstorch._internal.state import Registry, named_getters
 from cstorch.optim import AdamW
-from cstorch.state import Registry, named_getters
 
 pytestmark = pytest.mark.parity
 

@@ -9,13 +9,13 @@ from compiled_steps import Traced
 from torch import nn
 
 from appliance.compiler.core.errors import CompileError, WaferMemoryError
-from appliance.compiler.core.micro_batching import MicroBatching
+from appliance.compiler.core.target import MicroBatching
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.micro_batches import compile_in_micro_batches
 from appliance.compiler.pipeline import Target
 from appliance.compiler.plan_check.check import check_plan
 from appliance.compiler.report.builder import make_report
-from appliance.compiler.report.micro_batch_notes import micro_batch_notes
+from appliance.compiler.report.report import micro_batch_notes
 from wsc.v1 import plan_pb2
 
 ROWS, WIDTH, LAYERS = 768, 16, 12

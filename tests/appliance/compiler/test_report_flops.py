@@ -9,11 +9,11 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from xdsl.ir import Block, Operation
 
 from appliance.compiler.cost.flops import flops, is_product, moved_bytes
-from cirh.dialect.attributes import attribute
-from cirh.dialect.operations import Const, body_ops, operation_class
-from cirh.dialect.types import tensor_type
-from cirh.execution.kernel import Kernel
-from cirh.modules.builder import GraphBuilder
+from waferbox.cirh.dialect.attributes import attribute
+from waferbox.cirh.dialect.operations import Const, body_ops, operation_class
+from waferbox.cirh.dialect.types import tensor_type
+from waferbox.cirh.execution.kernel import Kernel
+from waferbox.cirh.modules.builder import GraphBuilder
 
 CONVOLUTION = {"stride": [2, 1], "padding": [1, 0], "dilation": [1, 1], "transposed": False, "output_padding": [0, 0]}
 TRANSPOSED = {**CONVOLUTION, "transposed": True}

@@ -9,9 +9,9 @@ from compiled_steps import Getters, Step, Traced
 from model_zoo_text import IGNORED, MODELS, TextModel
 from torch import nn
 
+from cstorch._internal.state import Registry, named_getters
 from cstorch.metrics import AccuracyMetric, PerplexityMetric
 from cstorch.optim import SGD, AdamW, Optimizer
-from cstorch.state import Registry, named_getters
 
 pytestmark = pytest.mark.parity
 

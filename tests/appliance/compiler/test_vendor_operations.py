@@ -31,18 +31,18 @@ from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import ExecutionStrategy
 from appliance.compiler.passes.vendor.norms import replace_norms
 from appliance.compiler.passes.vendor.random_keys import COUNTER, add_random_keys
-from appliance.compiler.passes.vendor.slices import replace_slices
+from appliance.compiler.passes.vendor.replacements import replace_slices
 from appliance.compiler.pipeline import Target, compile_module
 from appliance.compiler.plan_check.check import check_plan
-from appliance.compiler.plan_check.errors import PlanError
-from cirh.dialect.operations import Const, body_ops
-from cirh.dialect.types import tensor_type
-from cirh.execution.kernel import Kernel
-from cirh.modules.builder import GraphBuilder
-from cirh.modules.graph import signature
-from cirh.modules.verify import verify
-from cirh.text.parser import parse_module
-from cirh.text.printer import print_module
+from appliance.compiler.plan_check.roles import PlanError
+from waferbox.cirh.dialect.operations import Const, body_ops
+from waferbox.cirh.dialect.types import tensor_type
+from waferbox.cirh.execution.kernel import Kernel
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.modules.graph import signature
+from waferbox.cirh.modules.verify import verify
+from waferbox.cirh.text.parser import parse_module
+from waferbox.cirh.text.printer import print_module
 
 pytestmark = pytest.mark.parity
 

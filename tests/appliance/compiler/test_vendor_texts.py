@@ -15,12 +15,12 @@ from vendor_networks import NETWORKS, PARTS, Part
 from appliance.compiler.passes.vendor.random_keys import COUNTER
 from appliance.compiler.pipeline import Target, compile_module
 from appliance.compiler.plan_check.check import check_plan
-from cirh.dialect import types
-from cirh.dialect.operations import func_of
-from cirh.modules.graph import signature
-from cirh.modules.verify import verify
-from cirh.text.parser import parse_module
-from cirh.text.printer import print_module
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.operations import func_of
+from waferbox.cirh.modules.graph import signature
+from waferbox.cirh.modules.verify import verify
+from waferbox.cirh.text.parser import parse_module
+from waferbox.cirh.text.printer import print_module
 
 pytestmark = pytest.mark.parity
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from appliance.coordinator.nodes.attachment import Attachment
+from appliance.coordinator.nodes.job_nodes import Attachment
 from appliance.coordinator.nodes.topology import Member
 from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc, plan_pb2
 

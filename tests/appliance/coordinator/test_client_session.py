@@ -8,7 +8,7 @@ import pytest
 
 from appliance.coordinator import session as session_module
 from appliance.coordinator.session import DYING_SECONDS, ClientSession
-from interconnect.threads import GuardedThread
+from waferbox.host.threads import GuardedThread
 
 
 def session_behind(ingress: str) -> ClientSession:

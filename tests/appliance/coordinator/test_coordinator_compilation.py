@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from appliance.coordinator.compilation import CompileRefused, cached_compiler
-from cirh.dialect.types import tensor_type
-from cirh.modules.builder import GraphBuilder
-from cirh.text.printer import print_module
+from waferbox.cirh.dialect.types import tensor_type
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
 
 

@@ -8,21 +8,20 @@ from typing import Any
 import numpy
 import pytest
 
-from appliance.coordinator import management_link, record, serving
-from appliance.coordinator.execution import execution_points
-from appliance.coordinator.recovery import point_schedule, recovery
+from appliance.coordinator import management_link, points, record, serving
+from appliance.coordinator.execution import recovery_points
+from appliance.coordinator.recovery import recovery
 from appliance.coordinator.session import ClientSession
 from appliance.ingress.process import Ingress, IngressSettings
 from appliance.management import supervisor
 from appliance.management.supervisor import Supervisor
+from cstorch._internal.session import coordinator_link
+from cstorch._internal.session import job as session_job
+from cstorch._internal.session.execution.run import ExecutionStream
+from cstorch._internal.session.job import ClientJob
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterError, NodeLostError
-from cstorch.session import coordinator_link
-from cstorch.session import job as session_job
-from cstorch.session.execution.stream import ExecutionStream
-from cstorch.session.job import Job
-from nodes.lifecycle import registration
-from nodes.telemetry import outbox
+from waferbox.runtime import outbox, registration
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -42,7 +41,7 @@ class Script:
     def __init__(self, cluster: Any, artifact: str = "artifact-good", ingress: str = "", num_csx: int = 1) -> None:
         self.cluster = cluster
         self.artifact = artifact
-        self.job = Job(ingress or cluster.address, ClusterConfig(run_ahead_steps=4, num_csx=num_csx), "")
+        self.job = ClientJob(ingress or cluster.address, ClusterConfig(run_ahead_steps=4, num_csx=num_csx), "")
         self.job.compile(artifact.removeprefix("artifact-"), OPTIONS)
         self.job.prepare_input(INPUT)
         self.stream: ExecutionStream
@@ -92,9 +91,9 @@ class Script:
 
     def kill_coordinator(self) -> None:
         """And wait until the script has another."""
-        turn = self.job.turn
+        incarnation = self.job.incarnation
         self.coordinator().kill()
-        self.cluster.until(lambda: self.job.turn > turn)
+        self.cluster.until(lambda: self.job.incarnation > incarnation)
 
     def coordinator(self) -> Any:
         return self.cluster.service._jobs.live(self.job.name).process
@@ -158,7 +157,7 @@ def test_whose_management_had_been_started_anew(
     cluster.until(lambda: cluster.jobs())
     cluster.wait_for_nodes(4)
     coordinator.kill()
-    cluster.until(lambda: one.job.turn)
+    cluster.until(lambda: one.job.incarnation)
     go.set()
     one.finish(NUM_STEPS)
     causes = [restart.cause for restart in one.info().restarts]
@@ -186,7 +185,7 @@ def test_with_its_management(
     assert bool(cluster.jobs()) == before
     if not before:
         coordinator.kill()
-    cluster.until(lambda: one.job.turn)
+    cluster.until(lambda: one.job.incarnation)
     go.set()
     one.finish(NUM_STEPS)
     causes = [restart.cause for restart in one.info().restarts]
@@ -227,16 +226,16 @@ def test_while_another_has_the_job_it_is_not_taken_up(cluster: Any, script: Call
     another = record.JobRecord(record.record_folder(cluster.settings.cache_root, name))
     with pytest.raises(record.RecordTaken):
         another.hold()
-    (hello,) = record.left_records(cluster.settings.cache_root, cluster.address).values()
+    (hello,) = record.orphaned_records(cluster.settings.cache_root, cluster.address).values()
     assert (hello.job, hello.token, len(hello.nodes)) == (name, "", 4)
-    assert not record.left_records(cluster.settings.cache_root, "127.0.0.1:1")
+    assert not record.orphaned_records(cluster.settings.cache_root, "127.0.0.1:1")
 
 
 def test_from_the_last_point_that_was_complete(
     cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(execution_points.INTERVAL_VARIABLE, "0")
-    monkeypatch.setattr(point_schedule, "LEAD_SECONDS", 0.0)
+    monkeypatch.setenv(recovery_points.INTERVAL_VARIABLE, "0")
+    monkeypatch.setattr(points, "LEAD_SECONDS", 0.0)
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
     monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
     one = script()
@@ -285,7 +284,7 @@ def test_at_an_ingress(cluster: Any, script: Callable[..., Script], tmp_path: Pa
         go = hold(cluster, 15)
         one.run(10)
         ingress._coordinators._children[one.job.name].kill()
-        cluster.until(lambda: one.job.turn)
+        cluster.until(lambda: one.job.incarnation)
         go.set()
         one.finish(NUM_STEPS)
         one.close()
@@ -342,7 +341,7 @@ def test_with_its_ingress(
         if management == "dies before and comes after":
             cluster.start_management(address)
         ingress = start_ingress(cluster, ingress.address)
-        cluster.until(lambda: one.job.turn, 30.0)
+        cluster.until(lambda: one.job.incarnation, 30.0)
         go.set()
         one.finish(NUM_STEPS)
         assert one.info().num_restarts == 1
@@ -368,7 +367,7 @@ def test_a_script_on_another_host_that_was_cut_off_comes_back(
     go = hold(cluster, 15)
     one.run(10)
     one.job._link.current.channel.close()
-    cluster.until(lambda: one.job.turn)
+    cluster.until(lambda: one.job.incarnation)
     monkeypatch.setattr(ClientSession, "check_connection", check)
     go.set()
     one.finish(NUM_STEPS)
@@ -409,7 +408,7 @@ def test_a_script_on_another_host_may_leave_an_execution(
     one.begin(5)
     one.start()
     one.finish(5)
-    assert not one.job.turn
+    assert not one.job.incarnation
 
 
 def test_with_an_ingress_that_does_not_come_back(
@@ -483,11 +482,11 @@ def test_while_another_node_is_replaced(cluster: Any, script: Callable[..., Scri
     one.run(10)
     cluster.kill(2)
     cluster.until(lambda: one.info().waiting_for)
-    turn = one.job.turn
+    incarnation = one.job.incarnation
     one.coordinator().kill()
     cluster.add(wafer=1)
     go.set()
-    cluster.until(lambda: one.job.turn > turn)
+    cluster.until(lambda: one.job.incarnation > incarnation)
     one.finish(NUM_STEPS)
 
 
@@ -528,12 +527,12 @@ def test_with_a_node_at_once(cluster: Any, script: Callable[..., Script]) -> Non
 
 def test_calls_that_are_under_way_are_made_again(cluster: Any, script: Callable[..., Script]) -> None:
     one = script()
-    turn = one.job.turn
+    incarnation = one.job.incarnation
     one.coordinator().kill()
     assert one.job.compile("good", OPTIONS).artifact == "artifact-good"
     one.job.prepare_input(INPUT)
     assert len(one.job.shards()) == 1
-    cluster.until(lambda: one.job.turn > turn)
+    cluster.until(lambda: one.job.incarnation > incarnation)
 
 
 def test_again_and_again_ends_the_job(cluster: Any, script: Callable[..., Script]) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
-from appliance.coordinator.failures.verdict import GRACE_SECONDS, Verdict
+from appliance.coordinator.execution.failures import GRACE_SECONDS, Verdict
 from appliance.coordinator.reporting import JobReporter
-from interconnect.links.link import LinkLost
-from nodes.lifecycle.node_job import JobContext, JobFailure
+from waferbox.links.link import LinkLost
+from waferbox.runtime.node_job import JobContext, JobFailure
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 2, "workers": 2}

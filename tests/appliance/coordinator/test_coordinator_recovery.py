@@ -8,12 +8,12 @@ from typing import Any
 import numpy
 import pytest
 
-from appliance.coordinator import serving
+from appliance.coordinator import points, serving
 from appliance.coordinator.compilation import CompileRefused
-from appliance.coordinator.execution import epoch, execution_points
-from appliance.coordinator.nodes.job_nodes import JobNodes
-from appliance.coordinator.recovery import point_schedule, recovery
-from nodes.telemetry import outbox
+from appliance.coordinator.execution import epoch, recovery_points
+from appliance.coordinator.nodes.job_nodes import JobMembers
+from appliance.coordinator.recovery import recovery
+from waferbox.runtime import outbox
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -125,8 +125,8 @@ def test_a_node_that_dies_while_it_is_attached_to_is_replaced(cluster: Any, clie
 def test_a_job_goes_on_from_the_last_point_that_is_complete(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(execution_points.INTERVAL_VARIABLE, "0")
-    monkeypatch.setattr(point_schedule, "LEAD_SECONDS", 0.0)
+    monkeypatch.setenv(recovery_points.INTERVAL_VARIABLE, "0")
+    monkeypatch.setattr(points, "LEAD_SECONDS", 0.0)
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
     monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
     cluster.add(**FULL)
@@ -239,14 +239,14 @@ def test_a_death_that_is_told_of_twice_counts_once(
 ) -> None:
     """Its connection and management tell of it; the second when another is being looked for already."""
     recoveries: list[recovery.Recovery] = []
-    start, replace_nodes = recovery.Recovery.start, JobNodes.replace
+    start, replace_nodes = recovery.Recovery.start, JobMembers.replace
     told = []
 
     def start_and_note(self: recovery.Recovery) -> None:
         recoveries.append(self)
         start(self)
 
-    def tell_again(self: JobNodes, dead: Any, ask: Any) -> Any:
+    def tell_again(self: JobMembers, dead: Any, ask: Any) -> Any:
         if not told:
             told.extend(dead)
             for member in dead:
@@ -254,7 +254,7 @@ def test_a_death_that_is_told_of_twice_counts_once(
         return replace_nodes(self, dead, ask)
 
     monkeypatch.setattr(recovery.Recovery, "start", start_and_note)
-    monkeypatch.setattr(JobNodes, "replace", tell_again)
+    monkeypatch.setattr(JobMembers, "replace", tell_again)
     cluster.add(**FULL)
     one = client(max_num_restarts=1, run_ahead_steps=4)
     one.compile()

@@ -6,19 +6,21 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from appliance.coordinator.execution.recovery_points import RecoveryPoints
-from appliance.coordinator.recovery.copies import Keeper, choose_copiers
+from appliance.coordinator.points import ShareHolder, choose_copiers
 from wsc.v1 import node_pb2
 
 
-def keepers(*places: str) -> list[Keeper]:
+def keepers(*places: str) -> list[ShareHolder]:
     """Of each its host and its folder: "A1" is folder 1 on host A, "A" one that is not known."""
-    return [Keeper(name=str(n), host=place[0], folder=place if place[1:] else "") for n, place in enumerate(places)]
+    return [
+        ShareHolder(name=str(n), host=place[0], folder=place if place[1:] else "") for n, place in enumerate(places)
+    ]
 
 
 def test_who_share_a_folder_copy_nothing() -> None:
     assert choose_copiers(keepers("A1")) == {}
     assert choose_copiers(keepers("A1", "A1", "A1")) == {}
-    one_volume = [Keeper(name=str(n), host=str(n), folder="the same") for n in range(3)]
+    one_volume = [ShareHolder(name=str(n), host=str(n), folder="the same") for n in range(3)]
     assert choose_copiers(one_volume) == {}
 
 

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from appliance.coordinator.execution.recovery_points import FIRST_POINT, LAST_POINT
-from appliance.coordinator.executions import Executions
+from appliance.coordinator.execution_slot import ExecutionSlot
 from appliance.coordinator.recovery import recovery
 from wsc.v1 import coordinator_pb2, node_pb2
 
@@ -96,13 +96,13 @@ def test_an_execution_begins_with_the_end_of_the_one_before(cluster: Any, one: A
 def test_an_execution_that_begins_while_somebody_is_replaced_has_its_states_put_back(
     cluster: Any, one: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    restore = Executions.restore
+    restore = ExecutionSlot.restore
 
-    def restore_when_it_has_begun(executions: Executions) -> None:
+    def restore_when_it_has_begun(executions: ExecutionSlot) -> None:
         cluster.until(lambda: executions.current is not None)
         restore(executions)
 
-    monkeypatch.setattr(Executions, "restore", restore_when_it_has_begun)
+    monkeypatch.setattr(ExecutionSlot, "restore", restore_when_it_has_begun)
     train(one)
     end = last_start(cluster, 1).last_recovery_point
     replace_memoryx(cluster)

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from appliance.coordinator.failures.causes import cause_of_replacement
-from nodes.lifecycle import role_job
-from nodes.telemetry import outbox
+from appliance.coordinator.execution.failures import cause_of_replacement
+from waferbox.runtime import outbox, role_job
 from wsc.v1 import management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}

@@ -51,7 +51,7 @@ def test_another_coordinator_finds_what_is_needed_still(tmp_path: Path) -> None:
     record.close()
     another = JobRecord(folder)
     another.hold()
-    another.take_up()
+    another.take_over()
     another.close()
     assert [each.loader for each in another.inputs] == NEEDED
     assert len(list(folder.glob("input-*"))) == len(NEEDED)

@@ -11,11 +11,11 @@ import grpc
 import pytest
 
 from appliance import job_history
-from appliance.coordinator.execution.scalars import ScalarSampler
+from appliance.coordinator.execution.results import ScalarSampler
 from appliance.job_history import KINDS, JobHistory, TooSlow
-from nodes.lifecycle.node_job import JobContext
-from nodes.telemetry import outbox
-from nodes.telemetry.advice import advise
+from waferbox.runtime import outbox
+from waferbox.runtime.logs import advise
+from waferbox.runtime.node_job import JobContext
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 from wsc.v1.observation_pb2 import JobEvent, LogRecord, NodeReport, Scalar, Span, TraceJobRequest, WatchJobRequest
 

@@ -4,15 +4,15 @@ import types
 
 import pytest
 
-from appliance.coordinator.observation import pace
-from appliance.coordinator.observation.pace import Pace
+from appliance.coordinator.observation import spans
+from appliance.coordinator.observation.spans import Pace
 from wsc.v1 import observation_pb2
 
 
 @pytest.fixture(autouse=True)
 def now(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     now = types.SimpleNamespace(seconds=1000.0)
-    monkeypatch.setattr(pace, "time", types.SimpleNamespace(time=lambda: now.seconds))
+    monkeypatch.setattr(spans, "time", types.SimpleNamespace(time=lambda: now.seconds))
     return now
 
 

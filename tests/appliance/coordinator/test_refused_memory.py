@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodes.refused_memory import is_refused_memory
+from waferbox.host.memory import is_refused_memory
 from wsc.v1 import management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from appliance.coordinator import serving
-from appliance.coordinator.execution import execution_points
-from appliance.coordinator.recovery import point_schedule, restarts
+from appliance.coordinator import points, serving
+from appliance.coordinator.execution import recovery_points
+from appliance.coordinator.recovery import restarts
 from appliance.coordinator.recovery.restarts import RestartLimit
 from wsc.v1 import management_pb2, node_pb2
 
@@ -68,8 +68,8 @@ class Run:
 
 @pytest.fixture
 def run(cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv(execution_points.INTERVAL_VARIABLE, "0")
-    monkeypatch.setattr(point_schedule, "LEAD_SECONDS", 0.0)
+    monkeypatch.setenv(recovery_points.INTERVAL_VARIABLE, "0")
+    monkeypatch.setattr(points, "LEAD_SECONDS", 0.0)
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
     return Run(cluster, client)
 

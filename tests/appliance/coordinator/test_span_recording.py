@@ -2,8 +2,7 @@
 
 import time
 
-from appliance.coordinator.observation.pace import Pace
-from appliance.coordinator.observation.spans import SpanRecording
+from appliance.coordinator.observation.spans import Pace, SpanRecording
 from wsc.v1 import node_pb2, observation_pb2
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from interconnect.threads import GuardedThread, GuardedTimer
-from nodes.telemetry import outbox
+from waferbox.host.threads import GuardedThread, GuardedTimer
+from waferbox.runtime import outbox
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -90,7 +90,7 @@ def test_a_defect_in_a_thread_ends_the_job_with_its_traceback(
 
 @pytest.mark.defects
 def test_a_defect_in_the_timeout_of_the_session_ends_the_job(cluster: Any, break_thread: Callable[[str], None]) -> None:
-    from interconnect.rpc.version import __version__
+    from waferbox import __version__
 
     cluster.add(**FULL)
     break_thread("session-timeout")
@@ -141,18 +141,18 @@ def test_a_client_that_comes_after_the_end_hears_of_it(
     cluster: Any, break_thread: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from appliance.coordinator import serving
-    from appliance.coordinator.job import Job
-    from interconnect.rpc.server import make_channel
-    from interconnect.rpc.version import __version__
+    from appliance.coordinator.job import CoordinatedJob
+    from waferbox import __version__
+    from waferbox.rpc.server import make_channel
 
     ended = threading.Event()
-    close = Job.close
+    close = CoordinatedJob.close
 
     def note_end(job: Any) -> None:
         close(job)
         ended.set()
 
-    monkeypatch.setattr(Job, "close", note_end)
+    monkeypatch.setattr(CoordinatedJob, "close", note_end)
     monkeypatch.setattr(serving, "LAST_MESSAGES_SECONDS", DEADLINE)
     cluster.add(**FULL)
     break_thread("management")
@@ -218,13 +218,13 @@ def test_a_role_that_says_nothing_is_named(
 ) -> None:
     """As one whose interpreter hangs: its server still answers pings."""
     from appliance.coordinator import serving
-    from nodes.lifecycle.role_job import RoleJob
+    from waferbox.runtime.role_job import RoleJob
 
     monkeypatch.setenv("WAFERBOX_HANG_SECONDS", "60")  # 20 ticks of silence
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
     report = RoleJob.report
     monkeypatch.setattr(RoleJob, "report", lambda job: None if job.context.node == "swarmx-0" else report(job))
-    from nodes.telemetry import outbox
+    from waferbox.runtime import outbox
 
     monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.02)
     cluster.add(**FULL)
@@ -244,7 +244,7 @@ def test_a_client_that_takes_its_time_makes_nobody_hang(
     monkeypatch.setenv("WAFERBOX_HANG_SECONDS", "0.2")
     monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.02)
     looks = threading.Semaphore(0)
-    from nodes.lifecycle.role_job import RoleJob
+    from waferbox.runtime.role_job import RoleJob
 
     check = RoleJob.check_progress
 

@@ -57,7 +57,7 @@ def test_a_broken_connection_is_told_as_such(code: grpc.StatusCode, details: str
     async def hand_on() -> list[bytes]:
         channel: Any = Channel()
         context: Any = Context()
-        handed = gateway._hand_on(channel, "/x/y", (), requests(), context, gateway._details)
+        handed = gateway._forward(channel, "/x/y", (), requests(), context, gateway._details)
         return [message async for message in handed]
 
     with pytest.raises(Aborted) as caught:

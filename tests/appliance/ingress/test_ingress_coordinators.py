@@ -12,10 +12,10 @@ from tokens_shown import shown, token
 from appliance.coordinator import management_link, settings
 from appliance.ingress.process import Ingress, IngressSettings
 from appliance.management import supervisor
-from interconnect.rpc.server import LARGE_MESSAGE_BYTES, SMALL_MESSAGE_BYTES, make_channel
-from interconnect.rpc.version import __version__
-from interconnect.security.tokens import Kind
-from nodes.lifecycle import registration
+from waferbox import __version__
+from waferbox.rpc.server import LARGE_MESSAGE_BYTES, SMALL_MESSAGE_BYTES, make_channel
+from waferbox.runtime import registration
+from waferbox.security.tokens import Kind
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2
 
 ONE = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}

@@ -13,10 +13,10 @@ from tokens_shown import token
 
 from appliance.ingress import targets
 from appliance.ingress.process import Ingress, IngressSettings
-from interconnect.rpc.address import bind
-from interconnect.rpc.async_server import AsyncServer, Context
-from interconnect.rpc.server import INGRESS_KEY, is_from_ingress, make_channel, make_server, through
-from interconnect.security.tokens import Kind
+from waferbox.rpc.address import bind
+from waferbox.rpc.async_server import AsyncServer, Context
+from waferbox.rpc.server import INGRESS_KEY, is_from_ingress, make_channel, make_server, through
+from waferbox.security.tokens import Kind
 from wsc.v1 import (
     coordinator_pb2,
     coordinator_pb2_grpc,

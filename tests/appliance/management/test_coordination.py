@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from appliance.management.coordination import Coordination
-from appliance.management.jobs import ENDED, Job
+from appliance.management.jobs import ENDED, JobEntry
 from appliance.management.nodes.registry import NodeRegistry
 from wsc.v1 import management_pb2
 
@@ -16,7 +16,7 @@ def test_a_job_that_has_ended_is_out_of_the_queue_while_its_coordinator_is_there
     phase: "management_pb2.JobPhase.ValueType",
 ) -> None:
     registry = NodeRegistry(5.0, lambda node, reason: None)
-    job = Job(name="job-1", request=management_pb2.CreateJobRequest(priority=2), token="")
+    job = JobEntry(name="job-1", request=management_pb2.CreateJobRequest(priority=2), token="")
     registry.open(job.name)
 
     async def run() -> None:

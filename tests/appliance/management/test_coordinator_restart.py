@@ -12,11 +12,10 @@ import pytest
 from appliance.coordinator import settings as coordinator_settings
 from appliance.coordinator.settings import CoordinatorSettings, read_settings
 from appliance.management import supervisor
-from interconnect.rpc.server import make_channel
-from interconnect.rpc.version import __version__
-from interconnect.security.own_tokens import cluster_secret
-from interconnect.security.tokens import Kind
-from nodes.launch.spawn import SpawnError
+from waferbox import __version__
+from waferbox.launch.spawn import SpawnError
+from waferbox.rpc.server import make_channel
+from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 WAIT_SECONDS = 30.0

@@ -2,7 +2,7 @@
 
 from appliance import job_history
 from appliance.job_history import BATCH_BYTES, BATCH_EVENTS, KINDS, JobHistory, batches
-from interconnect.rpc.server import SMALL_MESSAGE_BYTES
+from waferbox.rpc.server import SMALL_MESSAGE_BYTES
 from wsc.v1.observation_pb2 import JobEvent, LogRecord, NodeReport, Scalar
 
 LONG = "x" * 100_000

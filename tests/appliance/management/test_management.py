@@ -14,8 +14,8 @@ from tokens_shown import shown
 from appliance.coordinator.settings import FolderRefused, cache_directory
 from appliance.management import jobs
 from appliance.management.nodes import registry
-from interconnect.rpc.version import __version__
-from interconnect.security.tokens import Kind
+from waferbox import __version__
+from waferbox.security.tokens import Kind
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
 

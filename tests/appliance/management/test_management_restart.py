@@ -13,9 +13,9 @@ from tokens_shown import shown
 from appliance.coordinator import management_link
 from appliance.management import supervisor
 from appliance.management.nodes import registry
-from interconnect.rpc.version import __version__
-from interconnect.security.tokens import Kind
-from nodes.lifecycle import registration
+from waferbox import __version__
+from waferbox.runtime import registration
+from waferbox.security.tokens import Kind
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
 TWO = {"memoryx": 2, "swarmx": 2, "wafer": 2, "workers": 2}
@@ -162,19 +162,19 @@ def test_a_job_that_an_ingress_tells_of_has_another_coordinator(cluster: Any, mo
     hello = management_pb2.CoordinatorHello(
         job="job-1", address="127.0.0.1:1", request=request, ingress="127.0.0.1:2", created=1.0
     )
-    told = management_pb2.TakeUpJobRequest(hello=hello)
+    told = management_pb2.AdoptJobRequest(hello=hello)
     with pytest.raises(grpc.RpcError) as caught:
-        cluster.stub.TakeUpJob(told, metadata=shown(Kind.COORDINATOR, "job-2"))
+        cluster.stub.AdoptJob(told, metadata=shown(Kind.COORDINATOR, "job-2"))
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
     for _ in range(2):
-        cluster.stub.TakeUpJob(told, metadata=shown(Kind.COORDINATOR, "job-1"))
+        cluster.stub.AdoptJob(told, metadata=shown(Kind.COORDINATOR, "job-1"))
     assert started == [("job-1", "127.0.0.1:2", True)]
     (job,) = cluster.jobs()
     assert (job.user, job.created) == ("ada", 1.0)
     request.num_csx = 1_000_000
     with pytest.raises(grpc.RpcError) as caught:
-        cluster.stub.TakeUpJob(
-            management_pb2.TakeUpJobRequest(hello=management_pb2.CoordinatorHello(job="job-3", request=request)),
+        cluster.stub.AdoptJob(
+            management_pb2.AdoptJobRequest(hello=management_pb2.CoordinatorHello(job="job-3", request=request)),
             metadata=shown(Kind.COORDINATOR, "job-3"),
         )
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -205,7 +205,7 @@ def test_a_coordinator_that_hangs_when_it_is_started_again_is_replaced(
     monkeypatch.setattr(supervisor.Supervisor, "_start_coordinator", start)
     request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1, max_num_restarts=3)
     hello = management_pb2.CoordinatorHello(job="job-1", address="127.0.0.1:1", request=request)
-    cluster.stub.TakeUpJob(management_pb2.TakeUpJobRequest(hello=hello), metadata=shown(Kind.COORDINATOR, "job-1"))
+    cluster.stub.AdoptJob(management_pb2.AdoptJobRequest(hello=hello), metadata=shown(Kind.COORDINATOR, "job-1"))
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
     assert len(started) == 3
     assert cluster.jobs()[0].message.startswith("its coordinator ended with status -9, the last of 4 in 60 s")

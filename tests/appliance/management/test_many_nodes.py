@@ -12,9 +12,9 @@ from tokens_shown import shown
 
 from benchmarks.light_nodes import LightClient, LightCoordinators, LightNodes
 from benchmarks.nodes import NUM_JOBS, NUM_NODES, NUM_WAFERS, SHARES, management, usage
-from interconnect.rpc.server import SMALL_MESSAGE_BYTES, make_channel
-from interconnect.rpc.version import __version__
-from interconnect.security.tokens import Kind
+from waferbox import __version__
+from waferbox.rpc.server import SMALL_MESSAGE_BYTES, make_channel
+from waferbox.security.tokens import Kind
 from wsc.v1 import (
     management_pb2,
     management_pb2_grpc,
@@ -36,10 +36,10 @@ HUGE_BYTES = 200 * 1024 * 1024
 # A node in a process of its own, which can be killed.
 ONE_NODE = """
 import sys
-from interconnect.rpc.server import make_channel
-from interconnect.rpc.version import __version__
-from interconnect.security.own_tokens import cluster_secret
-from interconnect.security.tokens import Kind
+from waferbox.rpc.server import make_channel
+from waferbox import __version__
+from waferbox.security.tokens import cluster_secret
+from waferbox.security.tokens import Kind
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 import queue
 channel = make_channel(sys.argv[1], cluster_secret().token(Kind.NODE))

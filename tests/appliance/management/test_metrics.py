@@ -8,10 +8,10 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from appliance.management.jobs import Job
+from appliance.management.jobs import JobEntry
 from appliance.management.metrics import ManagementCollector
-from interconnect.rpc.address import split_address
-from nodes.telemetry.metrics import MetricsServer, RoleCollector
+from waferbox.rpc.address import split_address
+from waferbox.runtime.metrics import MetricsServer, RoleCollector
 from wsc.v1 import management_pb2, node_pb2
 from wsc.v1.observation_pb2 import JobEvent, NodeReport, Scalar
 
@@ -68,8 +68,8 @@ def test_management_shows_nodes_jobs_and_how_they_go() -> None:
         management_pb2.NodeInfo(role=node_pb2.ROLE_WORKER),
     ]
 
-    def job(name: str, phase: "management_pb2.JobPhase.ValueType") -> Job:
-        one = Job(name=name, request=management_pb2.CreateJobRequest(), token="")
+    def job(name: str, phase: "management_pb2.JobPhase.ValueType") -> JobEntry:
+        one = JobEntry(name=name, request=management_pb2.CreateJobRequest(), token="")
         one.report.phase = phase
         one.history.add([JobEvent(report=REPORT), JobEvent(scalar=Scalar(name="loss", step=12, value=0.5))])
         return one
@@ -97,6 +97,6 @@ def test_management_shows_nodes_jobs_and_how_they_go() -> None:
 
 @pytest.mark.cluster
 def test_without_the_option_nothing_is_imported() -> None:
-    code = "import sys, nodes.lifecycle.node, appliance.__main__; print('prometheus_client' in sys.modules)"
+    code = "import sys, waferbox.runtime.node, appliance.__main__; print('prometheus_client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n", done.stderr

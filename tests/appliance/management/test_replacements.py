@@ -19,10 +19,10 @@ from appliance.management.nodes import registry as registry_module
 from appliance.management.nodes import replacements
 from appliance.management.nodes.job_queue import Waiting
 from appliance.management.nodes.registry import NodeRegistry
-from interconnect.rpc.server import make_channel
-from interconnect.rpc.version import __version__
-from interconnect.security.tokens import Kind
-from nodes.lifecycle import registration
+from waferbox import __version__
+from waferbox.rpc.server import make_channel
+from waferbox.runtime import registration
+from waferbox.security.tokens import Kind
 from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc, observation_pb2
 
 WAFER, WORKER = node_pb2.ROLE_WAFER, node_pb2.ROLE_WORKER

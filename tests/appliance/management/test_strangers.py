@@ -8,9 +8,9 @@ import grpc
 import pytest
 from tokens_shown import shown, token
 
-from interconnect.rpc.server import make_channel
-from interconnect.rpc.version import __version__
-from interconnect.security.tokens import Kind
+from waferbox import __version__
+from waferbox.rpc.server import make_channel
+from waferbox.security.tokens import Kind
 from wsc.v1 import (
     coordinator_pb2,
     coordinator_pb2_grpc,

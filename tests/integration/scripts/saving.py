@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from faults import CLASSES, FEATURES, good
 
 import cerebras.pytorch as cstorch
-from cstorch.session.transfer import ShardConnection
+from cstorch._internal.session.transfer import ShardConnection
 
 STEPS = 4
 

@@ -17,12 +17,12 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from appliance.compiler.core.errors import refuse
 from appliance.compiler.core.rewriter import Rewriter
-from cirh.calls.network import DEFAULT_EPSILON
-from cirh.calls.norms import epsilon_of, group_sizes
-from cirh.dialect import types
-from cirh.dialect.attributes import AttrValue, attrs
-from cirh.dialect.operations import Return, body_ops, return_of
-from cirh.table.lookup import SEGMENTS, site_of
+from waferbox.cirh.calls.network import DEFAULT_EPSILON
+from waferbox.cirh.calls.norms import epsilon_of, group_sizes
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.attributes import AttrValue, attrs
+from waferbox.cirh.dialect.operations import Return, body_ops, return_of
+from waferbox.cirh.table.lookup import SEGMENTS, site_of
 
 _LAYER_NORM = "aten.native_layer_norm"
 _BATCH_NORM = "aten._native_batch_norm_legit.no_stats"

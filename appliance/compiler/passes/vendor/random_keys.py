@@ -4,8 +4,8 @@ The vendor's client writes all random operations of a step with one and the same
 they would give every layer the same mask, in every step. So the step gets a state more, `state.random.counter`, an
 int64 of rank 0 that every step adds one to, and the key of an operation is that counter, plus a number that is made of
 its seeds (blake2b), plus its place among the random operations of the step times 2**40, modulo 2**64. The numbers are
-drawn from the key as all random numbers are here (numpy's Philox, `cirh/calls/random_numbers.py`): they depend on
-seeds, step, operation and position alone, are the same on any number of wafers, and come again in a run that begins
+drawn from the key as all random numbers are here (numpy's Philox, `waferbox/cirh/calls/random_numbers.py`): they depend
+on seeds, step, operation and position alone, are the same on any number of wafers, and come again in a run that begins
 with the same counter. Whoever starts the run gives the counter its first value, 0 or the number of steps done before.
 The numbers that the vendor's own system draws are not reproduced.
 """
@@ -18,11 +18,11 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
 from appliance.compiler.core.rewriter import Rewriter
-from cirh.dialect.attributes import AttrValue, attrs
-from cirh.dialect.operations import body_ops, return_of
-from cirh.dialect.types import tensor_type
-from cirh.modules.graph import add_state
-from cirh.table.lookup import site_of
+from waferbox.cirh.dialect.attributes import AttrValue, attrs
+from waferbox.cirh.dialect.operations import body_ops, return_of
+from waferbox.cirh.dialect.types import tensor_type
+from waferbox.cirh.modules.graph import add_state
+from waferbox.cirh.table.lookup import site_of
 
 COUNTER: Final = "state.random.counter"
 _SEEDS: Final = ("seed", "global_seed", "operational_seed")

@@ -1,7 +1,6 @@
 """Sharding rules: attention. Samples and heads do not meet in it; tokens do."""
 
-from appliance.compiler.sharding.rules.placement import Placement, R
-from appliance.compiler.sharding.rules.rule import Outcome, Query, rule
+from appliance.compiler.sharding.rules.rule import Outcome, Placement, Query, R, rule
 
 _FIRST_TOKENS = 2  # query, key and value: (batch, heads, tokens, features)
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.rewriter import Rewriter
-from cirh.dialect import types
-from cirh.dialect.attributes import attrs
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.attributes import attrs
 
 
 def picks_own(rows: int, indices: Sequence[SSAValue]) -> bool:

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from appliance.compiler.sharding.rules.placement import SUM, Placement, R
-from appliance.compiler.sharding.rules.rule import Outcome, Query, rule
+from appliance.compiler.sharding.rules.rule import SUM, Outcome, Placement, Query, R, rule
 
 
 class _Side:

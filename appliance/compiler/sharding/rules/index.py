@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from xdsl.ir import SSAValue
 
 from appliance.compiler.sharding.rules.decompose_index import picks_own
-from appliance.compiler.sharding.rules.placement import SUM, Placement, R, Shape
 from appliance.compiler.sharding.rules.reduction import along
-from appliance.compiler.sharding.rules.rule import Decompose, Outcome, Query, rule
-from cirh.dialect import types
-from cirh.dialect.attributes import SplatAttr
-from cirh.dialect.operations import Const
+from appliance.compiler.sharding.rules.rule import SUM, Decompose, Outcome, Placement, Query, R, Shape, rule
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.attributes import SplatAttr
+from waferbox.cirh.dialect.operations import Const
 
 
 @rule("aten.index_select")

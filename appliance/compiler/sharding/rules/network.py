@@ -1,9 +1,8 @@
 """Sharding rules: products, losses, embeddings, normalisation."""
 
-from appliance.compiler.core.reductions import MEAN, NONE
-from appliance.compiler.sharding.rules.placement import SUM, Placement, R
-from appliance.compiler.sharding.rules.rule import Decompose, Outcome, Query, rule
-from cirh.dialect.attributes import AttrValue
+from appliance.compiler.core.rewriter import MEAN, NONE
+from appliance.compiler.sharding.rules.rule import SUM, Decompose, Outcome, Placement, Query, R, rule
+from waferbox.cirh.dialect.attributes import AttrValue
 
 
 def product(query: Query, left: Placement, right: Placement, contracted: tuple[int, int], rows: int) -> Outcome:

@@ -1,8 +1,7 @@
 """Sharding rules: group norm and batch norm."""
 
-from appliance.compiler.sharding.rules.placement import SUM, R
-from appliance.compiler.sharding.rules.rule import Decompose, Outcome, Query, rule
-from cirh.dialect import types
+from appliance.compiler.sharding.rules.rule import SUM, Decompose, Outcome, Query, R, rule
+from waferbox.cirh.dialect import types
 
 # The dimension that batch norm keeps apart; of its statistics it is the only one.
 CHANNELS = 1

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 
 from appliance.compiler.sharding.rules.index import is_zero
-from appliance.compiler.sharding.rules.placement import SUM, R
 from appliance.compiler.sharding.rules.reduction import along
-from appliance.compiler.sharding.rules.rule import Outcome, Query, rule
+from appliance.compiler.sharding.rules.rule import SUM, Outcome, Query, R, rule
 from appliance.compiler.sharding.rules.shape import move
-from cirh.dialect.operations import Const
+from waferbox.cirh.dialect.operations import Const
 
 _AMOUNTS = ("edge_padding_low", "edge_padding_high", "interior_padding", "edge_unpadding_high")
 

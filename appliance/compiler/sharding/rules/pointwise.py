@@ -1,8 +1,7 @@
 """Sharding rules: operations that go element by element."""
 
-from appliance.compiler.sharding.rules.placement import SUM, Placement, R
-from appliance.compiler.sharding.rules.rule import Outcome, Query, rule
-from cirh.dialect import types
+from appliance.compiler.sharding.rules.rule import SUM, Outcome, Placement, Query, R, rule
+from waferbox.cirh.dialect import types
 
 # Linear in their one operand: a partial sum passes through.
 _LINEAR = frozenset({"cirh.Neg"})

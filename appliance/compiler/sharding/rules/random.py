@@ -1,7 +1,6 @@
 """Sharding rules: operations that draw random numbers, whole or, by the numbers of the wafers, in parts."""
 
-from appliance.compiler.sharding.rules.placement import R, sharded
-from appliance.compiler.sharding.rules.rule import Outcome, Query, rule
+from appliance.compiler.sharding.rules.rule import Outcome, Query, R, rule, sharded
 
 
 @rule("cirh.RandomUniform", "cirh.RandomNormal", "cirh.RandomBernoulli", "cirh.RandomInteger")

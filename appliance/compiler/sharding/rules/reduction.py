@@ -1,8 +1,7 @@
 """Sharding rules: sums, maxima, means, norms, positions, running sums, softmax."""
 
-from appliance.compiler.sharding.rules.placement import MAX, MIN, SUM, Placement, R
-from appliance.compiler.sharding.rules.rule import Decompose, Outcome, Query, rule
-from cirh.dialect import types
+from appliance.compiler.sharding.rules.rule import MAX, MIN, SUM, Decompose, Outcome, Placement, Query, R, rule
+from waferbox.cirh.dialect import types
 
 _PARTIALS = {"ADD": SUM, "MAX": MAX, "MIN": MIN}
 

@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable
 
 from appliance.compiler.passes.canonicalise import permutation_of
-from appliance.compiler.sharding.rules.placement import SUM, Placement, R, Shape, sharded
-from appliance.compiler.sharding.rules.rule import Outcome, Query, rule
+from appliance.compiler.sharding.rules.rule import SUM, Outcome, Placement, Query, R, Shape, rule, sharded
 
 
 def move(query: Query, new_dim: Callable[[int], int | None]) -> Outcome:

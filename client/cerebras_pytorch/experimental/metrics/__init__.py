@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from cerebras_pytorch import metrics
+from cstorch._internal.generations import inherit
 from cstorch.errors import ConfigurationError
-from cstorch.generations import inherit
 from cstorch.metrics import AccuracyMetric as _AccuracyMetric
 from cstorch.metrics import PerplexityMetric as _PerplexityMetric
 

@@ -1,7 +1,7 @@
 """cstorch.utils, and the DataLoader that is iterated itself."""
 
 from cerebras_pytorch.experimental.utils import data
-from cstorch.generations import inherit
+from cstorch._internal.generations import inherit
 
 __all__ = ["data"]
 

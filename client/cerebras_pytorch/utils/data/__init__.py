@@ -1,7 +1,7 @@
 """cstorch.utils.data, with an executor that is told the cluster."""
 
 from cerebras_pytorch.utils.data.data_executor import DataExecutor
-from cstorch.generations import inherit
+from cstorch._internal.generations import inherit
 
 __all__ = ["DataExecutor"]
 

@@ -1,6 +1,246 @@
-"""Where the real system keeps the DataExecutor, and the type of a micro batch's size."""
+"""The DataExecutor: the loop over the steps of one execution."""
 
+import copy
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from cstorch import backends
+from cstorch._internal.batch import num_samples
+from cstorch._internal.execution import Execution, enter
+from cstorch.backend import Backend, CsxBackend, current_backend
 from cstorch.backends.csx_flags import MicroBatchSize as MbsSetting
-from cstorch.utils.data.executor import DataExecutor
+from cstorch.distributed.cs_config import CSConfig
+from cstorch.errors import ConfigurationError, UsageError
+from cstorch.utils.data.dataloader import DataLoader
+from cstorch.utils.data.schedule import Schedule
+from cstorch.utils.profiler import Activity, Profiler
+
+
+class DataExecutor:
+    """Iterates the steps of one execution: `for batch in executor: loss = training_step(batch)`.
+
+    On CSX every step yields the same batch, the first one; the step is traced with it, and the cluster's workers make
+    the batches that it then runs on.
+
+    Args:
+        dataloader: where the batches come from.
+        num_steps: how many steps; by default one pass over the dataloader.
+        checkpoint_steps: k for a checkpoint after steps k, 2k, ... and the last; a Schedule of others; None or 0: none.
+        activation_steps: k for step closures on steps k, 2k, ... and the last; by default on every step.
+        profiler_activities: classes of what else `executor.profiler` measures.
+
+    As releases up to 2.2 have them:
+        cs_config: the cluster and what is used of it; the same for all executors of a process.
+        writer: takes what is summarized: `add_scalar(name, value, step)` and `add_tensor(name, tensor, step)`.
+        listeners: accepted; they hear of nothing here.
+        micro_batch_size: sets `cstorch.backends.csx.performance.micro_batch_size`, unless it is None.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ConfigurationError: a number is out of range, or num_steps is needed and not given.
+        UsageError: there is no backend yet, or cs_config differs from that of an earlier executor.
+    """
+
+    def __init__(
+        self,
+        dataloader: DataLoader,
+        num_steps: int | None = None,
+        checkpoint_steps: int | Schedule | None = None,
+        activation_steps: int | None = None,
+        profiler_activities: Sequence[type[Activity]] | None = None,
+        *,
+        cs_config: CSConfig | None = None,
+        writer: Any = None,
+        listeners: Any = None,
+        micro_batch_size: Any = None,
+    ) -> None:
+        if not isinstance(dataloader, DataLoader):
+            raise TypeError(
+                f"dataloader must be a cstorch.utils.data.DataLoader, not {type(dataloader).__name__}: wrap the "
+                "function that makes your loader, cstorch.utils.data.DataLoader(input_fn, ...)"
+            )
+        if cs_config is not None and not isinstance(cs_config, CSConfig):
+            raise TypeError(f"cs_config must be a cstorch.utils.CSConfig, not {type(cs_config).__name__}")
+        self.dataloader = dataloader
+        self.writer = writer
+        self._cs_config = cs_config
+        self.backend: Backend = current_backend()
+        self.num_steps = self._steps_to_run(num_steps)
+        self.checkpoint_schedule = _checkpoint_schedule(checkpoint_steps, self.num_steps)
+        self.activation_steps = self._activation_steps(activation_steps)
+        self._activities = _activities(profiler_activities)
+        self._profiler = Profiler(self.backend.artifact_dir, self._activities)
+        self._iteration = -1
+        self._artifact_dir: Path | None = None
+        if micro_batch_size is not None:
+            backends.csx.performance.micro_batch_size = None if micro_batch_size == "disable" else micro_batch_size
+        if cs_config is not None and isinstance(self.backend, CsxBackend):
+            cs_config.set_flags()
+            self.backend.use_cluster(cs_config.cluster_config())
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    def __iter__(self) -> Iterator[Any]:
+        self._artifact_dir = new_artifact_dir(self.backend.artifact_dir)
+        self._profiler = Profiler(self._artifact_dir, self._activities)
+        execution = self.make_execution()
+        self._iteration = -1
+        with enter(execution), closing(execution.batches()) as batches:
+            for iteration, batch in zip(range(self.num_steps), batches, strict=True):
+                self._iteration = iteration
+                if iteration == 0:
+                    self.dataloader.batch_size = num_samples(batch)
+                yield batch
+        self._iteration = self.num_steps
+        self._profiler.write()
+
+    def make_execution(self) -> Execution:
+        """What runs the steps."""
+        return self.backend.make_execution(self)
+
+    @property
+    def profiler(self) -> Profiler:
+        """What is measured about the execution, or about the one before; it begins with the loop."""
+        return self._profiler
+
+    @property
+    def iteration(self) -> int:
+        """The step at hand, from 0; before the loop -1, and behind its last step the number of steps."""
+        return self._iteration
+
+    @property
+    def user_iteration(self) -> int:
+        """One more than `iteration`: the step at hand, from 1."""
+        return self.iteration + 1
+
+    @property
+    def is_initial_step(self) -> bool:
+        """Whether the step at hand is the first."""
+        return self.iteration == 0
+
+    @property
+    def on_final_iteration(self) -> bool:
+        """Whether the step at hand is the last, or the loop is through."""
+        return self.user_iteration >= self.num_steps
+
+    @property
+    def on_activation_step(self) -> bool:
+        """Whether step closures run on the step at hand."""
+        return self.on_final_iteration or self.user_iteration % self.activation_steps == 0
+
+    @property
+    def on_checkpoint_step(self) -> bool:
+        """Whether the state can be saved on the step at hand."""
+        return self.checkpoint_schedule is not None and self.checkpoint_schedule.match(self.iteration)
+
+    @property
+    def checkpoint_steps(self) -> list[int]:
+        """The steps, from 1, after which checkpoints can be taken."""
+        if self.checkpoint_schedule is None:
+            return []
+        return [step + 1 for step in takewhile(lambda step: step < self.num_steps, self.checkpoint_schedule)]
+
+    @property
+    def cs_config(self) -> CSConfig:
+        """The cluster and what is used of it, in the form of releases up to 2.2: what the executor was given, or what
+        the backend was. precision_opt_level is the level in effect, whoever has set it."""
+        if self._cs_config is not None:
+            config = copy.copy(self._cs_config)
+        elif isinstance(self.backend, CsxBackend):
+            config = CSConfig.of(self.backend.cluster_config)
+        else:
+            config = CSConfig()
+        config.precision_opt_level = backends.csx.precision.optimization_level
+        return config
+
+    @property
+    def artifact_dir(self) -> Path:
+        """The folder of this execution's artifacts."""
+        if self._artifact_dir is None:
+            raise UsageError("the executor has no artifacts before it is iterated")
+        return self._artifact_dir
+
+    def _steps_to_run(self, num_steps: int | None) -> int:
+        if num_steps is None:
+            try:
+                num_steps = len(self.dataloader)
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"the loader of the input_fn does not know its length ({error}): give the executor num_steps"
+                ) from error
+        elif not _is_count(num_steps):
+            raise TypeError(f"num_steps must be an int, not {type(num_steps).__name__}")
+        if num_steps < 1:
+            raise ConfigurationError(f"num_steps must be at least 1, got {num_steps}")
+        if num_steps > 1 and not self.backend.is_e2e_execution:
+            flag = "validate_only" if self.backend.validate_only else "compile_only"
+            warnings.warn(f"with {flag} one step is traced: num_steps={num_steps} becomes 1", stacklevel=3)
+            return 1
+        return num_steps
+
+    def _activation_steps(self, activation_steps: int | None) -> int:
+        if activation_steps is None:
+            return 1
+        if not _is_count(activation_steps):
+            raise TypeError(f"activation_steps must be an int, not {type(activation_steps).__name__}")
+        if activation_steps < 1:
+            raise ConfigurationError(f"activation_steps must be at least 1, got {activation_steps}")
+        common = math.gcd(activation_steps, *(step for step in self.checkpoint_steps if step != self.num_steps))
+        if common != activation_steps:
+            warnings.warn(
+                f"activation_steps={activation_steps} becomes {common}: every checkpoint step is an activation step",
+                stacklevel=3,
+            )
+        return common
+
+
+def _checkpoint_schedule(checkpoint_steps: int | Schedule | None, num_steps: int) -> Schedule | None:
+    if checkpoint_steps is None or isinstance(checkpoint_steps, Schedule):
+        return copy.deepcopy(checkpoint_steps)  # what the script changes later does not count
+    if not _is_count(checkpoint_steps):
+        raise TypeError(f"checkpoint_steps must be an int or a Schedule, not {type(checkpoint_steps).__name__}")
+    if checkpoint_steps < 0:
+        raise ConfigurationError(f"checkpoint_steps must not be negative, got {checkpoint_steps}")
+    return Schedule.every(checkpoint_steps, num_steps) if checkpoint_steps else None
+
+
+def _activities(kinds: Sequence[type[Activity]] | None) -> tuple[type[Activity], ...]:
+    for kind in kinds or ():
+        if not isinstance(kind, type) or not issubclass(kind, Activity):
+            raise TypeError(f"profiler_activities are classes made from cstorch.utils.profiler.Activity, not {kind!r}")
+    return tuple(kinds or ())
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def new_artifact_dir(root: Path) -> Path:
+    """Makes the next of root/executors/000001, 000002, ... and points root/executors/latest to it."""
+    executors = root / "executors"
+    executors.mkdir(parents=True, exist_ok=True)
+    number = 1 + max((int(path.name) for path in executors.iterdir() if path.name.isdecimal()), default=0)
+    while True:
+        folder = executors / f"{number:06d}"
+        try:
+            folder.mkdir()
+            break
+        except FileExistsError:  # another process was faster
+            number += 1
+    link = executors / "latest"
+    temporary = executors / f"latest.{folder.name}"
+    temporary.symlink_to(folder.name)
+    temporary.replace(link)
+    return folder
+
+
+# --- Where the real system keeps the DataExecutor, and the type of a micro batch's size -------------------------------
+
 
 __all__ = ["DataExecutor", "MbsSetting"]

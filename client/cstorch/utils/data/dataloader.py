@@ -1,18 +1,71 @@
-"""The DataLoader: a recipe for input that every worker of the cluster follows by itself."""
+"""The DataLoader: a recipe for input that every worker of the cluster follows by itself; and loaders that can be
+restarted.
+"""
 
+import io
 import itertools
+from collections import ChainMap
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from typing import Any, Self
+from types import CodeType
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
-from cstorch.distributed.worker_environment import appliance_environ
+import cloudpickle
+
+from cstorch._internal.execution import current_execution
+from cstorch._internal.loader_processes import workers_in_process
+from cstorch._internal.random_state import random_state, random_state_kept
+from cstorch.distributed.worker import appliance_environ
 from cstorch.distributed.worker_state import DataLoaderCheckpoint, WorkerState
 from cstorch.errors import InputError, UsageError
-from cstorch.execution import current_execution
-from cstorch.random_state import random_state, random_state_kept
-from cstorch.utils.data.in_process import workers_in_process
-from cstorch.utils.data.recipe_pickler import dumps
-from cstorch.utils.data.restartable import RestartableDataLoader
+
+# --- Loaders that can be restarted where they stood -------------------------------------------------------------------
+
+
+@runtime_checkable
+class RestartableDataLoader(Protocol):
+    """What the loader that an input_fn returns must have to be saved with checkpoints, besides `__iter__`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this worker's loader stands: behind the batches that have been taken from it.
+
+        It is made of numbers, strings, bytes, tensors, arrays, and lists, tuples and dicts of these. In here
+        `cstorch.distributed.get_worker_state()` says how many batches and samples the worker has streamed.
+        """
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Makes the next pass begin there. strict: whether a state that does not fit is an error."""
+
+    def aggregate_state_dict(self, worker_states: list[dict[str, Any]]) -> dict[str, Any]:
+        """One state of the states of all workers, those of a wafer after those of the wafer before."""
+
+    def deaggregate_state_dict(self, aggregated_state_dict: dict[str, Any], strict: bool = True) -> dict[str, Any]:
+        """The state of this worker, which knows its number: the number of workers may be another than before."""
+
+
+# --- Pickling what the workers run, so that their tracebacks show the lines of the user's own files -------------------
+
+
+def dumps(recipe: object) -> bytes:
+    """As cloudpickle does it; loaded by cloudpickle. Raises what it raises for what cannot be pickled."""
+    with io.BytesIO() as file:
+        _Pickler(file).dump(recipe)
+        return file.getvalue()
+
+
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+    """From 3.1.3 on cloudpickle writes another file name, without which no line can be shown."""
+    make, arguments = cloudpickle.CloudPickler.dispatch_table[CodeType](code)
+    written = make(*arguments).co_filename
+    return make, tuple(code.co_filename if argument == written else argument for argument in arguments)
+
+
+class _Pickler(cloudpickle.CloudPickler):
+    dispatch_table: ClassVar = ChainMap({CodeType: _reduce_code}, cloudpickle.CloudPickler.dispatch_table)
+
+
+# --- The DataLoader: a recipe for input that every worker of the cluster follows by itself ----------------------------
+
 
 _ids = itertools.count(1)
 
@@ -242,7 +295,7 @@ class DataLoader:
                 count += 1
                 yield batch
             if (count == before and not may_be_empty) or iterator is loader:
-                raise InputError(_dry(count))
+                raise InputError(_too_few_batches(count))
             may_be_empty = False
 
     def _make_aside(self) -> Iterable[Any]:
@@ -260,7 +313,7 @@ class DataLoader:
         return loader
 
 
-def _dry(count: int) -> str:
+def _too_few_batches(count: int) -> str:
     return (
         f"the loader ran dry after {count} batches and more are needed: it yields nothing, or it is a generator, which "
         "cannot be iterated a second time; let the input_fn return an object with __iter__, or lower num_steps"

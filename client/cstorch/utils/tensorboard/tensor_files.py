@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import torch
 
 from cstorch.errors import ConfigurationError
-from interconnect.rpc.version import __version__
+from waferbox import __version__
 
 _PREFIX = "events.out.csevents."
 _METADATA = "metadata.json"

@@ -2,7 +2,7 @@
 
 from cerebras_pytorch.experimental.utils.data.dataloader import DataLoader
 from cerebras_pytorch.utils.data import DataExecutor
-from cstorch.generations import inherit
+from cstorch._internal.generations import inherit
 
 __all__ = ["DataExecutor", "DataLoader"]
 

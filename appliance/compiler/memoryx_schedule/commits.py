@@ -1,0 +1,127 @@
+"""When a shard may overwrite a state: when nothing reads its old value any more.
+
+Readers are operations of this shard, messages still to be sent, and the wafers, which read large weights where they
+lie. That all wafers have is known by a reduction that each sends after its last read.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from xdsl.ir import Operation, SSAValue
+
+from appliance.compiler.core.errors import CompileError
+from appliance.compiler.memoryx_schedule.reads import Reads
+from appliance.compiler.partition.cut import Cut
+from appliance.compiler.partition.groups import Bundle
+from appliance.compiler.partition.shards import Sharing
+from waferbox.cirh.dialect.operations import func_of
+from waferbox.links.frame import INLINE_BYTES
+
+_WAY_OUT = "make it depend on the step's loss or gradients, or do it in a step that has an output"
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """A message of a shard, sent as soon as its values are there."""
+
+    bundle: Bundle
+    position: int = 0  # of weights: the segment before which the wafers wait for it
+    sent: bool = False
+
+
+class Commits:
+    """The states of one shard and their next values."""
+
+    def __init__(
+        self,
+        cut: Cut,
+        sharing: Sharing,
+        shard: int,
+        reads: Reads,
+        loads: Sequence[Event],
+        others: Sequence[Event],
+        last_read: Mapping[SSAValue, int],
+    ) -> None:
+        """loads: weights; others: messages that are copied when they are sent."""
+        self._cut = cut
+        self._reads = reads
+        self._loads = loads
+        self._loads_of = _by_value(loads)
+        self._events_of = _by_value([*loads, *others])
+        self._last_read = last_read
+        self._states = set(sharing.states[shard])
+        self._updates: dict[SSAValue, list[SSAValue]] = {}
+        for state in sharing.states[shard]:
+            if state in cut.new_states:
+                self._updates.setdefault(cut.new_states[state], []).append(state)
+        self._late: list[tuple[SSAValue, SSAValue]] = []
+        self.released = -1  # every wafer has finished this segment
+        self.wait_for_wafers = True
+
+    def leaves(self, value: SSAValue) -> bool:
+        """Whether a value is wanted other than by operations: it is a state's next value, or is still to be sent."""
+        return value in self._updates or self._is_to_be_sent(value)
+
+    def may_run(self, op: Operation) -> bool:
+        """An update waits until the wafers have read what it overwrites."""
+        if not self.wait_for_wafers:
+            return True
+        return all(self._is_released(state) for value in op.results for state in self._updates.get(value, ()))
+
+    def received(self, values: Sequence[SSAValue]) -> None:
+        """Values have come from elsewhere: those that are states' next values are copied at the end."""
+        self._late += [(value, state) for value in values for state in self._updates.get(value, ())]
+
+    def in_place(self, value: SSAValue, todo: Collection[Operation]) -> SSAValue | None:
+        """The state whose buffer takes a result at once; None if there is none, or its old value is still read."""
+        states = self._updates.get(value, [])
+        chosen = next((state for state in states if self._is_released(state) and self._is_dead(state, todo)), None)
+        self._late += [(value, state) for state in states if state is not chosen]
+        return chosen
+
+    def at_the_end(self) -> list[tuple[SSAValue, SSAValue]]:
+        """Values that are copied into states when all else is done. CompileError if the wafers may still read one."""
+        for _, state in self._late:
+            if not self._is_released(state):
+                raise CompileError(f"{self._name(state)} is replaced while the wafers may still read it; {_WAY_OUT}")
+        return self._late
+
+    def check_computed(self) -> None:
+        """What is computed and streamed is written again at the start of the next step, in the same place."""
+        for event in self._loads:
+            if event.bundle.nbytes <= INLINE_BYTES:
+                continue
+            for value in event.bundle.values:
+                if value not in self._states and self._last_read.get(value, -1) > self.released:
+                    raise CompileError(
+                        f"a value computed for the wafers is made anew while they may read it; {_WAY_OUT}"
+                    )
+
+    def _is_to_be_sent(self, value: SSAValue) -> bool:
+        return any(not event.sent for event in self._events_of.get(value, ()))
+
+    def _is_released(self, state: SSAValue) -> bool:
+        events = self._loads_of.get(state, ())
+        if not all(event.sent for event in events):
+            return False
+        in_place = any(event.bundle.nbytes > INLINE_BYTES for event in events)
+        return not in_place or self._last_read.get(state, -1) <= self.released
+
+    def _is_dead(self, state: SSAValue, todo: Collection[Operation]) -> bool:
+        aliases = self._reads.aliases(state)
+        if any(reader in todo for alias in aliases for reader in self._reads.readers(alias)):
+            return False
+        return not any(self._is_to_be_sent(alias) or alias in self._updates for alias in aliases)
+
+    def _name(self, state: SSAValue) -> str:
+        arguments = func_of(self._cut.module).block.args
+        return next(named.name for named in self._cut.names.states if arguments[named.argument] is state)
+
+
+def _by_value(events: Sequence[Event]) -> Mapping[SSAValue, Sequence[Event]]:
+    """The messages that each value is part of."""
+    found: dict[SSAValue, list[Event]] = {}
+    for event in events:
+        for value in event.bundle.values:
+            found.setdefault(value, []).append(event)
+    return found

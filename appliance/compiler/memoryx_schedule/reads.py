@@ -1,0 +1,187 @@
+"""Who reads what on one shard, and so which operations can be computed by now, in as few kernels as possible."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from xdsl.ir import Operation, SSAValue
+
+from appliance.compiler.partition.cut import VIEWS, is_constant
+from appliance.compiler.partition.shards import Sharing
+from waferbox.cirh.dialect import types
+from waferbox.cirh.table.lookup import spec
+
+# --- Who reads what on one shard: for the order of its work, and for what may be overwritten when ---------------------
+
+
+# Component, and the shape of element-wise work in it.
+Kind = tuple[int | None, tuple[int, ...] | None]
+
+
+def is_elementwise(kind: Kind) -> bool:
+    """Whether work of this kind is one pass over tensors of one shape."""
+    return kind[1] is not None
+
+
+class Reads:
+    """The operations of one shard. Those that are repeated where they are read (`Sharing.sunk`) are seen through."""
+
+    def __init__(self, sharing: Sharing, shard: int, ops: Sequence[Operation]) -> None:
+        self._sharing = sharing
+        self._ops = sharing.ops[shard]
+        self._roots = _view_roots(ops)
+        self._kinds = {op: self._kind(op) for op in ops}
+        self._operands = {op: self._find_operands(op) for op in ops}
+        self._aliases: dict[SSAValue, list[SSAValue]] = {}
+        for view, root in self._roots.items():
+            self._aliases.setdefault(root, []).append(view)
+
+    def kind(self, op: Operation) -> Kind:
+        """What can be one kernel: element-wise work on tensors of one shape in one component, or on single numbers; or
+        the rest of it."""
+        return self._kinds[op]
+
+    def _kind(self, op: Operation) -> Kind:
+        component = self._sharing.component.get(op)
+        shape = types.shape(op.results[0])
+        return (component, shape if spec(op.name).pointwise and (component is not None or not shape) else None)
+
+    def operands(self, op: Operation) -> list[SSAValue]:
+        """What an operation reads, constants excluded."""
+        return self._operands[op]
+
+    def _find_operands(self, op: Operation) -> list[SSAValue]:
+        operands: list[SSAValue] = []
+        for value in op.operands:
+            owner = value.owner
+            if isinstance(owner, Operation) and owner in self._sharing.sunk:
+                operands += [inner for inner in owner.operands if not is_constant(inner)]
+            elif not is_constant(value):
+                operands.append(value)
+        return operands
+
+    def readers(self, value: SSAValue) -> list[Operation]:
+        """Operations of this shard that read a value."""
+        readers: list[Operation] = []
+        for use in value.uses:
+            if use.operation in self._sharing.sunk:
+                readers += [inner.operation for inner in use.operation.results[0].uses]
+            else:
+                readers.append(use.operation)
+        return [op for op in readers if op in self._ops]
+
+    def aliases(self, value: SSAValue) -> list[SSAValue]:
+        """The value and its views: they change when it is overwritten."""
+        return [value, *self._aliases.get(value, ())]
+
+    def with_repeated(self, ops: Sequence[Operation]) -> list[Operation]:
+        """The operations with the repeated ones that they read, in order of execution."""
+        result: dict[Operation, None] = {}
+        for op in ops:
+            for operand in op.operands:
+                if isinstance(operand.owner, Operation) and operand.owner in self._sharing.sunk:
+                    result.setdefault(operand.owner)
+            result.setdefault(op)
+        return list(result)
+
+
+def _view_roots(ops: Sequence[Operation]) -> Mapping[SSAValue, SSAValue]:
+    """Of each view, the value whose memory it shares."""
+    roots: dict[SSAValue, SSAValue] = {}
+    for op in ops:
+        if op.name in VIEWS:
+            roots[op.results[0]] = roots.get(op.operands[0], op.operands[0])
+    return roots
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a shard could compute by now: operations for which all that comes from elsewhere has been received
+
+
+class Frontier:
+    """Grows as values are received. Each operation is looked at once for each of its operands, not in every round."""
+
+    def __init__(self, ops: Collection[Operation], reads: Reads) -> None:
+        self._reads = reads
+        self._place = {op: index for index, op in enumerate(ops)}
+        self._missing = {op: set(reads.operands(op)) for op in ops}
+        self._open: set[Operation] = set()
+        self._reach(op for op, missing in self._missing.items() if not missing)
+
+    def add(self, values: Iterable[SSAValue]) -> None:
+        """These values are there."""
+        for value in values:
+            self._reach(self._without(value))
+
+    def remove(self, ops: Iterable[Operation]) -> None:
+        """These operations were run."""
+        self._open.difference_update(ops)
+
+    def in_order(self) -> list[Operation]:
+        """The operations, in the order in which they were given."""
+        return sorted(self._open, key=self._place.__getitem__)
+
+    def _without(self, value: SSAValue) -> list[Operation]:
+        """The operations that lacked this value alone."""
+        found = []
+        for op in self._reads.readers(value):
+            missing = self._missing.get(op)
+            if missing and value in missing:
+                missing.remove(value)
+                if not missing:
+                    found.append(op)
+        return found
+
+    def _reach(self, ops: Iterable[Operation]) -> None:
+        stack = list(ops)
+        while stack:
+            op = stack.pop()
+            self._open.add(op)
+            for result in op.results:
+                stack += self._without(result)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which operations of MemoryX's work are run together: as few kernels as the values that are there allow
+
+
+def ready_batches(
+    frontier: Frontier,
+    reads: Reads,
+    have: Collection[SSAValue],
+    may_run: Callable[[Operation], bool],
+    leaves: Callable[[SSAValue], bool],
+) -> list[list[Operation]]:
+    """For each kind of work that can go on now, all of it.
+
+    have: values that are there; leaves: whether a value is wanted other than by operations.
+    """
+    batches: dict[Kind, list[Operation]] = {}
+    maker: dict[SSAValue, Kind] = {}
+    for op in frontier.in_order():
+        if not may_run(op):
+            continue
+        kind = reads.kind(op)
+        operands = [value for value in reads.operands(op) if value not in have]
+        # Within a batch operations may follow one another; between batches they must not, in this round.
+        if all(value in maker and maker[value] == kind for value in operands):
+            batches.setdefault(kind, []).append(op)
+            maker.update(dict.fromkeys(op.results, kind))
+    whole = (_without_loose_ends(reads, leaves, kind, batch) for kind, batch in batches.items())
+    return [batch for batch in whole if batch]
+
+
+def _without_loose_ends(
+    reads: Reads, leaves: Callable[[SSAValue], bool], kind: Kind, batch: list[Operation]
+) -> list[Operation]:
+    """Of an element-wise batch, what leads to a value that is wanted outside of it.
+
+    The rest waits for the operation that reads it: an update is one kernel, which passes over its tensors once.
+    """
+    if not is_elementwise(kind):
+        return batch
+    needed: set[Operation] = set()
+    for op in reversed(batch):
+        read = [reader for value in op.results for reader in reads.readers(value)]
+        wanted = any(leaves(value) for value in op.results)
+        if wanted or any(reader in needed or reads.kind(reader) != kind for reader in read):
+            needed.add(op)
+    return [op for op in batch if op in needed]

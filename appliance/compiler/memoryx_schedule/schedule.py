@@ -1,0 +1,308 @@
+"""What travels between MemoryX's shards, and from shard 0 to the client."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from xdsl.ir import Operation, SSAValue
+
+from appliance.compiler.core.errors import CompileError
+from appliance.compiler.core.target import Target
+from appliance.compiler.memoryx_schedule.commits import Commits, Event
+from appliance.compiler.memoryx_schedule.memory_plan import keep_late_gradients
+from appliance.compiler.memoryx_schedule.reads import Frontier, Reads, ready_batches
+from appliance.compiler.partition.cut import Cut
+from appliance.compiler.partition.groups import Bundle, KernelTable, Numbers
+from appliance.compiler.partition.layers import inputs_of
+from appliance.compiler.partition.shards import Sharing, elements, order
+from appliance.compiler.wafer_schedule.schedule import WaferSchedule, add_drops
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.operations import func_of
+from waferbox.cirh.modules.graph import extract
+from waferbox.cirh.text.printer import print_module
+from waferbox.runtime.schedule import WEIGHTS_AHEAD
+from wsc.v1 import plan_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanges:
+    """Groups of values that one shard makes and others read, in the order in which all shards take them."""
+
+    bundles: Sequence[Bundle]
+
+    def from_shard(self, shard: int) -> list[Bundle]:
+        return [bundle for bundle in self.bundles if bundle.group.source_shard == shard]
+
+    def to_shard(self, shard: int) -> list[Bundle]:
+        return [bundle for bundle in self.bundles if shard in bundle.group.shards]
+
+
+def find_exchanges(cut: Cut, sharing: Sharing, numbers: Numbers) -> Exchanges:
+    """Groups by source, destinations and depth: how many exchanges a value depends on, one after the other.
+
+    Numbers are exchanged that other shards read, and whatever the client gets and shard 0 does not have. What something
+    streamed to the wafers is made of travels alone: everybody may wait for it.
+    """
+    outputs = {value for _, value in cut.outputs}
+    urgent = _behind_streamed(cut)
+    depth: dict[SSAValue, int] = {}
+    found: dict[tuple[int, int, tuple[int, ...], int], Bundle] = {}
+    sent: set[SSAValue] = set()
+
+    def offer(value: SSAValue) -> None:
+        home = sharing.home.get(value)
+        if home is None or value in cut.sharding.reduced:
+            return
+        others = [shard for shard in range(sharing.num_shards) if shard != home]
+        readers = [
+            shard
+            for shard in others
+            if (elements(value) == 1 and sharing.reads(shard, value)) or (shard == 0 and value in outputs)
+        ]
+        if not readers:
+            return
+        sent.add(value)
+        key = (depth.get(value, 0), home, tuple(readers), numbers.value(value) if value in urgent else 0)
+        if key not in found:
+            kind = plan_pb2.GROUP_KIND_EXCHANGE
+            found[key] = Bundle(plan_pb2.Group(id=numbers.group(), kind=kind, source_shard=home, shards=readers))
+        found[key].add(numbers, value, types.tensor_type(types.shape(value), types.dtype(value)))
+
+    for states in sharing.states:
+        for state in states:
+            if state in outputs and state not in sent:
+                offer(state)
+    for op in cut.memoryx_ops:
+        mine = sharing.home.get(op.results[0])
+        level = 0
+        for operand in op.operands:
+            crosses = operand in sent and sharing.home.get(operand) != mine
+            level = max(level, depth.get(operand, 0) + crosses)
+        for value in op.results:
+            depth[value] = level
+            offer(value)
+    return Exchanges([found[key] for key in sorted(found)])
+
+
+def _behind_streamed(cut: Cut) -> set[SSAValue]:
+    """All values that something streamed is made of."""
+    behind = set(cut.streamed)
+    for op in reversed(cut.memoryx_ops):
+        if any(result in behind for result in op.results):
+            behind.update(op.operands)
+    return behind
+
+
+def find_output(cut: Cut, numbers: Numbers) -> Bundle | None:
+    """The group of what shard 0 sends to the client."""
+    bundle = Bundle(plan_pb2.Group(kind=plan_pb2.GROUP_KIND_OUTPUT))
+    for _, value in cut.outputs:
+        if value not in cut.sharding.reduced and not cut.sharding.used(value).is_sharded and value not in bundle.values:
+            bundle.add(numbers, value, types.tensor_type(types.shape(value), types.dtype(value)))
+    if not bundle.values:
+        return None
+    bundle.group.id = numbers.group()
+    return bundle
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A shard's program: send weights, take reduced gradients, update state as soon as all that an update needs is there
+#
+# Messages come in an order that all roles share, so that roles with one thread each can never wait for one another in a
+# circle; computing is done as early as possible in between.
+
+
+class ShardScheduler:
+    """Makes the program of one shard."""
+
+    def __init__(
+        self,
+        cut: Cut,
+        sharing: Sharing,
+        wafer: WaferSchedule,
+        exchanges: Exchanges,
+        output: Bundle | None,
+        target: Target,
+        numbers: Numbers,
+        shard: int,
+    ) -> None:
+        self._cut = cut
+        self._sharing = sharing
+        self._wafer = wafer
+        self._target = target
+        self._numbers = numbers
+        self._shard = shard
+        self._plan = plan_pb2.MemoryXPlan(shard=shard)
+        self._kernels = KernelTable()
+        self._groups: dict[int, plan_pb2.Group] = {}
+        self._available: set[SSAValue] = set(sharing.states[shard])
+        self._todo = dict.fromkeys(order((op for op in sharing.ops[shard] if op not in sharing.sunk), cut))
+        self._reads = Reads(sharing, shard, list(self._todo))
+        self._frontier = Frontier(self._todo, self._reads)
+        self._frontier.add(self._available)
+        self._loads = [
+            Event(load.bundle, load.position) for load in wafer.loads if load.bundle.group.source_shard == shard
+        ]
+        outputs = [output] if output is not None and shard == 0 else []
+        self._others = [Event(bundle) for bundle in (*exchanges.from_shard(shard), *outputs)]
+        self._exchange_inputs = exchanges.to_shard(shard)
+        self._commits = Commits(cut, sharing, shard, self._reads, self._loads, self._others, wafer.last_read)
+
+    def schedule(self) -> plan_pb2.MemoryXPlan:
+        """The program. CompileError if there is no order in which it could be done."""
+        receives = [d for d in self._wafer.departures if self._shard in d.bundle.group.shards]
+        for departure in receives:
+            self._send_loads(departure.position + self._target.prefetch_layers, needed=departure.position)
+            self._run_ready()
+            self._receive(departure.bundle)
+            self._commits.released = departure.position
+            self._run_ready()
+        self._send_loads(len(self._wafer.work), needed=len(self._wafer.work))
+        self._run_ready()
+        while self._exchange_inputs:
+            self._receive(self._exchange_inputs.pop(0))
+            self._run_ready()
+        # What is left waits for a message from the wafers that they never send.
+        self._commits.wait_for_wafers = False
+        self._run_ready()
+        if not all(event.sent for event in self._loads):
+            raise CompileError(
+                "the wafers would wait for a value that MemoryX cannot make while they wait; use max_wgt_servers=1"
+            )
+        assert not self._todo, f"shard {self._shard} cannot compute {next(iter(self._todo)).name}"
+        assert all(event.sent for event in self._others), "an exchange or an output is nowhere"
+        for value, state in self._commits.at_the_end():
+            commit = self._plan.instructions.add().commit
+            commit.value, commit.state = self._numbers.value(value), self._numbers.value(state)
+        self._commits.check_computed()
+        self._finish()
+        return self._plan
+
+    # -- messages
+
+    def _receive(self, bundle: Bundle) -> None:
+        self._groups[bundle.id] = bundle.group
+        self._plan.instructions.add().receive.group = bundle.id
+        self._available.update(bundle.values)
+        self._frontier.add(bundle.values)
+        self._commits.received(bundle.values)
+
+    def _send(self, event: Event) -> None:
+        event.sent = True
+        self._groups[event.bundle.id] = event.bundle.group
+        self._plan.instructions.add().send.group = event.bundle.id
+
+    def _send_loads(self, up_to: int, *, needed: int) -> None:
+        """Sends weights in the order in which the wafers wait for them; what they are made of is computed first.
+
+        up_to: the last segment for which weights are sent, if they can be; needed: the last one for which they must,
+        because the wafers send nothing more to this shard without them. No more go ahead of those than the window has
+        room for: waiting for the wafers to take some, the shard would keep the gradients for which the wafers wait.
+        """
+        ahead = sum(1 for event in self._loads if event.sent and event.position > needed)
+        for event in self._loads:
+            if event.sent:
+                continue
+            if event.position > up_to or (event.position > needed and ahead >= WEIGHTS_AHEAD):
+                return
+            ahead += event.position > needed
+            self._compute(event.bundle.values)
+            if event.position <= needed and not self._available.issuperset(event.bundle.values):
+                self._receive_for(event.bundle.values)
+            if not self._available.issuperset(event.bundle.values):
+                return  # it depends on a reduction that is still to come
+            self._send(event)
+
+    def _receive_for(self, values: Sequence[SSAValue]) -> None:
+        """Waits for what these values need from other shards, when everything that those may need has been sent."""
+        self._run_ready()
+        behind = self._behind(values)
+        for bundle in list(self._exchange_inputs):
+            if any(value in behind for value in bundle.values):
+                self._exchange_inputs.remove(bundle)
+                self._receive(bundle)
+                self._run_ready()
+
+    def _compute(self, values: Sequence[SSAValue]) -> None:
+        """Runs what these values need, if it can run now."""
+        behind = self._behind(values)
+        self._run_ready(lambda op: any(result in behind for result in op.results))
+
+    def _behind(self, values: Sequence[SSAValue]) -> set[SSAValue]:
+        """These values and all that they are made of on this shard, where it is not there yet."""
+        behind: set[SSAValue] = set()
+        stack = [value for value in values if value not in self._available]
+        while stack:
+            value = stack.pop()
+            if value in behind:
+                continue
+            behind.add(value)
+            if isinstance(value.owner, Operation) and value.owner in self._sharing.ops[self._shard]:
+                stack.extend(operand for operand in value.owner.operands if operand not in self._available)
+        return behind
+
+    # -- computing
+
+    def _run_ready(self, allowed: Callable[[Operation], bool] = lambda op: True) -> None:
+        """Runs everything that can run, joined to few kernels; sends exchanges and outputs as they are complete.
+
+        Outputs too, since who takes them needs a core, which at the end of a step the next weights wait for.
+        """
+        while True:
+            batches = ready_batches(
+                self._frontier,
+                self._reads,
+                self._available,
+                lambda op: allowed(op) and self._commits.may_run(op),
+                self._commits.leaves,
+            )
+            if not batches:
+                break
+            for batch in batches:
+                self._run(batch)
+        for event in self._others:
+            if not event.sent and self._available.issuperset(event.bundle.values):
+                self._send(event)
+
+    def _run(self, ops: list[Operation]) -> None:
+        chosen = set(ops)
+        for op in ops:
+            del self._todo[op]
+        self._frontier.remove(ops)
+        with_sunk = self._reads.with_repeated(ops)
+        made = [result for op in ops for result in op.results]
+        inputs = inputs_of(with_sunk)
+        outputs = [
+            value
+            for value in made
+            if self._commits.leaves(value) or any(reader not in chosen for reader in self._reads.readers(value))
+        ]
+        run = self._plan.instructions.add().run
+        run.kernel = self._kernels.number(print_module(extract(with_sunk, inputs, outputs), locations=False))
+        run.inputs.extend(self._numbers.values(inputs))
+        run.outputs.extend(self._numbers.values(outputs))
+        states = [self._commits.in_place(value, self._todo.keys()) for value in outputs]
+        if any(state is not None for state in states):
+            run.commits.extend(0 if state is None else self._numbers.value(state) for state in states)
+        self._available.update(made)
+
+    # -- the end
+
+    def _finish(self) -> None:
+        arguments = func_of(self._cut.module).block.args
+        for named in self._cut.names.states:
+            state = arguments[named.argument]
+            if state in self._sharing.states[self._shard]:
+                self._plan.states.add(
+                    value=self._numbers.value(state),
+                    name=named.name,
+                    type=types.to_proto(state),
+                    replicated=state in self._sharing.replicated,
+                )
+        self._plan.groups.extend(self._groups.values())
+        self._plan.kernels.extend(self._kernels.messages())
+        states = {slot.value for slot in self._plan.states}
+        sends = [i.send.group for i in self._plan.instructions if i.WhichOneof("kind") == "send"]
+        sent = {member.value for group in sends for member in self._groups[group].members}
+        committed = {i.commit.value for i in self._plan.instructions if i.WhichOneof("kind") == "commit"}
+        add_drops(self._plan.instructions, states | sent | committed)
+        keep_late_gradients(self._plan)

@@ -1,0 +1,262 @@
+"""What a wafer holds while it goes through its program, and whether that fits."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from appliance.compiler.core.errors import WaferMemoryError
+from appliance.compiler.cost.kernel_profile import KernelProfile
+from appliance.drawing.quantities import bytes_text
+from waferbox.cirh.execution.kernel import Kernel
+from waferbox.links.elements import aligned, tensor_bytes
+from waferbox.runtime.arena import direct_values
+from waferbox.runtime.schedule import WEIGHTS_WINDOW, makes_and_reads
+from wsc.v1 import plan_pb2
+
+Groups = Mapping[int, plan_pb2.Group]
+
+# Of what is used at once, what lies unused between blocks of different sizes: 2 to 15 % in models that were measured.
+GAPS: Final = 0.075
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPoint:
+    """Bytes while one segment runs. All but `arriving_bytes` must fit the wafer."""
+
+    segment: str
+    batch_bytes: int
+    weight_bytes: int  # received, and still to be read
+    activation_bytes: int  # made by earlier segments, and still to be read
+    gradient_bytes: int  # the buffers of all that is sent: the gradients' arena, and a place for each other group
+    working_bytes: int  # what this segment makes besides, at its fullest
+    arriving_bytes: int  # weights that MemoryX may have sent ahead; on one host they lie in its memory
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.gradient_bytes + self.scaling_bytes
+
+    @property
+    def own_bytes(self) -> int:
+        """With gaps, and without what lies in the memory of others, if those are on the same host."""
+        return self.gradient_bytes + round((self.activation_bytes + self.working_bytes) * (1 + GAPS))
+
+    @property
+    def scaling_bytes(self) -> int:
+        """What grows with the rows of the batch."""
+        return self.batch_bytes + self.activation_bytes + self.working_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """A wafer's memory, segment by segment."""
+
+    capacity_bytes: int
+    points: tuple[MemoryPoint, ...]
+
+    @property
+    def peak(self) -> MemoryPoint:
+        """The first segment that needs most."""
+        return max(self.points, key=lambda point: point.total_bytes)
+
+    @property
+    def needed_bytes(self) -> int:
+        """The most that must fit the wafer at once."""
+        return self.peak.total_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the wafer has room for it."""
+        return self.needed_bytes <= self.capacity_bytes
+
+    @property
+    def own_bytes(self) -> int:
+        """The most that is the wafer's own at once."""
+        return max(point.own_bytes for point in self.points)
+
+
+def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile], capacity_bytes: int) -> MemoryPlan:
+    """Goes through a wafer's program. profiles: by kernel."""
+    groups: Groups = {group.id: group for group in plan.groups}
+    gradient_bytes = plan.arena.nbytes + sum(map(aligned, _other_buffers(plan, groups)))
+    in_buffers = _written_in_buffers(plan, groups)
+    direct: dict[int, frozenset[int]] = {}  # by kernel: results that are made where they are sent from
+    batch_bytes = sum(group.nbytes for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_BATCH)
+    dying = _last_uses(plan, groups)
+    arriving = _arriving(plan, groups)
+    weights: dict[int, int] = {}
+    made: dict[int, int] = {}
+    joined: set[int] = set()  # of which there is a part already, to which more parts are joined
+    points = []
+    for position, instruction in enumerate(plan.instructions):
+        match instruction.WhichOneof("kind"):
+            case "receive":
+                group = groups[instruction.receive.group]
+                if group.kind != plan_pb2.GROUP_KIND_BATCH:
+                    place = weights if group.kind == plan_pb2.GROUP_KIND_WEIGHTS else made
+                    place.update((member.value, tensor_bytes(member.type)) for member in group.members)
+            case "run":
+                run = instruction.run
+                profile = profiles[run.kernel]
+                new = dict(zip(run.outputs, profile.output_bytes, strict=True))
+                if run.kernel not in direct:
+                    direct[run.kernel] = Kernel(profile.module).direct_results
+                written = in_buffers - joined
+                placed = sum(profile.output_bytes[i] for i in direct[run.kernel] if run.outputs[i] in written)
+                joined.update(value for value in run.outputs if value in in_buffers)
+                points.append(
+                    MemoryPoint(
+                        segment=run.layer,
+                        batch_bytes=batch_bytes,
+                        weight_bytes=sum(weights.values()),
+                        activation_bytes=sum(made.values()),
+                        gradient_bytes=gradient_bytes,
+                        working_bytes=max(profile.working_bytes - placed, 0),
+                        arriving_bytes=arriving[position],
+                    )
+                )
+                made.update((value, nbytes) for value, nbytes in new.items() if value not in in_buffers)
+        for value in dying[position]:
+            weights.pop(value, None)
+            made.pop(value, None)
+    return MemoryPlan(capacity_bytes=capacity_bytes, points=tuple(points) or (_idle(batch_bytes),))
+
+
+def _other_buffers(plan: plan_pb2.WaferPlan, groups: Groups) -> Iterator[int]:
+    """Sizes of the groups that are sent from places of their own."""
+    in_arena = {place.group for place in plan.arena.places}
+    for instruction in plan.instructions:
+        if instruction.HasField("send") and instruction.send.group not in in_arena:
+            yield groups[instruction.send.group].nbytes
+
+
+def _written_in_buffers(plan: plan_pb2.WaferPlan, groups: Groups) -> set[int]:
+    """Values that are nowhere but in a buffer that they are sent from."""
+    in_arena = {place.group for place in plan.arena.places}
+    direct = direct_values(plan) if plan.arena.credited else None
+    found: set[int] = set()
+    for instruction in plan.instructions:
+        if instruction.HasField("send"):
+            for member in groups[instruction.send.group].members:
+                if direct is None or instruction.send.group not in in_arena or member.value in direct:
+                    found.add(member.value)
+    return found
+
+
+def _idle(batch_bytes: int) -> MemoryPoint:
+    """Of a step in which the wafers have nothing to do."""
+    return MemoryPoint(
+        segment="idle",
+        batch_bytes=batch_bytes,
+        weight_bytes=0,
+        activation_bytes=0,
+        gradient_bytes=0,
+        working_bytes=0,
+        arriving_bytes=0,
+    )
+
+
+def check_memory(
+    plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches: int, whole_batch_first: bool = False
+) -> int:
+    """The most that a wafer holds, in bytes. WaferMemoryError if it has less: how much, where, and what to change.
+
+    whole_batch_first: most of the step goes layer by layer, as something is wanted of the whole batch.
+    """
+    peak = plan.peak
+    over = peak.total_bytes - plan.capacity_bytes
+    if over > 0:
+        parts = (
+            f"weights {bytes_text(peak.weight_bytes)}, gradients {bytes_text(peak.gradient_bytes)}, "
+            f"batch {bytes_text(peak.batch_bytes)}, "
+            f"activations {bytes_text(peak.activation_bytes + peak.working_bytes)}"
+        )
+        raise WaferMemoryError(
+            f"the step needs {bytes_text(peak.total_bytes)} of a wafer's memory, {bytes_text(over)} more than it has "
+            f"({bytes_text(plan.capacity_bytes)}), in segment {peak.segment}: {parts}; "
+            f"{_way_out(plan, num_csx, global_rows, micro_batches, whole_batch_first)}",
+            fitting_share=min(_fitting_share(point, plan.capacity_bytes) for point in plan.points),
+        )
+    return peak.total_bytes
+
+
+def _way_out(plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches: int, whole_batch_first: bool) -> str:
+    tightest = min(plan.points, key=lambda point: _fitting_share(point, plan.capacity_bytes))
+    share = _fitting_share(tightest, plan.capacity_bytes)
+    rows = int(global_rows // (num_csx * micro_batches) * share)
+    needed = math.ceil(plan.peak.total_bytes / (1 << 30))
+    larger = f"let wafers take more of their hosts' memory: cstorch.backends.csx.debug.wafer_memory_gi = {needed}"
+    if whole_batch_first:
+        return (
+            "micro-batches do not help, as the statistics of the whole batch (batch norm, scores of all samples) are "
+            f"made layer by layer of all its rows: use a smaller batch, more wafers (num_csx), or {larger}"
+        )
+    if rows < 1:
+        return (
+            f"weights and gradients of segment {tightest.segment} leave no room for a single row of the batch, so "
+            f"neither a smaller batch nor more wafers (num_csx) helps: make the layer smaller, or {larger}"
+        )
+    wafers = next(count for count in range(num_csx + 1, global_rows + 1) if _fits(global_rows, count, rows))
+    if micro_batches > 1:
+        return (
+            f"use micro-batches of at most about {rows} rows (cstorch.backends.csx.performance.micro_batch_size), or "
+            f"{larger}"
+        )
+    return (
+        f"use micro-batches of at most about {rows} rows (micro_batch_size), a batch of at most about "
+        f"{rows * num_csx} rows instead of {global_rows} ({share:.0%} of it), the same batch on {wafers} wafers "
+        f"(num_csx={wafers}), or {larger}"
+    )
+
+
+def _fits(global_rows: int, num_csx: int, rows: int) -> bool:
+    return global_rows % num_csx == 0 and global_rows // num_csx <= rows
+
+
+def _fitting_share(point: MemoryPoint, capacity_bytes: int) -> float:
+    """The part of the batch for which there is room."""
+    room = capacity_bytes - point.weight_bytes - point.gradient_bytes
+    return room / point.scaling_bytes if point.scaling_bytes else (1.0 if room >= 0 else 0.0)
+
+
+def _last_uses(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, list[int]]:
+    """Values by the instruction behind which nothing uses them, before they are received anew if they ever are."""
+    dying: dict[int, list[int]] = defaultdict(list)
+    live: set[int] = set()
+    sums = {joined.value for joined in plan.joined}
+    for position in range(len(plan.instructions) - 1, -1, -1):
+        instruction = plan.instructions[position]
+        brought, used = makes_and_reads(instruction, groups)
+        if instruction.run.micro_batch:  # adds to what the first has made
+            used += sums.intersection(brought)
+            brought = [value for value in brought if value not in sums]
+        # What nothing uses dies where it is made.
+        for value in dict.fromkeys((*used, *brought)):
+            if value not in live:
+                dying[position].append(value)
+        live.difference_update(brought)
+        live.update(used)
+    return dying
+
+
+def _arriving(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, int]:
+    """By instruction: bytes of the weights groups that may have been sent and have not been taken yet."""
+    received = [
+        (position, groups[instruction.receive.group])
+        for position, instruction in enumerate(plan.instructions)
+        if instruction.WhichOneof("kind") == "receive"
+    ]
+    streams: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for position, group in received:
+        if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
+            streams[group.source_shard].append((position, group.nbytes))
+    bytes_at: dict[int, int] = {}
+    for position in range(len(plan.instructions)):
+        bytes_at[position] = sum(nbytes for stream in streams.values() for nbytes in _window(stream, position))
+    return bytes_at
+
+
+def _window(stream: list[tuple[int, int]], position: int) -> Iterator[int]:
+    ahead = [nbytes for at, nbytes in stream if at > position]
+    yield from ahead[:WEIGHTS_WINDOW]

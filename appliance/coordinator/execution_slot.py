@@ -1,0 +1,106 @@
+"""The executions of a job, one after the other, and those that another coordinator had begun."""
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from appliance.coordinator.execution.client_progress import ClientProgress
+from appliance.coordinator.execution.execution import CoordinatedExecution
+from appliance.coordinator.plans import Plans
+from appliance.coordinator.record import JobRecord
+from wsc.v1 import coordinator_pb2
+
+
+class MakeExecution(Protocol):
+    def __call__(
+        self,
+        index: int,
+        begin: coordinator_pb2.Begin,
+        progress: ClientProgress,
+        /,
+        *,
+        follows_left: bool,
+        loses_states: bool,
+    ) -> CoordinatedExecution: ...
+
+
+class ExecutionSlot:
+    """At most one at a time. Thread-safe."""
+
+    def __init__(self, make: MakeExecution, plans: Plans, record: JobRecord) -> None:
+        self._make = make
+        self._plans = plans
+        self._record = record
+        self._lock = threading.Lock()
+        self._current: CoordinatedExecution | None = None
+        self._restoring: CoordinatedExecution | None = None  # puts back the states of the last
+        self._last_epoch = record.last_epoch
+        last = record.execution
+        self._index = last.index if last is not None else 0
+        # Begun with the coordinator before this one, and not over: the client goes on with it.
+        self.is_awaited = last is not None and not last.over
+        self._restores_states = record.incarnation > 0  # what the nodes kept for that coordinator is gone
+
+    @property
+    def current(self) -> CoordinatedExecution | None:
+        return self._current
+
+    def live(self) -> Sequence[CoordinatedExecution]:
+        """Those that hear of the nodes."""
+        return [execution for execution in (self._current, self._restoring) if execution is not None]
+
+    def restore(self) -> None:
+        """Between executions: put the states back on the nodes. Raises as CoordinatedExecution.restore."""
+        with self._lock:
+            last = self._record.execution
+            if self._current is not None:
+                self._current.restore_initial_states()  # it has begun just now
+            if last is None or self._current is not None:
+                return
+            execution = self._make(
+                last.index, last.begin, ClientProgress(), follows_left=last.follows_left, loses_states=True
+            )
+            self._restoring = execution
+        try:
+            execution.restore(from_any_step=last.left and last.started)
+            self._restores_states = False
+        finally:
+            self._restoring = None
+
+    def begin(self, begin: coordinator_pb2.Begin) -> CoordinatedExecution | None:
+        """A new one, or the one that the client goes on with; None while there is another. KeyError: artifact."""
+        with self._lock:
+            if self._current is not None:
+                return None
+            _ = self._plans[begin.artifact]
+            last, point = self._record.execution, self._record.point
+            progress = ClientProgress.of(begin.resumption)
+            if begin.HasField("resumption") and last is not None and last.begin.id == begin.id:
+                has_point = point is not None and point.execution == last.index
+                progress.is_started |= last.started or has_point
+            else:
+                self._index += 1
+                last = self._record.began(self._index, begin)
+            # What the nodes keep is not known while it is put back, or where that has failed.
+            loses_states = self._restores_states or self._restoring is not None
+            self._current = self._make(
+                last.index, begin, progress, follows_left=last.follows_left, loses_states=loses_states
+            )
+            self._restores_states = self.is_awaited = False
+            return self._current
+
+    def end(self, execution: CoordinatedExecution) -> bool:
+        """An execution is over; False if that is known."""
+        with self._lock:
+            if self._current is not execution:
+                return False
+            self._current = None
+            self._record.ended(execution.index, left=execution.is_abandoned_by_client)
+        return True
+
+    def next_epoch(self) -> int:
+        """The number of an epoch that begins now."""
+        with self._lock:
+            self._last_epoch += 1
+            self._record.began_epoch(self._last_epoch)
+            return self._last_epoch

@@ -1,1 +1,0 @@
-"""Why a job ends: one reason out of several reports."""

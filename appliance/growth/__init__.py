@@ -1,1 +1,0 @@
-"""Growth: the schedules of a plan, played on as many wafers, with as fast links, as one likes."""

@@ -1,0 +1,3 @@
+"""The insides of cstorch: nothing here is API. From the lowest: the files of this level, tracing, lowering, session,
+backend.
+"""

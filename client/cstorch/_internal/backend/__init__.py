@@ -1,0 +1,1 @@
+"""The backends: where the steps of this process run."""

@@ -1,0 +1,67 @@
+"""The CPU backend: steps run eagerly in this process."""
+
+import itertools
+import os
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from cstorch._internal.backend.interface import Backend, BackendType
+from cstorch._internal.batch import num_samples
+from cstorch._internal.execution import Closure, Execution, Executor
+from cstorch.backends.mixed_precision import enable_mixed_precision
+
+
+class CpuExecution(Execution):
+    """Runs the step eagerly with plain CPU tensors; closures run at once."""
+
+    def __init__(self, executor: Executor) -> None:
+        super().__init__(executor)
+        self._samples = 0
+
+    def batches(self) -> Generator[Any]:
+        for batch in itertools.islice(self.executor.dataloader.passes(), self.executor.num_steps):
+            rows = num_samples(batch)
+            self._samples += rows
+            self.executor.profiler.step(rows)
+            yield batch
+        if self.executor.dataloader.is_restartable:
+            self.executor.dataloader.completed(self.input_states())
+
+    def input_states(self) -> list[dict[str, Any]]:
+        step = self.executor.user_iteration
+        return [self.executor.dataloader.own_state(worker_step=step, samples_streamed=self._samples)]
+
+    def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return function(*args, **kwargs)
+
+    def use_model(self, model: nn.Module) -> None:
+        pass
+
+    def call_closure(self, closure: Closure) -> Any:
+        executor = self.executor
+        due = executor.on_checkpoint_step if closure.at_checkpoint else executor.on_activation_step
+        return closure.run() if due else None
+
+
+class CpuBackend(Backend):
+    """Runs steps eagerly on the CPU, without any cluster. Dropout and the like draw from torch's own generator: other
+    numbers than the cluster's, which come from a counter.
+
+    mixed_precision: of releases up to 2.2; what `cstorch.amp.enable_mixed_precision` takes.
+    """
+
+    backend_type = BackendType.CPU
+
+    def __init__(self, artifact_dir: str | os.PathLike[str] = "./", mixed_precision: bool | None = None) -> None:
+        super().__init__(Path(artifact_dir))
+        if mixed_precision is not None:
+            enable_mixed_precision(mixed_precision)
+
+    def make_execution(self, executor: Executor) -> Execution:
+        return CpuExecution(executor)
+
+    def close(self) -> None:
+        pass

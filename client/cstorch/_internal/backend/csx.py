@@ -1,0 +1,123 @@
+"""The CSX backend: steps run on a wafer-scale cluster."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cstorch import backends
+from cstorch._internal.backend.interface import Backend, BackendType, Cluster
+from cstorch._internal.execution import Execution, Executor
+from cstorch.distributed.cluster_config import ClusterConfig
+from cstorch.errors import ConfigurationError, UsageError
+
+if TYPE_CHECKING:
+    from cstorch._internal.session.cluster_session import ClusterSession, Target
+
+
+class CsxBackend(Backend):
+    """Runs steps on a wafer-scale cluster.
+
+    Args:
+        artifact_dir: folder for what an execution leaves behind; by default ./cerebras_logs.
+        compile_dir: where the cluster keeps compiled artifacts, below its cache root unless absolute; by default
+            cached_compile.
+        compile_only: stop after the compile.
+        validate_only: stop after the lowering on the client.
+        cluster_config: which cluster, and what of it; by default what the first executor's cs_config names.
+        retrace_every_iteration: of releases up to 2.2, whose executors name the cluster; sets the flag of this name.
+
+    cluster: the cluster, with these settings and a workflow.
+    """
+
+    cluster: Cluster
+
+    backend_type = BackendType.CSX
+
+    def __init__(
+        self,
+        artifact_dir: str | os.PathLike[str] | None = None,
+        compile_dir: str | os.PathLike[str] | None = None,
+        compile_only: bool = False,
+        validate_only: bool = False,
+        cluster_config: ClusterConfig | None = None,
+        retrace_every_iteration: bool | None = None,
+    ) -> None:
+        if compile_only and validate_only:
+            raise ConfigurationError("compile_only and validate_only exclude each other: choose one")
+        if cluster_config is not None and not isinstance(cluster_config, ClusterConfig):
+            raise TypeError(
+                f"cluster_config must be a cstorch.distributed.ClusterConfig, not {type(cluster_config).__name__}"
+            )
+        self.compile_only = compile_only
+        self.validate_only = validate_only
+        self.retrace_every_iteration = bool(retrace_every_iteration)
+        super().__init__(Path.cwd() / "cerebras_logs" if artifact_dir is None else Path(artifact_dir))
+        self.cluster = Cluster(cluster_config or ClusterConfig())
+        self._is_chosen = cluster_config is not None
+        self.compile_dir = os.fspath(compile_dir or "cached_compile")
+        self._session: ClusterSession | None = None
+        if retrace_every_iteration is None:
+            self.open_session()
+        else:
+            backends.csx.debug.retrace_every_iteration = self.retrace_every_iteration
+
+    @property
+    def cluster_config(self) -> ClusterConfig:
+        """The settings of the cluster; others count from the next compile on."""
+        return self.cluster.config
+
+    @cluster_config.setter
+    def cluster_config(self, config: ClusterConfig) -> None:
+        self.cluster.config = config
+
+    def open_session(self) -> None:
+        """Begins the session with the cluster, which comes up while the script builds its model."""
+        if not self.validate_only:
+            from cstorch._internal.session.embedded import LOG, EmbeddedCluster
+
+            config = self.cluster_config
+            embedded = EmbeddedCluster(config, self.artifact_dir / LOG) if config.management is None else None
+            # Behind it, since it imports torch meanwhile. gRPC is not needed by who runs on the CPU.
+            from cstorch._internal.session.cluster_session import ClusterSession
+
+            self._session = ClusterSession(config, self.compile_dir, embedded)
+
+    def use_cluster(self, config: ClusterConfig) -> None:
+        """Takes the cluster that an executor names.
+
+        Raises:
+            UsageError: another one, or other settings of it, were chosen already.
+        """
+        if config != self.cluster_config:
+            if self._is_chosen:
+                raise UsageError(
+                    "the settings of the cluster are global: num_csx, num_workers_per_csx and all else in cs_config "
+                    "must be what the first executor was given, or what the backend was. Use another process for "
+                    "other settings"
+                )
+            self._close_session()
+            self.cluster_config = config
+        self._is_chosen = True
+        if self._session is None:
+            self.open_session()
+
+    def target(self) -> "Target":
+        """What executions run on."""
+        from cstorch._internal.session.cluster_session import Target
+
+        self.use_cluster(self.cluster_config)
+        assert self.validate_only or self._session is not None
+        return Target(config=self.cluster_config, session=self._session, compile_only=self.compile_only)
+
+    def make_execution(self, executor: Executor) -> Execution:
+        from cstorch._internal.session.execution.function import FunctionExecution
+
+        return FunctionExecution(executor, self.target())
+
+    def close(self) -> None:
+        self._close_session()
+
+    def _close_session(self) -> None:
+        if self._session is not None:
+            session, self._session = self._session, None
+            session.close()

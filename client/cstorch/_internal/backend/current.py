@@ -1,0 +1,155 @@
+"""The backend of this process: there is one at a time, closed at exit."""
+
+import atexit
+import contextlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, overload
+
+import torch
+
+from cstorch._internal import log, state
+from cstorch._internal.backend.cpu import CpuBackend
+from cstorch._internal.backend.csx import CsxBackend
+from cstorch._internal.backend.interface import Backend, BackendType, Device
+from cstorch._internal.execution import current_execution
+from cstorch._internal.tracing import random_counter
+from cstorch.distributed.streaming import is_streamer
+from cstorch.errors import UsageError
+
+_CLASSES: dict[BackendType, type[CpuBackend] | type[CsxBackend]] = {
+    BackendType.CPU: CpuBackend,
+    BackendType.CSX: CsxBackend,
+}
+
+_current: Backend | None = None
+_made_with: tuple[Any, ...] = ()
+
+
+@overload
+def backend(backend_type: Literal["CSX"], **settings: Any) -> CsxBackend: ...
+@overload
+def backend(backend_type: str | BackendType | None = None, *args: Any, **settings: Any) -> Backend: ...
+def backend(backend_type: str | BackendType | None = None, *args: Any, **settings: Any) -> Backend:
+    """Makes the backend of this process, or returns it.
+
+    Args:
+        backend_type: "CSX" or "CPU", or a BackendType; None asks for the backend that there is.
+        *args, **settings: those of CsxBackend or CpuBackend; a cluster_config for the CPU is left out.
+
+    Raises:
+        UsageError: there is another backend already, or none is there to return.
+        ConfigurationError: the name or a setting is wrong.
+    """
+    if backend_type is None:
+        if args or settings:
+            raise UsageError('settings of a backend need its type: backend("CSX", ...)')
+        return current_backend()
+    kind = _kind(backend_type)
+    if kind.is_cpu:
+        settings.pop("cluster_config", None)
+    return use_backend(kind, _CLASSES[kind], *args, **settings)
+
+
+def _kind(backend_type: str | BackendType) -> BackendType:
+    return backend_type if isinstance(backend_type, BackendType) else BackendType.from_str(backend_type)
+
+
+def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **settings: Any) -> Backend:
+    """Makes the backend of this process with `make`, or returns the one that was made with the same settings, or, if
+    none are given, the one of this kind.
+
+    Raises:
+        UsageError: there is another backend already.
+    """
+    global _current, _made_with
+    if _current is not None:
+        if _current.backend_type is kind and ((args, settings) == _made_with or not (args or settings)):
+            return _current
+        raise UsageError(
+            f"this process has a {_current.backend_type.name} backend already, and a process has one: make it once, "
+            "with all its settings, and get it with cstorch.backend()"
+        )
+    log.configure()
+    _current = make(*args, **settings)
+    _made_with = (args, settings)
+    return _current
+
+
+@overload
+def current_backend(raise_exception: Literal[True] = True, raise_warning: bool = True) -> Backend: ...
+@overload
+def current_backend(raise_exception: bool, raise_warning: bool = True) -> Backend | None: ...
+def current_backend(raise_exception: bool = True, raise_warning: bool = True) -> Backend | None:
+    """The backend of this process.
+
+    Args:
+        raise_exception: False for None where there is none.
+        raise_warning: of no effect: the name is not deprecated here.
+
+    Raises:
+        UsageError: there is none yet.
+    """
+    if _current is None and raise_exception:
+        raise UsageError('there is no backend yet: begin with cstorch.backend("CSX") or cstorch.backend("CPU")')
+    return _current
+
+
+def current_backend_impl(raise_exception: bool = True) -> Backend | None:
+    """The same, under the name that some scripts import it by."""
+    return current_backend(raise_exception)
+
+
+def has_backend() -> bool:
+    """Whether this process has a backend."""
+    return _current is not None
+
+
+def close_backend() -> None:
+    """Closes the backend, so that the process can have another one; what was compiled for it is forgotten.
+
+    At exit the backend is closed by itself.
+    """
+    global _current
+    if current_execution() is not None:
+        raise UsageError("the backend cannot be closed inside the loop of an executor")
+    closing, _current = _current, None
+    if closing is not None:
+        state.clear()
+        closing.close()
+        random_counter.clear()
+
+
+def get_backend_args(backend_type: str | BackendType) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a type of backend, by name.
+
+    Raises:
+        ConfigurationError: there is no such type.
+    """
+    return inspect.signature(_CLASSES[_kind(backend_type)].__init__).parameters
+
+
+def device(backend_type: str | BackendType, *args: Any, **settings: Any) -> Device:
+    """The device of the backend; makes the backend if there is none."""
+    return backend(backend_type, *args, **settings).device
+
+
+def current_torch_device() -> torch.device:
+    """The torch device of the current backend; the CPU where there is none yet."""
+    return current_backend().torch_device if has_backend() else torch.device("cpu")
+
+
+def use_cs() -> bool:
+    """Whether steps run on a Cerebras system; in an input worker they do."""
+    return is_streamer() or (_current is not None and _current.is_csx)
+
+
+def _close_at_exit() -> None:
+    closing = _current
+    if closing is not None:
+        # A second Ctrl-C must not leave processes behind: they end by themselves when our end of their pipe closes.
+        with contextlib.suppress(KeyboardInterrupt):
+            closing.close()
+
+
+atexit.register(_close_at_exit)

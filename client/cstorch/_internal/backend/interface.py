@@ -1,0 +1,268 @@
+"""What every backend has: its kind, its device and its cluster."""
+
+import logging
+import os
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from cstorch import backends
+from cstorch._internal.execution import Execution, Executor
+from cstorch._internal.tracing import DEVICE, alias_rule, device_scope, is_in_body, is_tracing
+from cstorch.distributed.cluster_config import ClusterConfig
+from cstorch.errors import ConfigurationError
+
+# --- The kinds of backends --------------------------------------------------------------------------------------------
+
+
+class BackendType(Enum):
+    """The kinds of backends."""
+
+    CPU = "CPU"
+    CSX = "CSX"
+
+    @classmethod
+    def from_str(cls, name: str) -> "BackendType":
+        """The backend type of this name, in any case.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        if name.upper() == "GPU":
+            raise ConfigurationError('Waferbox has no GPU backend: use "CPU", or "CSX" for a cluster')
+        try:
+            return cls[name.upper()]
+        except KeyError:
+            raise ConfigurationError(f"unknown backend {name!r}: use one of {', '.join(cls.__members__)}") from None
+
+    @property
+    def is_cpu(self) -> bool:
+        return self is BackendType.CPU
+
+    @property
+    def is_gpu(self) -> bool:
+        return False
+
+    @property
+    def is_csx(self) -> bool:
+        return self is BackendType.CSX
+
+
+# --- The device of a backend: where tensors are made under `with backend.device:` -------------------------------------
+
+
+class DeviceConfig:
+    """Settings of a device, as in releases 2.0 and 2.1; later ones have `cstorch.backends.csx.debug`."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        alias_rule.refuses_explicit = False
+
+    @property
+    def lazy_initialization(self) -> bool:
+        """Whether initialisation is traced, and run by the cluster while the step is compiled.
+
+        Setting it to True also refuses explicit aliases of weights in the forward pass, as those releases do.
+        """
+        return backends.csx.debug.lazy_initialization
+
+    @lazy_initialization.setter
+    def lazy_initialization(self, enabled: bool) -> None:
+        backends.csx.debug.lazy_initialization = alias_rule.refuses_explicit = enabled
+
+    @property
+    def drop_data(self) -> bool:
+        """As `cstorch.backends.csx.debug.drop_data`."""
+        return backends.csx.debug.drop_data
+
+    @drop_data.setter
+    def drop_data(self, enabled: bool) -> None:
+        backends.csx.debug.drop_data = enabled
+
+
+class Device:
+    """The device of a backend; `with backend.device:` makes what is created within on the device."""
+
+    def __init__(self, backend_type: BackendType) -> None:
+        self.backend_type = backend_type
+        self.config = DeviceConfig()
+        self.torch_device = DEVICE if backend_type.is_csx else torch.device("cpu")
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> Self:
+        stack = ExitStack()
+        stack.enter_context(device_scope() if self.backend_type.is_csx else self.torch_device)
+        self._entered.append(stack)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._entered.pop().__exit__(kind, error, traceback)
+
+    def __str__(self) -> str:
+        return self.backend_type.name
+
+    def __repr__(self) -> str:
+        return f"Device({self.backend_type.name})"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The cluster of a CSX backend, as scripts ask for it: its settings, and the workflow that its jobs belong to
+
+
+logger = logging.getLogger("cstorch")
+
+
+class ManagementClient:
+    """What `Cluster.client` is. workflow_id: of the workflow under way, None without one."""
+
+    def __init__(self, workflow_id: Callable[[], str | None]) -> None:
+        self._workflow_id = workflow_id
+
+    @property
+    def workflow_id(self) -> str | None:
+        return self._workflow_id()
+
+    def list_workflow_jobs(self) -> tuple[list[str], list[str]]:
+        """Names of compile jobs and of execute jobs: none, as jobs are not kept by workflow."""
+        return [], []
+
+
+class Cluster:
+    """The cluster of a backend. config: can be set to another one, which counts from the next compile on."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
+        self.client = ManagementClient(lambda: self.workflow_id)
+
+    @property
+    def config(self) -> ClusterConfig:
+        return self._config
+
+    @config.setter
+    def config(self, config: ClusterConfig) -> None:
+        if not isinstance(config, ClusterConfig):
+            raise TypeError(f"config must be a cstorch.distributed.ClusterConfig, not {type(config).__name__}")
+        if config.workflow_id is None:
+            config.workflow_id = self.workflow_id
+        self._config = config
+
+    @property
+    def workflow_id(self) -> str | None:
+        """The workflow's name; None without one."""
+        return self._config.workflow_id
+
+    def start_workflow(self, lock_resources: bool = True) -> bool:
+        """Begins a workflow: a name for all that the script runs from now on.
+
+        Args:
+            lock_resources: changes nothing: a script keeps its one job, and what that has of the cluster, anyway.
+
+        Returns:
+            Whether there was none.
+        """
+        if self.workflow_id is not None:
+            logger.info("The workflow %s is under way already", self.workflow_id)
+            return False
+        self._config.workflow_id = f"wflow-{uuid.uuid4().hex[:12]}"
+        logger.info("Began the workflow %s", self.workflow_id)
+        return True
+
+    def stop_workflow(self) -> None:
+        """Ends the workflow."""
+        self._config.workflow_id = None
+
+    def check_storage_connectivity(self) -> bool:
+        """False: checkpoints are files of the client, which the cluster does not reach."""
+        return False
+
+    def active_resources(self) -> int | None:
+        """None: how many wafers of the workflow are in order is not known."""
+        return None
+
+
+# --- What every backend has -------------------------------------------------------------------------------------------
+
+
+class Backend(ABC):
+    """What `backend` returns.
+
+    Args:
+        artifact_dir: folder for what an execution leaves behind.
+
+    cluster: the cluster of a CSX backend.
+    appliance: None: what it would tell, the operations that a wafer could do at most, is not known here.
+    """
+
+    backend_type: BackendType
+    compile_only = False
+    validate_only = False
+    cluster: Cluster | None = None
+    appliance: None = None
+
+    def __init__(self, artifact_dir: Path) -> None:
+        self.artifact_dir = artifact_dir
+        self.device = Device(self.backend_type)
+
+    @property
+    def artifact_dir(self) -> Path:
+        """The folder for what executions leave behind; another one counts for the next execution."""
+        return self._artifact_dir
+
+    @artifact_dir.setter
+    def artifact_dir(self, folder: str | os.PathLike[str]) -> None:
+        self._artifact_dir = Path(folder)
+
+    @property
+    def cluster_config(self) -> ClusterConfig | None:
+        """The settings of the cluster; None without one."""
+        return None
+
+    @property
+    def _impl(self) -> Self:
+        """Itself: scripts of the real API know a backend and its implementation."""
+        return self
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device as torch knows it."""
+        return self.device.torch_device
+
+    @property
+    def is_e2e_execution(self) -> bool:
+        """Whether steps are run, not only compiled."""
+        return not (self.compile_only or self.validate_only)
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether a step's tensors have no numbers here: in a traced step, and on CSX in the body of a loop."""
+        return is_tracing() or is_in_body()
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.backend_type.is_cpu
+
+    @property
+    def is_gpu(self) -> bool:
+        return False
+
+    @property
+    def is_csx(self) -> bool:
+        return self.backend_type.is_csx
+
+    @abstractmethod
+    def make_execution(self, executor: Executor) -> Execution:
+        """What runs the steps of an executor."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees what the backend holds on a cluster."""

@@ -1,0 +1,224 @@
+"""Writing a checkpoint, tensor by tensor."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import h5py
+import numpy as np
+import torch
+import xxhash
+from torch.utils import _pytree as pytree
+
+from cstorch._internal.checkpoint_files import layout
+from cstorch._internal.checkpoint_files.deferred import Filled, content_of
+from cstorch._internal.checkpoint_files.structure import append_checksum
+from cstorch._internal.checkpoint_files.temporary import Output, new_file
+from cstorch._internal.tracing import LazyTensor, check_known
+from waferbox import __version__
+
+# In the text of a tree.
+_LEAF: Final[dict[str, Any]] = {"type": None, "context": None, "children_spec": []}
+
+
+def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
+    """Saves a tree of tensors, numpy arrays and Python scalars as an H5 checkpoint.
+
+    Nothing appears under `ckpt_path` until the whole file is on disk. Tensors that live on the cluster are fetched one
+    at a time. Tensors that occur twice in the tree are stored once.
+
+    Raises:
+        FileExistsError: there is a file at `ckpt_path`; checkpoints are never overwritten.
+        OSError: it cannot be written, for instance because the disk is full; nothing of it is left.
+        TypeError: a leaf has a type that a checkpoint cannot hold.
+        ValueError: two leaves have the same key.
+    """
+    target = Path(ckpt_path)
+    if target.exists():
+        raise FileExistsError(
+            f"{target} exists; checkpoints are never overwritten: choose another name or remove it first"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with new_file(target) as output:
+            # libver: attributes of more than 64 kB (the tree of a large model) need the layout of HDF5 1.8; older
+            # releases of the library, such as the real system's, cannot read what is newer.
+            with h5py.File(output, "w", libver=("v108", "v108")) as file:
+                data = _write_tree(file, output, state_dict)
+                file.flush()
+                file.attrs[layout.SUCCESS] = True
+            output.check()
+            append_checksum(output.fileno(), data)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise _not_saved(target, state_dict, error) from None
+
+
+def _not_saved(target: Path, state_dict: Any, error: OSError) -> OSError:
+    leaves = [leaf for leaf in pytree.tree_leaves(state_dict) if isinstance(leaf, torch.Tensor | np.ndarray)]
+    needed = sum({_identity(leaf): leaf.nbytes for leaf in leaves}.values())
+    free = shutil.disk_usage(target.parent).free
+    return OSError(
+        error.errno,
+        f"{error.strerror}: the checkpoint needs at least {needed / 1e6:.2f} MB, and {free / 1e6:.2f} MB are free. "
+        "Nothing of it is left; earlier ones are as they were",
+        str(target),
+    )
+
+
+def _write_tree(file: h5py.File, output: Output, obj: Any) -> list[tuple[int, int]]:
+    """Where the bytes of tensors and arrays are: offset and length of each."""
+    leaves, spec = pytree.tree_flatten_with_path(obj)
+    file.attrs[layout.VERSION] = layout.FORMAT_VERSION
+    file.attrs[layout.WRITER_VERSION] = __version__
+    file.attrs[layout.SPEC] = json.dumps([_skeleton(obj), _text_of(spec)])
+    first_key: dict[object, str] = {}
+    seen: set[str] = set()
+    for path, leaf in leaves:
+        key = layout.key_of(path)
+        if key in seen:
+            raise ValueError(f"two entries of the saved tree have the key {key!r}; rename one of them")
+        seen.add(key)
+        linked = first_key.setdefault(_identity(leaf), key) if isinstance(leaf, torch.Tensor | np.ndarray) else key
+        entry = _write_leaf(file, key, leaf) if linked == key else _link_to(linked)
+        output.check()
+        node = {"type": "builtins.dict", "context": json.dumps([key]), "children_spec": [_LEAF]}
+        tree = [{key: "*"}, json.dumps([1, node])]
+        described = {layout.SPEC: tree, layout.OBJECTS: [key], key + layout.METADATA: entry}
+        file.attrs[key + layout.METADATA] = json.dumps(described)
+    datasets = [file[key].id for key in first_key.values() if key in file]
+    return [(offset, each.get_storage_size()) for each in datasets if (offset := each.get_offset()) is not None]
+
+
+def _text_of(spec: pytree.TreeSpec) -> str:
+    try:
+        return pytree.treespec_dumps(spec)
+    except NotImplementedError as error:
+        raise TypeError(f"a checkpoint cannot hold this tree: {error}") from None
+
+
+def _identity(leaf: torch.Tensor | np.ndarray[Any, Any]) -> object:
+    """Equal for leaves that are the same elements of the same memory: they are stored once, and load as one tensor."""
+    if isinstance(leaf, np.ndarray):
+        return id(leaf)
+    if isinstance(leaf, LazyTensor) and leaf._handle.cell is not None:
+        meta = leaf._handle.meta
+        return id(leaf._handle.cell), meta.dtype, meta.shape, meta.stride(), meta.storage_offset()
+    if (content := content_of(leaf)) is not None:
+        return id(content)
+    if type(leaf) in (torch.Tensor, torch.nn.Parameter) and leaf.layout == torch.strided and leaf.numel():
+        return leaf.data_ptr(), leaf.device, leaf.dtype, leaf.shape, leaf.stride()
+    return id(leaf)
+
+
+def _skeleton(obj: Any) -> Any:
+    """The tree with "*" for its leaves; None where JSON cannot hold it."""
+    if isinstance(obj, dict):
+        if not all(isinstance(key, str | int) for key in obj):
+            return None
+        return {key: _skeleton(value) for key, value in obj.items()}
+    if isinstance(obj, list | tuple):
+        return [_skeleton(value) for value in obj]
+    return "*"
+
+
+def _without_data(kind: str, **fields: Any) -> dict[str, Any]:
+    return {**fields, layout.TYPE: kind, layout.NO_DATA: True}
+
+
+def _link_to(key: str) -> dict[str, Any]:
+    return _without_data(layout.LINK, key=key) | {layout.LINKED: True}
+
+
+def _write_leaf(file: h5py.File, key: str, leaf: Any) -> dict[str, Any]:
+    match leaf:
+        case None:
+            return _without_data(layout.NONE)
+        case bool() | int() | float():
+            return _without_data(layout.SCALAR, scalar_value=leaf)
+        case str():
+            return _without_data(layout.STRING, string_value=leaf)
+        case torch.Tensor():
+            return _write_tensor(file, key, leaf)
+        case np.ndarray():
+            attributes = {"is_bfloat16": False, layout.TYPE: layout.ARRAY, layout.NUMPY: True, "compressed": False}
+            _write_dataset(file, key, leaf.shape, leaf.dtype, [leaf], attributes)
+            return attributes
+    raise TypeError(
+        f"a checkpoint cannot hold {key!r}: {type(leaf).__name__} is not a tensor, a numpy array, a number, a string "
+        "or None"
+    )
+
+
+def _write_tensor(file: h5py.File, key: str, tensor: torch.Tensor) -> dict[str, Any]:
+    check_known(tensor)
+    stored = layout.STORED_TYPES.get(tensor.dtype)
+    if stored is None:
+        names = ", ".join(sorted(layout.TORCH_TYPES))
+        raise TypeError(f"a checkpoint cannot hold {key!r} of type {tensor.dtype}; cast it to one of {names}")
+    shape = list(tensor.shape)
+    value = _only_value(tensor)
+    if value is not None:
+        return _without_data(layout.FULL, shape=shape, dtype=str(tensor.dtype), fill_value=value)
+    attributes = {
+        layout.TORCH: True,
+        "shapes": [shape],
+        "dtypes": [str(tensor.dtype)],
+        "rtfx_dtypes": [stored.code],
+        layout.TYPE: layout.TENSOR,
+        layout.NUMPY: True,
+        # Weights do not compress, and HDF5's filters take longer than the disk.
+        "compressed": False,
+    }
+    _write_dataset(file, key, tensor.shape, stored.numpy, map(layout.to_array, _pieces(tensor)), attributes)
+    return attributes
+
+
+def _only_value(tensor: torch.Tensor) -> bool | int | float | None:
+    """The value of all elements of a tensor that was never filled otherwise; None for every other tensor."""
+    if isinstance(tensor, LazyTensor):
+        cell = tensor._handle.cell
+        is_zero = cell is not None and cell.is_untouched
+        return torch.zeros((), dtype=tensor.dtype, device="cpu").item() if is_zero else None
+    content = content_of(tensor)
+    if content is not None and not content.is_read and isinstance(content.source, Filled):
+        return content.source.value
+    return None
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The value in CPU tensors, one below the other along the first dimension, none of which stays in memory."""
+    if isinstance(tensor, LazyTensor):
+        cell, meta = tensor._handle.cell, tensor._handle.meta
+        if cell is not None and (meta.shape, meta.dtype) == (cell.shape, cell.dtype) and meta.is_contiguous():
+            yield from cell.pieces()
+            return
+    content = content_of(tensor)
+    yield tensor.detach().cpu() if content is None else content.read()
+
+
+def _write_dataset(
+    file: h5py.File,
+    key: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    pieces: Iterable[np.ndarray[Any, Any]],
+    attributes: Mapping[str, Any],
+) -> None:
+    dataset = file.create_dataset(key, shape, dtype)
+    checksum = xxhash.xxh3_64()
+    row = 0
+    for piece in pieces:
+        layout.add_to_checksum(checksum, piece)
+        if not shape:
+            dataset[()] = piece
+        elif piece.size:
+            dataset[row : row + len(piece)] = piece
+            row += len(piece)
+    for name, value in attributes.items():
+        dataset.attrs[name] = value
+    dataset.attrs[layout.CHECKSUM] = checksum.hexdigest()

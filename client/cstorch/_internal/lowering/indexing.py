@@ -1,0 +1,92 @@
+"""Rules for reading and writing elements by tensors of indices."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from xdsl.ir import Operation, SSAValue
+
+from cstorch._internal.lowering.context import Lowering, arguments_of, shape_of
+from cstorch.errors import CompileError
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.attributes import AttrValue, attrs
+from waferbox.cirh.dialect.operations import Const
+
+
+def index(lowering: Lowering, node: fx.Node) -> SSAValue:
+    """x[i], x[:, i, j], ...: one index of integers, or several, at any dimensions."""
+    value = lowering.value(node.args[0])
+    places = _IndexedDimensions(lowering, node)
+    if len(places.given) > 1:
+        taken = lowering.emit("aten.index.Tensor", [lowering.transpose(value, places.to_front), *places.indices])
+        return lowering.transpose(taken, places.from_front)
+    (dim,), (places_in_dim,) = places.given, places.indices
+    counted = _from_the_front(lowering, places_in_dim, types.shape(value)[dim])
+    flat = lowering.reshape(counted, [math.prod(types.shape(counted))])
+    taken = lowering.emit("aten.index_select", [value, flat], {"dim": dim})
+    return lowering.reshape(taken, shape_of(node))
+
+
+def _from_the_front(lowering: Lowering, index: SSAValue, size: int) -> SSAValue:
+    """The index with what counts from the end counted from the front, as index_select wants it."""
+    shape, dtype = types.info(index)
+    owner = index.owner
+    if isinstance(owner, Const):
+        known = owner.value.tensor()
+        if bool(((known < -size) | (known >= size)).any()):
+            raise CompileError(f"{lowering.source}: an index is out of bounds for a dimension of size {size}")
+        return index if bool((known >= 0).all()) else lowering.builder.dense(known % size, lowering.source)
+    if isinstance(owner, Operation) and owner.name == "aten.arange.start_step" and _counts_up(owner):
+        return index
+    zero, whole = lowering.splat(0, shape, dtype), lowering.splat(size, shape, dtype)
+    is_negative = lowering.emit("cirh.Compare", [index, zero], {"comparison_direction": "LT"})
+    from_the_end = lowering.emit("cirh.Add", [index, whole])
+    return lowering.emit("cirh.Select", [is_negative, from_the_end, index])
+
+
+def _counts_up(arange: Operation) -> bool:
+    given = attrs(arange)
+    numbers = (given.get("start", 0), given.get("step", 1))
+    return all(isinstance(number, int) and number >= 0 for number in numbers)
+
+
+def index_put(lowering: Lowering, node: fx.Node) -> SSAValue:
+    """x[:, i, j] = values, or += values."""
+    arguments = arguments_of(node)
+    places = _IndexedDimensions(lowering, node)
+    value = lowering.transpose(lowering.value(arguments["self"]), places.to_front)
+    picked = [*places.shape, *types.shape(value)[len(places.given) :]]
+    # Values are lined up with x[:, i, j], which has the indexed dimensions where they were.
+    new = lowering.broadcast(lowering.value(arguments["values"]), [picked[dim] for dim in places.from_front])
+    new = lowering.transpose(new, _inverse(places.from_front))
+    attributes: dict[str, AttrValue] = {
+        "accumulate": bool(arguments["accumulate"]),
+        "operand_segments": [1, len(places.indices), 1],
+    }
+    put = lowering.emit("aten.index_put", [value, *places.indices, new], attributes)
+    return lowering.transpose(put, _inverse(places.to_front))
+
+
+class _IndexedDimensions:
+    """Which dimensions are indexed. CIRH has the indexed ones in front: the permutations there and back."""
+
+    def __init__(self, lowering: Lowering, node: fx.Node) -> None:
+        listed: Any = arguments_of(node)["indices"]
+        rank = len(shape_of(node.args[0]))
+        self.given = [dim for dim, item in enumerate(listed) if item is not None]
+        self.indices = [lowering.value(listed[dim]) for dim in self.given]
+        self.shape = torch.broadcast_shapes(*(types.shape(item) for item in self.indices))  # type: ignore[no-untyped-call]
+        others = [dim for dim in range(rank) if dim not in self.given]
+        self.to_front = [*self.given, *others]
+        # Indices that stand side by side are replaced where they stand; of others the result comes first.
+        first, last = self.given[0], self.given[-1]
+        before = first if last - first < len(self.given) else 0
+        picked = len(self.shape)
+        front, rest = list(range(picked)), list(range(picked, picked + len(others)))
+        self.from_front = [*rest[:before], *front, *rest[before:]]
+
+
+def _inverse(permutation: Sequence[int]) -> list[int]:
+    return [permutation.index(dim) for dim in range(len(permutation))]

@@ -1,0 +1,167 @@
+"""Rules for operations that CIRH takes over from ATen as they are, and for norms and image operations made of them."""
+
+from typing import Any
+
+import torch
+from torch import fx
+from xdsl.ir import SSAValue
+
+from cstorch._internal.lowering.context import Lowering, Result, Rule, arguments_of, shape_of
+from waferbox.cirh.dialect import elements, types
+from waferbox.cirh.dialect.attributes import AttrValue
+from waferbox.cirh.dialect.spec import Count, Kind, OpSpec
+from waferbox.cirh.table.lookup import spec
+
+# --- The rule for all operations that CIRH takes over from ATen as they are -------------------------------------------
+#
+# Operands are the tensor arguments in schema order; the other arguments are attributes under the schema's names.
+
+
+# Attributes that number dimensions of the first operand, or of a result that has more (select_backward, stack).
+_DIMENSIONS = frozenset({"dim", "dim0", "dim1", "dim2", "dims"})
+
+
+def verbatim(lowering: Lowering, node: fx.Node, row: OpSpec) -> Result:
+    """Lower a node to the operation of that row, which has the node's own name."""
+    arguments = arguments_of(node)
+    operands = []
+    segments = []
+    for operand in row.operands:
+        argument = arguments[operand.name]
+        listed = argument if operand.count is Count.LIST else [] if argument is None else [argument]
+        if any(item is None for item in listed):
+            raise lowering.unsupported(f"`{row.name}` with a list that leaves tensors out", "Give all of them.")
+        segments.append(len(listed))
+        operands += [
+            lowering.value(item) if isinstance(item, fx.Node) else _number(lowering, node, item) for item in listed
+        ]
+    if row.pointwise:
+        # Operands of rank 0 stand for whole ones; all others must have one shape.
+        operands = [
+            operand if not types.shape(operand) else lowering.broadcast(operand, shape_of(node)) for operand in operands
+        ]
+    result_rank = len(shape_of(node)) if isinstance(node.meta["val"], torch.Tensor) else 0
+    rank = max(len(types.shape(operands[0])) if operands else 0, result_rank)
+    attributes: dict[str, AttrValue] = {}
+    for attribute in row.attributes:
+        argument = arguments[attribute.name]
+        if argument is not None:
+            attributes[attribute.name] = _attribute(attribute.name, attribute.kind, argument, rank)
+    if any(count != 1 for count in segments):
+        attributes["operand_segments"] = segments
+    results = lowering.builder.op(row.name, operands, attributes, lowering.source)
+    return results if isinstance(node.meta["val"], (tuple, list)) else results[0]
+
+
+def with_class_numbers(lowering: Lowering, node: fx.Node) -> Result:
+    """Losses over class numbers, which may be integers of any type."""
+    target = arguments_of(node)["target"]
+    given = lowering.value(target)
+    if not types.dtype(given).is_floating_point:
+        lowering.values[target] = lowering.cast(given, torch.int64)
+    try:
+        return verbatim(lowering, node, spec(str(node.target).removesuffix(".default")))
+    finally:
+        lowering.values[target] = given
+
+
+def _attribute(name: str, kind: Kind, argument: Any, rank: int) -> AttrValue:
+    if kind is Kind.DTYPE:
+        return elements.element_name(argument)
+    if kind is Kind.INTS:
+        listed = list(argument) if isinstance(argument, (list, tuple)) else [argument]
+        return [item % rank for item in listed] if name in _DIMENSIONS and rank else listed
+    if kind is Kind.INT and name in _DIMENSIONS and rank:
+        return int(argument) % rank
+    if kind is Kind.BOOLS:
+        return list(argument)
+    if kind is Kind.FLOAT:
+        return float(argument)
+    value: AttrValue = argument
+    return value
+
+
+def _number(lowering: Lowering, node: fx.Node, number: Any) -> Any:
+    """A Python number where the schema has a tensor."""
+    first = next(argument for argument in node.args if isinstance(argument, fx.Node))
+    return lowering.splat(number, (), torch.result_type(first.meta["val"], number))
+
+
+# --- Norms of halves: computed in float32 and rounded once ------------------------------------------------------------
+#
+# So torch's kernels for halves do it inside; but those of a CPU keep statistics in half, where the tracer, and every
+# other device, has them in float32, and add up the gradients of weights in half.
+
+
+HALVES = frozenset({torch.float16, torch.bfloat16})
+
+
+def in_float32(rule: Rule) -> Rule:
+    """The rule on float32 copies of operands that are halves; its results get the types that torch says."""
+
+    def with_copies(lowering: Lowering, node: fx.Node) -> Result:
+        given = {argument: lowering.values[argument] for argument in node.all_input_nodes}
+        halves = [argument for argument in given if types.dtype(lowering.value(argument)) in HALVES]
+        if not halves:
+            return rule(lowering, node)
+        lowering.values.update(
+            {argument: lowering.cast(lowering.value(argument), torch.float32) for argument in halves}
+        )
+        try:
+            results = rule(lowering, node)
+        finally:
+            lowering.values.update(given)
+        assert isinstance(results, tuple)
+        expected = node.meta["val"]
+        return tuple(
+            value if tensor is None else lowering.cast(value, tensor.dtype)
+            for tensor, value in zip(expected, results, strict=False)
+        )
+
+    return with_copies
+
+
+@in_float32
+def norm(lowering: Lowering, node: fx.Node) -> Result:
+    """ATen's operation of that name."""
+    return verbatim(lowering, node, spec(str(node.target).removesuffix(".default")))
+
+
+# --- Rules for operations of image models that are neither pointwise nor taken as they are ----------------------------
+
+
+def batch_norm_inference(lowering: Lowering, node: fx.Node) -> Result:
+    """Only the normalised input: the statistics that the operation also returns are empty on a CPU, not on meta."""
+    results = verbatim(lowering, node, spec("aten._native_batch_norm_legit_no_training"))
+    assert isinstance(results, tuple)
+    return results[:1]
+
+
+def pixel_shuffle(lowering: Lowering, node: fx.Node) -> SSAValue:
+    """Channels (c, factor, factor) become rows (h, factor) and columns (w, factor)."""
+    value, factor = lowering.value(node.args[0]), arguments_of(node)["upscale_factor"]
+    *batch, channels, height, width = types.shape(value)
+    apart = lowering.reshape(value, [*batch, channels // factor**2, factor, factor, height, width])
+    return lowering.reshape(lowering.transpose(apart, _tail(len(batch), 0, 3, 1, 4, 2)), shape_of(node))
+
+
+def pixel_unshuffle(lowering: Lowering, node: fx.Node) -> SSAValue:
+    """The inverse of pixel_shuffle."""
+    value, factor = lowering.value(node.args[0]), arguments_of(node)["downscale_factor"]
+    *batch, channels, height, width = types.shape(value)
+    apart = lowering.reshape(value, [*batch, channels, height // factor, factor, width // factor, factor])
+    return lowering.reshape(lowering.transpose(apart, _tail(len(batch), 0, 2, 4, 1, 3)), shape_of(node))
+
+
+def channel_shuffle(lowering: Lowering, node: fx.Node) -> SSAValue:
+    """Channels (groups, c) become (c, groups)."""
+    value, groups = lowering.value(node.args[0]), arguments_of(node)["groups"]
+    samples, channels, *image = types.shape(value)
+    apart = lowering.reshape(value, [samples, groups, channels // groups, *image])
+    order = [0, 2, 1, *range(3, 3 + len(image))]
+    return lowering.reshape(lowering.transpose(apart, order), shape_of(node))
+
+
+def _tail(batch: int, *order: int) -> list[int]:
+    """A permutation of the dimensions behind the first ones."""
+    return [*range(batch), *(batch + dim for dim in order)]

@@ -1,0 +1,280 @@
+"""State on the cluster, as the client knows it: which cell is which state, where it lies, what the client changed."""
+
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from cstorch._internal.session.staging import initial_states
+from cstorch._internal.session.transfer import Outgoing, ShardConnection, ShardedJob
+from cstorch._internal.tracing.cell import Cell
+from cstorch.errors import InternalError, StateError
+from waferbox.links.elements import torch_dtype
+from wsc.v1 import coordinator_pb2
+
+STATE_NOT_READABLE = """\
+the execution has begun and the cluster is ahead of the script. Read state in a @cstorch.checkpoint_closure, on a \
+checkpoint step (checkpoint_steps of the DataExecutor), or after the loop:
+
+    @cstorch.checkpoint_closure
+    def keep():
+        if losses[-1] < best["loss"]:
+            best["loss"] = losses[-1]
+            best["weights"] = copy.deepcopy(model.state_dict())
+
+    for batch in executor:  # a DataExecutor with checkpoint_steps=1
+        note(training_step(batch))  # a step closure that appends to losses: it runs before checkpoint closures
+        keep()
+
+docs/patterns.md has the whole script, with cstorch.save as well."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    """A state on the cluster. `version` is that of the cell when both had the same value."""
+
+    cell: weakref.ref[Cell]
+    version: int
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+    shards: list[int] = field(default_factory=list)
+
+
+class ClusterState:
+    """The states of one job. Used by the script's thread.
+
+    A state is on the cluster from the time it is first sent until the job ends. Its cell then has no bytes here: a read
+    fetches them, from the live state between executions, from a snapshot on a checkpoint step.
+    """
+
+    def __init__(self, lane: str, job: ShardedJob, gateway: str = "") -> None:
+        """job: that has the states. gateway: the address through which the shards are reached; empty if directly."""
+        self._lane = lane
+        self._job = job
+        self._gateway = gateway
+        self._entries: dict[str, _Entry] = {}
+        self._addresses: dict[int, coordinator_pb2.StateShard] = {}
+        self._connections: dict[int, ShardConnection] = {}
+        self._running: frozenset[str] = frozenset()
+        self._snapshot: int | None = None
+        self._lost: str | None = None
+        self._is_unsaved = False
+
+    def prepare(self, cells: Mapping[str, Cell]) -> None:
+        """To be called before the cluster loads a plan with these states.
+
+        Brings home what another cell has under a name of the new plan: its place on the cluster is about to be taken.
+        """
+        for name, cell in cells.items():
+            entry = self._entries.get(name)
+            holder = entry.cell() if entry is not None else None
+            if holder is not None and holder is not cell:
+                holder.data()
+            if entry is not None and holder is not cell:
+                del self._entries[name]
+
+    def check_changes(self, cells: Mapping[str, Cell], lazy_initialization: bool) -> None:
+        """To be called before an execution with these states.
+
+        Args:
+            cells: the states, by name.
+            lazy_initialization: whether it is on.
+
+        Raises:
+            StateError: the script changed weights or state of an optimizer after an execution whose last step was no
+                checkpoint step, or without lazy initialisation.
+        """
+        if lazy_initialization and not self._is_unsaved:
+            return
+        for name, cell in cells.items():
+            entry = self._entries.get(name)
+            is_ruled = name.startswith(("state.model", "state.optimizer"))
+            if is_ruled and entry is not None and entry.cell() is cell and entry.version != cell.version:
+                why, remedy = (
+                    (
+                        "after an execution without a checkpoint on its last step",
+                        "Give that DataExecutor checkpoint_steps greater than 0",
+                    )
+                    if self._is_unsaved
+                    else (
+                        "between executions without lazy initialisation",
+                        "Set cstorch.backends.csx.debug.lazy_initialization = True",
+                    )
+                )
+                raise StateError(
+                    f"{name!r} was changed {why}. {remedy}, or give the ClusterConfig changes_need_checkpoint=False"
+                )
+
+    def unsent(self, cells: Mapping[str, Cell], missing: Iterable[str]) -> set[str]:
+        """The states that the cluster has not, or that the client has changed since it last had them.
+
+        Args:
+            cells: of all states of the plan, by name.
+            missing: those of which the cluster has no value.
+        """
+        return {name for name in cells if self._changed(name, cells[name])} | (cells.keys() & set(missing))
+
+    def send(
+        self,
+        cells: Mapping[str, Cell],
+        placements: Iterable[coordinator_pb2.StatePlacement],
+        shards: Sequence[coordinator_pb2.StateShard],
+        names: Collection[str],
+        staged: Mapping[str, int],
+    ) -> None:
+        """Writes states. Those without bytes are made by the shards.
+
+        Args:
+            cells: of all states of the plan, by name.
+            placements: of the plan; a state that several shards keep has one for each.
+            shards: where the states go.
+            names: of the states that are to be written.
+            staged: shards that have made the value of a state already.
+
+        Raises:
+            ShardReplacedError: the coordinator will want them again.
+        """
+        places = _by_name(placements)
+        if unknown := cells.keys() - places.keys():
+            raise InternalError(f"the plan has no place for the states {sorted(unknown)}")
+        self._connect(shards)
+        by_shard: dict[int, list[str]] = {}
+        for name in filter(names.__contains__, cells):
+            for placement in places[name]:
+                by_shard.setdefault(placement.shard, []).append(name)
+        for shard, names in by_shard.items():
+            made = [name for name in names if cells[name].initialisation is not None]
+            self._connections[shard].initialise(
+                initial_states(cells, made, [name for name in made if staged.get(name) == shard]),
+                unstaged=partial(initial_states, cells, made, ()),
+            )
+            for name in names:
+                if cells[name].remote:
+                    cells[name].data()  # of another name: while a shard is written to, it cannot be read
+            outgoing = [
+                Outgoing(name=name, nbytes=cells[name].nbytes, value=cells[name].data)
+                for name in names
+                if cells[name].initialisation is None
+            ]
+            self._connections[shard].write(outgoing)
+        for name, cell in cells.items():
+            first = places[name][0]
+            self._entries[name] = _Entry(
+                cell=weakref.ref(cell),
+                version=cell.version,
+                shape=tuple(first.type.shape),
+                dtype=torch_dtype(first.type.element_type),
+                shards=[placement.shard for placement in places[name]],
+            )
+
+    def _changed(self, name: str, cell: Cell) -> bool:
+        entry = self._entries.get(name)
+        return entry is None or entry.cell() is not cell or entry.version != cell.version
+
+    def _connect(self, shards: Sequence[coordinator_pb2.StateShard]) -> None:
+        for shard in shards:
+            known = self._addresses.get(shard.shard)
+            if known == shard:
+                continue
+            if shard.shard in self._connections:
+                self._connections.pop(shard.shard).close()
+            self._addresses[shard.shard] = shard
+            self._connections[shard.shard] = ShardConnection(shard, self._lane, self._job, self._gateway)
+
+    def begin(self, names: Iterable[str]) -> None:
+        """The execution with these states runs from now on: the cluster has the values, and they change."""
+        self._running = frozenset(names)
+        self._keep_local(self._running)
+
+    def settle(self, is_saved: bool) -> None:
+        """The execution has come to its end: the values on the cluster are final and can be read.
+
+        Args:
+            is_saved: whether its last step was a checkpoint step.
+        """
+        self._running = frozenset()
+        self._is_unsaved = not is_saved
+
+    @contextmanager
+    def at_checkpoint(self, step: int) -> Iterator[None]:
+        """Within it, reads get the state after `step`, counted from 1.
+
+        Raises:
+            StateError: on leaving it, when the client has changed state within.
+        """
+        self._snapshot = step
+        try:
+            yield
+        finally:
+            self._snapshot = None
+        changed = [
+            name
+            for name in sorted(self._running)
+            if (cell := self._entries[name].cell()) is not None and cell.version != self._entries[name].version
+        ]
+        self._keep_local(self._running)
+        if changed:
+            raise StateError(
+                f"the state {changed[0]!r} was changed in a closure on step {step}, while the execution goes on: the "
+                "change would be lost. Change state between executions"
+            )
+
+    def fetch_all(self) -> None:
+        """Reads all states that the script can still ask for."""
+        for entry in self._entries.values():
+            cell = entry.cell()
+            if cell is not None:
+                cell.data()
+
+    def lose(self, reason: str) -> None:
+        """Nothing can be read any more. Cells whose value is here keep it.
+
+        Args:
+            reason: what a read is answered with.
+        """
+        self._lost = self._lost or reason
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._addresses.clear()
+
+    def _keep_local(self, names: Iterable[str]) -> None:
+        for name in names:
+            cell = self._entries[name].cell()
+            if cell is not None:
+                cell.set_remote(_Fetch(self, name))
+
+    def fetch(self, name: str) -> Iterator[torch.Tensor]:
+        """The value of a state on the cluster, in pieces one below the other along the first dimension.
+
+        Raises:
+            StateError: it cannot be read now, or is lost.
+        """
+        if self._lost is not None:
+            raise StateError(f"the value of {name!r} is not available: {self._lost}")
+        if self._running and self._snapshot is None:
+            raise StateError(f"the value of {name!r} cannot be read now: {STATE_NOT_READABLE}")
+        entry = self._entries[name]
+        connection = self._connections[min(entry.shards)]
+        yield from connection.read(name, entry.shape, entry.dtype, self._snapshot or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    state: ClusterState
+    name: str
+
+    def __call__(self) -> Iterator[torch.Tensor]:
+        return self.state.fetch(self.name)
+
+
+def _by_name(
+    placements: Iterable[coordinator_pb2.StatePlacement],
+) -> dict[str, list[coordinator_pb2.StatePlacement]]:
+    places: dict[str, list[coordinator_pb2.StatePlacement]] = {}
+    for placement in placements:
+        places.setdefault(placement.name, []).append(placement)
+    return places

@@ -1,0 +1,66 @@
+"""A channel to a server of the cluster that is known to answer."""
+
+import socket
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cstorch.errors import ClusterUnreachableError
+from waferbox.rpc.server import make_channel
+from waferbox.security.tls import TLS_VARIABLE
+
+CONNECT_SECONDS = 4.0
+
+
+def connect(address: str, what: str, token: str) -> grpc.Channel:
+    """A channel to a server that answers.
+
+    Args:
+        token: what calls show.
+
+    Raises:
+        ClusterUnreachableError: nobody answers within CONNECT_SECONDS, or somebody who does not speak gRPC.
+    """
+    channel = make_channel(address, token)
+    try:
+        answered = _answers(channel)
+    except BaseException:
+        channel.close()
+        raise
+    if not answered:
+        channel.close()
+        if _listens(address):
+            raise ClusterUnreachableError(
+                f"what listens at {address} does not answer as a {what} does: check the port, which `waferbox up` "
+                f"printed (the page has another); if the cluster uses TLS, {TLS_VARIABLE} must name a folder with its "
+                "certificates, and else none"
+            )
+        raise ClusterUnreachableError(
+            f"no {what} answers at {address} within {CONNECT_SECONDS:g} s: check the address, and that the cluster "
+            "is up (`waferbox status`, `waferbox up`)"
+        )
+    return channel
+
+
+def _answers(channel: grpc.Channel) -> bool:
+    """Whether a gRPC server is there, whatever it says.
+
+    By a call: grpc.channel_ready_future leaves a thread behind, for which closing the channel waits 0.2 s.
+    """
+    try:
+        health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=CONNECT_SECONDS, wait_for_ready=True
+        )
+    except grpc.RpcError as error:
+        return error.code() != grpc.StatusCode.DEADLINE_EXCEEDED
+    return True
+
+
+def _listens(address: str) -> bool:
+    """Whether somebody takes connections at host:port, whoever it is."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True

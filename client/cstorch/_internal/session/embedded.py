@@ -1,0 +1,122 @@
+"""A cluster of child processes for a script that names no management address."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+from cstorch.distributed.cluster_config import ClusterConfig, check_address
+from cstorch.errors import ClusterError
+from waferbox.host.descriptors import readable
+from waferbox.launch.installation import python_command
+
+logger = logging.getLogger("cstorch.cluster")
+
+LOG = "embedded_cluster.log"
+MODULE = "waferbox.cluster.embedded"
+START_SECONDS = 60.0
+STOP_SECONDS = 10.0
+_LINE_BYTES = 4096
+_LOG_TAIL_BYTES = 4000
+
+
+def shards_for(limit: int, num_cores: int) -> int:
+    """How many MemoryX shards a script's own cluster has.
+
+    One is enough on one host; more are a way to use cores, which the wafers and workers beside them need as well. A
+    configuration that was written for a large cluster may allow dozens: that is no wish for as many processes here.
+
+    Args:
+        limit: max_wgt_servers; 0 where the script does not say.
+        num_cores: that this machine has for the cluster.
+    """
+    return min(limit or 1, max(2, num_cores // 2))
+
+
+class EmbeddedCluster:
+    """Owns the process that owns the cluster's processes.
+
+    The cluster lives in a session of its own, so that Ctrl-C on the terminal reaches the script only, and for as long
+    as we hold the other end of its standard input, so that it ends however the script ends.
+    """
+
+    def __init__(self, config: ClusterConfig, log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        self._management: str | None = None
+        self._reading = threading.Lock()
+        command = [
+            *python_command(MODULE),
+            *("--wafers", str(config.num_csx)),
+            *("--memoryx", str(shards_for(config.max_wgt_servers, len(os.sched_getaffinity(0))))),
+            *("--workers", str(config.num_csx * config.num_workers_per_csx)),
+        ]
+        logger.info("No management address is set: starting an embedded cluster (its log: %s)", log)
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+            )
+
+    @property
+    def process_id(self) -> int:
+        """Of the process that owns the cluster."""
+        return self._process.pid
+
+    def management(self) -> str:
+        """The management address, when all nodes are there.
+
+        Raises:
+            ClusterError: the cluster did not start, or has ended; the message has the end of its log.
+        """
+        with self._reading:
+            if self._process.poll() is not None and self._management is not None:
+                raise ClusterError(f"the embedded cluster has ended{self._log_tail()}")
+            if self._management is None:
+                try:
+                    described = json.loads(self._first_line())
+                    self._management = check_address(described["management"], "the embedded cluster's address")
+                except (ValueError, KeyError, TypeError) as error:
+                    raise ClusterError(f"the embedded cluster said something else than its address: {error}") from error
+            return self._management
+
+    def _first_line(self) -> bytes:
+        assert self._process.stdout is not None
+        output = self._process.stdout.fileno()
+        deadline = time.monotonic() + START_SECONDS
+        line = b""
+        while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
+            left = deadline - time.monotonic()
+            if left <= 0 or not readable([output], left):
+                raise ClusterError(f"the embedded cluster did not start within {START_SECONDS:.0f} s{self._log_tail()}")
+            some = os.read(output, _LINE_BYTES)
+            if not some:
+                raise ClusterError(f"the embedded cluster ended while it started{self._log_tail()}")
+            line += some
+        return line
+
+    def _log_tail(self) -> str:
+        tail = self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        return f"; its log {self.log} ends with:\n{tail}" if tail else f"; its log {self.log} is empty"
+
+    def stop(self) -> None:
+        """Ends the cluster and waits until its processes are gone; a wait for its address fails."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            # No news for who reads the log of a script: nobody uses the cluster any more.
+            logger.debug("the embedded cluster has not ended within %g s: killing it", STOP_SECONDS)
+            os.killpg(process.pid, signal.SIGKILL)  # the group that start_new_session made
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                logger.error("the embedded cluster (pid %d) is still there after SIGKILL", process.pid)
+        with self._reading:
+            process.stdout.close()

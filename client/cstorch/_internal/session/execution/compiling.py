@@ -1,0 +1,100 @@
+"""The compile of a step on the cluster, and what the script has said about it."""
+
+import logging
+
+from cstorch import backends
+from cstorch._internal.session.cluster_session import Target
+from cstorch._internal.session.job import ClientJob
+from cstorch.backends.csx_flags import MicroBatchSize
+from cstorch.backends.mixed_precision import get_half_dtype_str, mixed_precision
+from cstorch.errors import ConfigurationError
+from wsc.v1 import coordinator_pb2, plan_pb2
+
+logger = logging.getLogger("cstorch.execution")
+
+
+def compile_step(target: Target, text: str, *, trains: bool) -> tuple[ClientJob, coordinator_pb2.CompileResponse]:
+    """Has a step compiled, or found in the cache.
+
+    Args:
+        target: has a session.
+        text: the step as CIRH.
+        trains: whether an optimizer steps in it.
+
+    Returns:
+        The job, and what it made of the step.
+
+    Raises:
+        CompileError: the step has no plan on this cluster.
+        ClusterError: the cluster cannot be reached, or failed.
+        ConfigurationError: flags do not fit each other.
+    """
+    session = target.session
+    assert session is not None
+    session.check_compile(target.config, trains=trains)
+    options = _compile_options()
+    logger.info("Compiling the model. This may take a few minutes.")
+    logger.info("No image is built: input workers run in the Python environment of the script")
+    job = session.job()
+    logger.info("Compile job id: %s%s", job.name, f", log path: {session.log_path}" if session.log_path else "")
+    logger.info("The coordinator of the job is ready")
+    options.execution_strategy = job.strategy
+    if job.strategy == plan_pb2.EXECUTION_STRATEGY_PIPELINE:
+        options.num_replicas = backends.csx.performance.num_replicas
+        options.asynchronous_updates = backends.csx.performance.asynchronous_updates
+    if options.HasField("precision"):
+        level = options.precision.optimization_level
+        gradients = ", gradients travel in it" if options.precision.half_gradients else ""
+        logger.info("Mixed precision: %s, optimization level %d%s", get_half_dtype_str(), level, gradients)
+    compiled = job.compile(text, options)
+    found = "found in the cache and verified" if compiled.cached else "compiled"
+    logger.info("Compile artifact %s: %s in %.1f s", compiled.artifact, found, compiled.seconds)
+    if compiled.report:
+        where = " (on the cluster)" if job.gateway else ""
+        logger.info("Compile report: %s%s", compiled.report, where)
+    for note in compiled.notes:
+        logger.info("%s", note)
+    logger.info("Compile was successful!")
+    if target.compile_only:
+        logger.info("With compile_only nothing is run, and no weights were sent")
+    return job, compiled
+
+
+def half_type() -> "plan_pb2.HalfType.ValueType":
+    """The half of mixed precision, as messages name it."""
+    return plan_pb2.HalfType.Value(f"HALF_TYPE_{get_half_dtype_str().upper()}")
+
+
+def _compile_options() -> plan_pb2.CompileOptions:
+    library = backends.csx.performance.kernel_library
+    options = plan_pb2.CompileOptions(
+        kernel_library=plan_pb2.KernelLibrary.Value(f"KERNEL_LIBRARY_{library.upper()}"),
+        wafer_memory_bytes=(backends.csx.debug.wafer_memory_gi or 0) << 30,
+    )
+    micro_batching = _micro_batching(backends.csx.performance.micro_batch_size)
+    if micro_batching is not None:
+        options.micro_batching.CopyFrom(micro_batching)
+    if mixed_precision():
+        options.precision.half = half_type()
+        options.precision.optimization_level = backends.csx.precision.optimization_level
+        options.precision.half_gradients = backends.csx.precision.half_gradients
+    elif backends.csx.precision.half_gradients:
+        raise ConfigurationError(
+            "cstorch.backends.csx.precision.half_gradients: steps are compiled for float32 throughout, so there is no "
+            "half for gradients to travel in: call cstorch.amp.enable_mixed_precision() before, or leave it False"
+        )
+    return options
+
+
+def _micro_batching(size: MicroBatchSize) -> plan_pb2.MicroBatching | None:
+    match size:
+        case None:
+            return None
+        case int():
+            return plan_pb2.MicroBatching(size=size)
+        case "auto":
+            return plan_pb2.MicroBatching()
+        case "explore":
+            return plan_pb2.MicroBatching(explore=True)
+    bounds = size["explore"]
+    return plan_pb2.MicroBatching(explore=True, min_size=bounds.get("min", 0), max_size=bounds.get("max", 0))

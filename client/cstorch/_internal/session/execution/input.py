@@ -1,0 +1,127 @@
+"""The input of an execution: what the workers get to make it, and the states of loaders that they send back."""
+
+import base64
+import json
+import math
+import site
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cstorch._internal.session.execution.compiling import half_type
+from cstorch.backends.mixed_precision import mixed_precision
+from cstorch.distributed.cluster_config import ClusterConfig
+from cstorch.errors import InputError
+from wsc.v1 import node_pb2
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the workers get to make the input of an execution: the input_fn, and the Python that it was written for
+
+
+def loader_name(artifact_dir: Path) -> str:
+    """What the input of an execution is called within its job."""
+    return f"loader_{artifact_dir.name}"
+
+
+def prepared_input(builder: bytes, config: ClusterConfig, artifact_dir: Path) -> node_pb2.PrepareInput:
+    """builder: calls the input_fn; pickled."""
+    before, after = _own_paths(sys.path)
+    return node_pb2.PrepareInput(
+        loader=loader_name(artifact_dir),
+        builder=builder,
+        interpreter=sys.executable,
+        python_paths=[*_absolute(config.python_paths), *before],
+        last_python_paths=after,
+        working_directory=str(Path.cwd()),
+        mount_dirs=_absolute(config.mount_dirs),
+        half_type=half_type(),
+        mixed_precision=mixed_precision(),
+    )
+
+
+def _own_paths(paths: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The script's own folders, before and after those of the interpreter, which the workers have too."""
+    installed = {*site.getsitepackages(), site.getusersitepackages()}
+    installed |= {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    version = "{}{}".format(*sys.version_info)
+    installed.add(f"{sys.base_prefix}/{sys.platlibdir}/python{version}.zip")  # in every sys.path, though seldom there
+    roots = [Path(folder).resolve() for folder in installed]
+    resolved = [Path(entry).resolve() for entry in paths]  # "": the current folder
+    own = [not any(path.is_relative_to(root) for root in roots) for path in resolved]
+    # The interpreter's begin with one of these. A package may have put a folder of its own before all (ray does).
+    first = next((place for place, path in enumerate(resolved) if path in roots), len(resolved))
+    after = [str(path) for path, is_own in zip(resolved[first:], own[first:], strict=True) if is_own]
+    return [str(path) for path in resolved[:first]], after
+
+
+def _absolute(folders: Sequence[str]) -> list[str]:
+    return [str(Path(folder).absolute()) for folder in folders]
+
+
+# --- The states of loaders in the form in which workers send them -----------------------------------------------------
+
+
+def read_state(text: bytes) -> Any:
+    """A state of a loader. The form is described in workers/child.py.
+
+    Raises:
+        InputError: the text is not of this form.
+    """
+    try:
+        return _value(json.loads(text))
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError) as error:
+        raise InputError(f"a worker sent a state of its loader that cannot be read: {error}") from error
+
+
+def _value(form: Any) -> Any:
+    if not isinstance(form, list):
+        if isinstance(form, dict):
+            raise ValueError("it holds a bare JSON object")
+        return form
+    word, *rest = form
+    match word:
+        case "list":
+            return [_value(item) for item in rest]
+        case "tuple":
+            return tuple(_value(item) for item in rest)
+        case "dict":
+            return {_value(key): _value(item) for key, item in rest}
+        case "bytes":
+            return _content(*rest)
+        case "tensor":
+            dtype, shape, content = rest
+            return _tensor(getattr(torch, dtype), shape, _content(content))
+        case "array":
+            dtype, shape, content = rest
+            return _array(np.dtype(dtype), shape, _content(content))
+    raise ValueError(f"it holds a list that begins with {word!r}")
+
+
+def _content(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _tensor(dtype: torch.dtype, shape: list[int], content: bytes) -> torch.Tensor:
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{dtype!r} is no type of tensors")
+    _check_size(shape, dtype.itemsize, content)
+    if not content:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
+
+
+def _array(dtype: np.dtype[Any], shape: list[int], content: bytes) -> np.ndarray[Any, np.dtype[Any]]:
+    if dtype.kind not in "biufc":
+        raise ValueError(f"an array of {dtype} is no plain data")
+    _check_size(shape, dtype.itemsize, content)
+    return np.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
+
+
+def _check_size(shape: list[int], itemsize: int, content: bytes) -> None:
+    if any(not isinstance(size, int) or size < 0 for size in shape) or math.prod(shape) * itemsize != len(content):
+        raise ValueError(f"{len(content)} bytes do not fill the shape {shape}")

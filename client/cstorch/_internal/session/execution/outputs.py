@@ -1,0 +1,189 @@
+"""The outputs of a step: what they are called, and their values in the place of the placeholders."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from cstorch._internal.execution import Closure
+from cstorch._internal.tracing import LazyTensor, OutputInfo, Source, StepValue, Trace
+from cstorch.errors import InternalError, UsageError
+from waferbox.links.elements import tensor_bytes, torch_dtype
+from wsc.v1 import coordinator_pb2, plan_pb2
+
+
+class Outputs:
+    """The traced tensors whose values the script gets. A tensor is one output, whoever asks for it.
+
+    `late` are those that the body of the loop asks for when the step is traced already.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: list[LazyTensor] = []
+        self._same: dict[object, LazyTensor] = {}  # of other traces of the step, which the script may have kept
+        self._names: dict[int, str] = {}  # by id of the tensor
+        self._provisional: set[int] = set()
+        self._inputs: Sequence[LazyTensor] = ()
+        self._late: dict[object, LazyTensor] = {}
+
+    def add_arguments(self, closure: Closure) -> None:
+        """Makes the arguments of a closure that the traced function calls outputs, called after its parameters."""
+        for name, tensor in named_tensors(closure.function, closure.args, closure.kwargs):
+            if id(tensor) not in self._names:
+                self._tensors.append(tensor)
+                self._name(tensor, f"output_{name}")
+
+    def add_results(self, result: Any) -> None:
+        """Makes what the traced function returned outputs; their names wait for the closures that take them."""
+        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, LazyTensor)]
+        for index, tensor in enumerate(tensors):
+            if id(tensor) not in self._names:
+                self._tensors.append(tensor)
+                self._name(tensor, f"output_values_{index}")
+                self._provisional.add(id(tensor))
+
+    def set_inputs(self, inputs: Sequence[LazyTensor]) -> None:
+        """The tensors of the batch in the trace, by their places."""
+        self._inputs = inputs
+
+    def add_late(self, source: Source, name: str) -> None:
+        """Makes a value of the step an output when the step is traced already, unless it is one."""
+        if self.find(source) is None:
+            tensor = self._inputs[source] if isinstance(source, int) else source
+            assert isinstance(tensor, LazyTensor)
+            self._late[_key(tensor)] = tensor
+            self._name(tensor, f"output_{name}")
+
+    def find(self, source: Source) -> LazyTensor | None:
+        """The output that has the value of a source at the end of the step; None if there is none."""
+        tensor = self._inputs[source] if isinstance(source, int) else source
+        assert isinstance(tensor, LazyTensor)
+        tensor = self._same.get(_key(tensor), tensor)
+        if (late := self._late.get(_key(tensor))) is not None:
+            return late
+        if tensor._handle.cell is not None:
+            return None  # an output of the trace may be what a state was before it was replaced
+        return next((output for output in self._tensors if _key(output) == _key(tensor)), None)
+
+    def rename_by_argument(self, tensor: LazyTensor, name: str) -> None:
+        """Calls a result after the parameter of a closure that takes it; the first closure decides."""
+        if id(tensor) in self._provisional:
+            self._provisional.remove(id(tensor))
+            del self._names[id(tensor)]
+            self._name(tensor, f"output_{name}")
+
+    def _name(self, tensor: LazyTensor, name: str) -> None:
+        unique, number = name, 0
+        while unique in self._names.values():
+            number += 1
+            unique = f"{name}_{number}"
+        self._names[id(tensor)] = unique
+
+    def add_same(self, others: "Outputs") -> bool:
+        """Takes the tensors of another trace for those at the same places here, if there are as many."""
+        if len(self._tensors) != len(others._tensors):
+            return False
+        self._same.update((_key(other), tensor) for tensor, other in zip(self._tensors, others._tensors, strict=True))
+        return True
+
+    def items(self) -> list[tuple[str, torch.Tensor]]:
+        """Name and tensor of each output of the trace, in order."""
+        return [(self._names[id(tensor)], tensor) for tensor in self._tensors]
+
+    def named(self, trace: Trace) -> Trace:
+        """The trace with the late outputs, and the final names of all."""
+        if self._late:
+            late = [OutputInfo(name=self._names[id(tensor)], tensor=tensor) for tensor in self._late.values()]
+            trace = trace.with_outputs(late)
+        outputs = tuple(replace(output, name=self._names[id(output.tensor)]) for output in trace.outputs)
+        return replace(trace, outputs=outputs)
+
+    def value(self, source: Source, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The value of a source, among those of a step."""
+        output = self.find(source)
+        assert output is not None
+        return values[self._names[id(output)]]
+
+    def fill(self, closure: Closure, values: Mapping[str, torch.Tensor]) -> Closure:
+        """The closure with the values of a step in its arguments."""
+
+        def filled(leaf: Any) -> Any:
+            if isinstance(leaf, StepValue):
+                return leaf.evaluate(lambda source: self.value(source, values))
+            return values[self._names[id(leaf)]] if isinstance(leaf, LazyTensor) else leaf
+
+        args, kwargs = pytree.tree_map(filled, (closure.args, closure.kwargs))
+        return replace(closure, args=args, kwargs=kwargs)
+
+
+def _key(tensor: LazyTensor) -> object:
+    """Equal for tensors that are the same value of a trace, or the same state."""
+    handle = tensor._handle
+    return id(handle.cell) if handle.cell is not None else (handle.trace, handle.value)
+
+
+def named_tensors(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[str, LazyTensor]]:
+    arguments: Mapping[str, Any] = inspect.signature(function).bind(*args, **kwargs).arguments
+    for name, value in arguments.items():
+        if isinstance(value, LazyTensor):
+            yield name, value
+            continue
+        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, LazyTensor)]
+        for index, tensor in enumerate(tensors):
+            yield f"{name}_{index}", tensor
+
+
+def takes_values(closure: Closure) -> bool:
+    """Whether a closure, as it was called, takes values of a step."""
+    leaves = pytree.tree_leaves((closure.args, closure.kwargs))
+    return any(isinstance(leaf, LazyTensor | StepValue) for leaf in leaves)
+
+
+def unpack(outputs: Sequence[plan_pb2.Output], received: coordinator_pb2.StepOutputs) -> dict[str, torch.Tensor]:
+    """The outputs of a step as CPU tensors, by name.
+
+    Raises:
+        InternalError: what came is not what the plan says.
+    """
+    if len(received.tensors) != len(outputs):
+        raise InternalError(f"step {received.step} came with {len(received.tensors)} outputs instead of {len(outputs)}")
+    values: dict[str, torch.Tensor] = {}
+    for output, data in zip(outputs, received.tensors, strict=True):
+        if len(data) != tensor_bytes(output.type):
+            raise InternalError(
+                f"the output {output.name!r} came with {len(data)} bytes instead of {tensor_bytes(output.type)}"
+            )
+        shape = tuple(output.type.shape)
+        dtype = torch_dtype(output.type.element_type)
+        if math.prod(shape) == 0:
+            values[output.name] = torch.empty(shape, dtype=dtype)
+        else:
+            # bytearray: the closure may write to its tensor.
+            values[output.name] = torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+    return values
+
+
+def unknown_tensor(closure: Closure) -> UsageError:
+    """The error for a closure that is called with a tensor of which no value arrives."""
+    name = getattr(closure.function, "__qualname__", repr(closure.function))
+    return UsageError(
+        f"{name} is called with a device tensor that is not an output of the step: return it from the traced function, "
+        "or call the closure inside the traced function. (Only what the first step asks for is sent: call the closure "
+        "in every step, and decide inside of it.)"
+    )
+
+
+def weight_in_closure(closure: Closure) -> UsageError:
+    """The error for a closure that is called with a parameter of the model."""
+    tensors = named_tensors(closure.function, closure.args, closure.kwargs)
+    names = [name for name, tensor in tensors if isinstance(tensor, torch.nn.Parameter)]
+    return UsageError(
+        f"Attempting to get weight tensor {names[0]!r} in a step closure but this is not supported yet. Please use "
+        '"cstorch.save()" API to save model weights, in a @cstorch.checkpoint_closure.'
+    )

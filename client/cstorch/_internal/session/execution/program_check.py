@@ -1,0 +1,339 @@
+"""Whether later calls of the traced function would be the program of its first call, which is what runs; and what is
+said where not.
+"""
+
+import hashlib
+import logging
+import os
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from cstorch._internal import state
+from cstorch._internal.random_state import random_state_kept
+from cstorch._internal.session.execution.python_state import Change, PythonState
+from cstorch._internal.tracing import Trace, random_counter, user_line
+from cstorch._internal.tracing.provenance import line_of
+from cstorch._internal.tracing.recording.comparison import compare
+from cstorch.errors import TraceError
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a step would do otherwise when it is called again: warnings, and errors where the user wants them to be
+
+
+STRICT_VARIABLE = "WAFERBOX_STRICT"
+_MOST_CHANGES = 4
+
+WAY_OUT = (
+    "The @cstorch.trace function is traced once, and every step does what its first call did: Python does not run "
+    "again. What changes from step to step must be a tensor of the batch; a state that was made before the step and is "
+    "updated in it in place (`self.register_buffer('count', torch.zeros(()))` in __init__, `self.count.add_(1)` in the "
+    "step, and torch.where(self.count < n, a, b) for `if`); or a schedule of cstorch.optim "
+    "(`cstorch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 0.01, 1000)`, with its step() in the traced function)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A difference of a later call of the step from its first.
+
+    line: of the script, as "train.py:53".
+    what: the difference, to follow "a second call of the step".
+    changes: Python values that have changed since the first call, and may be the cause.
+    drawn: generators of random numbers that have moved on since then.
+    """
+
+    line: str
+    what: str
+    changes: Sequence[Change] = field(default=())
+    drawn: Sequence[str] = field(default=())
+
+    def message(self, call: int) -> str:
+        """The finding as text; call: the number of the later call, from 1."""
+        return f"at {self.line} call {call} of the step {self.what}. {self._cause()}. {WAY_OUT}"
+
+    def _cause(self) -> str:
+        certain = [change for change in self.changes if change.certain]
+        said = (certain or self.changes)[:_MOST_CHANGES]
+        if said:
+            more = len(certain or self.changes) - len(said)
+            return "Since the first call " + ", ".join(map(str, said)) + (f", and {more} more changed" if more else "")
+        if self.drawn:
+            return f"It draws random numbers from {' and '.join(self.drawn)}"
+        return "No Python value was seen to change; time, a file, or an iterator may be the cause"
+
+
+def findings(first: Trace, later: Trace | Exception, before: PythonState, now: PythonState) -> list[Finding]:
+    """What a later call of the step does otherwise than the first.
+
+    Args:
+        first: the trace of the first call.
+        later: that of the later call, or the error that it ended with.
+        before: the Python state before the first call.
+        now: that before the later one.
+    """
+    changes, drawn = before.changes(now), before.drawn(now)
+    if isinstance(later, Exception):
+        what = f"would end with {type(later).__name__}: {later}"
+        return [Finding(line=line_of(later), what=what.rstrip("."), changes=changes, drawn=drawn)]
+    difference = compare(first, later)
+    if difference is None:
+        return []
+    source = difference.source
+    line = f"{source.file}:{source.line}" if source.file else "an unknown line"
+    return [Finding(line=line, what=difference.what, changes=changes, drawn=drawn)]
+
+
+def report(message: str) -> None:
+    """Warns; raises a TraceError where WAFERBOX_STRICT is 1."""
+    if os.environ.get(STRICT_VARIABLE) == "1":
+        raise TraceError(message)
+    warnings.warn(message, stacklevel=2)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Settings that the script's loop may change after the step was traced, and that the step would not see
+
+
+_PLAIN = (bool, int, float, str, type(None))
+_MOST_VARIANTS = 4
+
+
+class LoopValues:
+    """Settings of parameter groups, `requires_grad` and `training`, as they are now.
+
+    A comparison takes a microsecond for each of them that a parameter, a module or a group has.
+
+    Args:
+        optimizers: that stepped in the traced step.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        known: list[torch.optim.Optimizer] = [*state.registered("optimizer")]
+        known += [optimizer for optimizer in optimizers if not any(optimizer is one for one in known)]
+        self._groups = [
+            (group, key, f"{type(optimizer).__name__}.param_groups[{number}][{key!r}]")
+            for optimizer in known
+            for number, group in enumerate(optimizer.param_groups)
+            for key, value in group.items()
+            if _is_plain(value)
+        ]
+        models = state.registered("model")
+        modules = {module: path for model in models for path, module in model.named_modules()}
+        parameters = {parameter: name for model in models for name, parameter in model.named_parameters()}
+        self._modules, self._paths = list(modules), list(modules.values())
+        self._parameters, self._names = list(parameters), list(parameters.values())
+        self._variants = [self._now()]
+
+    def _now(self) -> tuple[list[Any], list[bool], list[bool]]:
+        return (
+            [group.get(key) for group, key, _ in self._groups],
+            [module.training for module in self._modules],
+            [parameter.requires_grad for parameter in self._parameters],
+        )
+
+    def changes(self) -> list[Change]:
+        """What differs from the step that was traced, and was not met before."""
+        if not self._variants:
+            return []
+        now = self._now()
+        for variant in self._variants:
+            if variant[1] == now[1] and variant[2] == now[2] and all(map(_same, variant[0], now[0])):
+                return []
+        first = self._variants[0]
+        self._variants = [] if len(self._variants) == _MOST_VARIANTS else [*self._variants, now]
+        names = (
+            [name for _, _, name in self._groups],
+            [f"model.{path}.training".replace("..", ".") for path in self._paths],
+            [f"model.{name}.requires_grad" for name in self._names],
+        )
+        return [
+            Change(name=name, before=repr(before), now=repr(value), certain=True)
+            for kind in range(3)
+            for name, before, value in zip(names[kind], first[kind], now[kind], strict=True)
+            if not _same(before, value)
+        ]
+
+    def stop(self) -> None:
+        """Looks at nothing any more: what changes was said."""
+        self._variants = []
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN or (type(value) in (tuple, list) and all(type(item) in _PLAIN for item in value))
+
+
+def _same(first: Any, now: Any) -> bool:
+    """Equal, or nothing that the loop has set: schedules write tensors."""
+    return first is now or not _is_plain(now) or bool(first == now)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whether later calls of the traced function would be the program of its first call, which is what runs
+
+
+logger = logging.getLogger("cstorch.execution")
+
+MOST_STEPS = 10
+LEAST_SECONDS = 5.0
+"""The check may take the time of ten steps, or these seconds: steps of small models are shorter than any trace."""
+
+_CALLS_IN_ORDER = 4
+_FAR_CALLS = (5, 6, 8, 10, 12, 16, 20, 32, 50, 64, 100, 128, 200, 256, 500, 512, 1000, 1024, 2000, 10_000)
+
+TraceAgain = Callable[[], Trace]
+CheckedProgram = tuple[Hashable, bytes]  # the code of a function, and the digest of its program
+
+
+class ProgramCheck:
+    """Traces the step again as its second call, drops the trace, and says what differs.
+
+    Python state that the call changes, and generators of random numbers, are put back as they were. Where the call has
+    changed Python values or drawn random numbers, the third and fourth call are traced as well, and then later ones,
+    with integers that grow set ahead to what they will be: `if self.count < 100` is of the same kind.
+
+    The check is made once in a session for each function and program, so that loops of many short executions do not
+    pay for it each time.
+
+    Args:
+        function: the traced function.
+        arguments: of its first call, by name.
+        num_steps: of the execution.
+        checked: the functions and programs that earlier executions of the session have checked; takes this one's.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], arguments: Mapping[str, Any], num_steps: int, checked: set[CheckedProgram]
+    ) -> None:
+        self._function = function
+        self._checked = checked
+        self._arguments = arguments
+        self._num_steps = num_steps
+        self._before: PythonState | None = PythonState(function, arguments)
+        self._trace: Trace | None = None
+        self._seconds = 0.0
+        self._loop_values: LoopValues | None = None
+
+    def traced(self, trace: Trace, seconds: float) -> None:
+        """The first call has been traced, which took so long."""
+        self._trace, self._seconds = trace, seconds
+        self._loop_values = LoopValues(trace.optimizers)
+
+    def check(self, call: int, text: str, step_seconds: float | None, trace_again: TraceAgain) -> None:
+        """To be called before a later call returns.
+
+        Args:
+            call: its number, from 1.
+            text: the program that runs.
+            step_seconds: what a step takes; None if that is not known yet.
+            trace_again: traces the function with the arguments of its first call; what it raises is a finding.
+
+        Raises:
+            TraceError: of a finding, where WAFERBOX_STRICT is 1.
+        """
+        assert self._loop_values is not None
+        changes = self._loop_values.changes()
+        if self._before is None and not changes:
+            return
+        is_cheap = self._seconds <= max(MOST_STEPS * (step_seconds or 0.0), LEAST_SECONDS)
+        if not is_cheap and step_seconds is None and not changes:
+            return  # when the first outputs are there it is known
+        key = getattr(self._function, "__code__", id(self._function)), hashlib.sha256(text.encode()).digest()
+        found: list[tuple[int, Finding]] = []
+        before, self._before = self._before, None
+        if not is_cheap:
+            if before is not None:
+                logger.info(
+                    "The traced function is not called again to see whether it does the same: tracing it takes %.1f s, "
+                    "which is more than %d steps",
+                    self._seconds,
+                    MOST_STEPS,
+                )
+        elif changes or key not in self._checked:
+            self._checked.add(key)
+            found = self._look_ahead(before, call, step_seconds or 0.0, trace_again)
+            if not found:
+                return
+        self._report(found, changes, call)
+
+    def _report(self, found: list[tuple[int, Finding]], changes: list[Change], call: int) -> None:
+        if changes:
+            assert self._loop_values is not None
+            self._loop_values.stop()
+        if found:
+            number, finding = found[0]
+            named = [change.name.rpartition(".")[2] for change in finding.changes]
+            more = [change for change in changes if change.name.rpartition(".")[2] not in named]
+            report(
+                Finding(
+                    line=finding.line, what=finding.what, changes=[*more, *finding.changes], drawn=finding.drawn
+                ).message(number)
+            )
+        elif changes:
+            first = changes[0]
+            more_changed = f", and {len(changes) - 1} more changed" if len(changes) > 1 else ""
+            report(loop_change(f"{first}{more_changed}", call))
+
+    def _look_ahead(
+        self, before: PythonState | None, call: int, step_seconds: float, trace_again: TraceAgain
+    ) -> list[tuple[int, Finding]]:
+        """Traces later calls, until one differs or there is no reason for another; the first finding and its call."""
+        assert self._trace is not None
+        kept = PythonState(self._function, self._arguments, keeps=True)
+        start = before or kept
+        traces = max(1, int(max(MOST_STEPS * step_seconds, LEAST_SECONDS) / max(self._seconds, 1e-3)))
+        with random_state_kept(), random_counter.held(), _requirements_kept():
+            try:
+                now = kept
+                for number in range(call, min(call + _CALLS_IN_ORDER - 1, self._num_steps + 1, call + traces)):
+                    found = findings(self._trace, _traced(trace_again), start, now)
+                    if found:
+                        return [(number, found[0])]
+                    last, now = now, PythonState(self._function, self._arguments, keeps=True)
+                    if not any(change.certain for change in last.changes(now)) and not last.drawn(now):
+                        return []
+                steps = last.growth(now)
+                ahead = [far for far in (*_FAR_CALLS, self._num_steps) if number < far <= self._num_steps]
+                for far in sorted(set(ahead))[: max(traces - _CALLS_IN_ORDER, 0)] if steps else ():
+                    now.set_ahead(steps, far - number - 1)
+                    later = _traced(trace_again)
+                    # An error may come of numbers that the script never sets so.
+                    if isinstance(later, Trace) and (found := findings(self._trace, later, start, now)):
+                        return [(far, found[0])]
+            finally:
+                kept.restore()
+        return []
+
+
+def loop_change(change: str, call: int) -> str:
+    """The warning of a setting that the loop has changed."""
+    return (
+        f"at {user_line()}, before call {call} of the @cstorch.trace function, the script has changed a setting: "
+        f"{change}. The function was traced in the first call, and every step runs with the settings of that time. A "
+        "learning rate that changes is a schedule of cstorch.optim "
+        "(`cstorch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: ...)`, with its step() in the traced function); "
+        "other modes, and other layers that learn, take another DataExecutor"
+    )
+
+
+def _traced(trace_again: TraceAgain) -> Trace | Exception:
+    try:
+        return trace_again()
+    except Exception as error:  # noqa: BLE001 - whatever the script raises is what its second call would
+        return error
+
+
+@contextmanager
+def _requirements_kept() -> Iterator[None]:
+    """Puts `requires_grad` of the parameters back."""
+    models = state.registered("model")
+    before = [(parameter, parameter.requires_grad) for model in models for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, requires_grad in before:
+            parameter.requires_grad_(requires_grad)

@@ -1,0 +1,107 @@
+"""What went wrong on the cluster, as the exception that the script sees."""
+
+import traceback
+
+import grpc
+
+from cstorch.errors import (
+    ClusterError,
+    ClusterUnreachableError,
+    CompileError,
+    ConfigurationError,
+    CstorchError,
+    InputError,
+    InternalError,
+    JobCancelledError,
+    NodeLostError,
+    VersionMismatchError,
+)
+from waferbox.links.link import LinkLost
+from waferbox.rpc.server import is_from_ingress
+from wsc.v1 import node_pb2
+
+
+def from_failure(failure: node_pb2.Failure) -> CstorchError:
+    """The exception for a failure that the cluster reports."""
+    text = failure.message or "the cluster gave no reason"
+    if failure.node and failure.node not in text:
+        text = f"{failure.node}: {text}"
+    match failure.kind:
+        case node_pb2.Failure.KIND_NODE:
+            return NodeLostError(text)
+        case node_pb2.Failure.KIND_INPUT:
+            trace = f"\n\nThe traceback of the worker:\n{failure.traceback}" if failure.traceback else ""
+            return InputError(f"{text}{trace}")
+        case node_pb2.Failure.KIND_USER:
+            return ClusterError(text)
+        case node_pb2.Failure.KIND_CANCELLED:
+            return JobCancelledError(failure.message or "the job was cancelled")
+    trace = f"\n\nThe traceback of {failure.node or 'the cluster'}:\n{failure.traceback}" if failure.traceback else ""
+    return InternalError(f"{text}{trace}")
+
+
+def from_defect(error: Exception) -> InternalError:
+    """The exception for one that no code of ours expected."""
+    trace = "".join(traceback.format_exception(error))
+    return InternalError(f"{type(error).__name__}: {error}\n\nThe traceback of this process:\n{trace}")
+
+
+def from_error(error: Exception, doing: str) -> CstorchError:
+    """The exception for whatever ended a use of the job; `doing` as in from_rpc_error."""
+    if isinstance(error, CstorchError):
+        return error
+    if isinstance(error, grpc.RpcError):
+        return from_rpc_error(error, doing)
+    if isinstance(error, LinkLost):
+        return NodeLostError(f"{error.peer} went away while {doing}")
+    return from_defect(error)
+
+
+def from_rpc_error(error: grpc.RpcError, doing: str) -> CstorchError:
+    """The exception for a gRPC call that failed; `doing` says what for, e.g. "compiling the step"."""
+    assert isinstance(error, grpc.Call)
+    details = error.details() or "no details"
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return ClusterUnreachableError(f"the connection to the cluster was lost while {doing}")
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return ClusterUnreachableError(f"the cluster did not answer in time while {doing}")
+        case grpc.StatusCode.CANCELLED | grpc.StatusCode.ABORTED:
+            return JobCancelledError(f"the job was cancelled while {doing}: {details}")
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return ConfigurationError(details)
+        case grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.RESOURCE_EXHAUSTED | grpc.StatusCode.NOT_FOUND:
+            return ClusterError(details)
+    return InternalError(f"a call failed with {error.code().name} while {doing}: {details}")
+
+
+def is_management_away(error: grpc.RpcError) -> bool:
+    """Whether an ingress answered, but has no management service to hand the call on to."""
+    assert isinstance(error, grpc.Call)
+    return error.code() == grpc.StatusCode.UNAVAILABLE and is_from_ingress(error)
+
+
+def from_create_job_error(error: grpc.RpcError, management: str, version: str) -> CstorchError:
+    """The exception for a job that what listens at the management address refuses."""
+    assert isinstance(error, grpc.Call)
+    details = error.details() or ""
+    if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+        return ClusterUnreachableError(
+            f"what listens at {management} is no management service, but perhaps another process of the cluster: check "
+            "the port, which `waferbox up` printed"
+        )
+    if is_management_away(error):
+        return ClusterUnreachableError(details)
+    if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return ConfigurationError(f"{management} lets this script have no job: {details}")
+    if error.code() == grpc.StatusCode.FAILED_PRECONDITION and "version" in details:
+        return VersionMismatchError(details if version in details else f"{details} (this client is version {version})")
+    return from_rpc_error(error, "asking for a job")
+
+
+def from_compile_error(error: grpc.RpcError) -> CstorchError:
+    """The exception for a step that the cluster does not compile."""
+    assert isinstance(error, grpc.Call)
+    if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
+        return CompileError(error.details() or "the step does not compile")
+    return from_rpc_error(error, "compiling the step")

@@ -1,0 +1,316 @@
+"""State on its way between the client and one MemoryX shard: set up by gRPC calls, the bytes go over a link."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+import grpc
+import torch
+
+from cstorch._internal.session.connecting import connect
+from cstorch.distributed.cluster_config import LANES
+from cstorch.errors import ClusterError, ClusterUnreachableError, CstorchError
+from waferbox.links.dialling import dial
+from waferbox.links.elements import aligned
+from waferbox.links.hub import Hub, Stopped
+from waferbox.links.link import Link, LinkLost
+from waferbox.links.shared_memory import SharedMemory, Slice
+from waferbox.rpc.server import through
+from wsc.v1 import coordinator_pb2, node_pb2, node_pb2_grpc
+
+CALL_SECONDS = 10.0
+TRANSFER_SECONDS = 600.0
+REASON_SECONDS = 1.0
+BATCH_BYTES = 64 * 1024 * 1024
+BATCH_STATES = 1024
+ATTEMPTS = 5  # to use a shard, each of which waits for the job to have all of its nodes
+
+_Result = TypeVar("_Result")
+# A shard that has lost the link forgets the token that came with it.
+_CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAUTHENTICATED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A state to be written: its value is asked for when its turn comes."""
+
+    name: str
+    nbytes: int
+    value: Callable[[], torch.Tensor]
+
+
+class ShardReplacedError(ClusterError):
+    """The shard has another in its place, or has lost what it had with the coordinator: write all of it again."""
+
+
+class ShardedJob(Protocol):
+    """What is known of a job and its shards; see ClientJob."""
+
+    @property
+    def token(self) -> str: ...
+    def locate(self, shard: int, step: int) -> coordinator_pb2.StateShard: ...
+    def reason(self, error: Exception, doing: str) -> CstorchError: ...
+
+
+class ShardConnection:
+    """A connection to a shard, opened at its first use and again after a failure. Used by one thread.
+
+    Args:
+        job: says why a transfer failed, if it has ended; its token opens the shard.
+        gateway: the address through which the shard is reached; empty if directly.
+    """
+
+    def __init__(self, shard: coordinator_pb2.StateShard, lane: str, job: ShardedJob, gateway: str = "") -> None:
+        self._shard = shard
+        self._gateway = gateway
+        self._lane = LANES[lane]
+        self._job = job
+        self._open: _OpenConnection | None = None
+
+    @property
+    def address(self) -> str:
+        """Of the shard's StateService."""
+        return self._shard.address
+
+    def write(self, states: Sequence[Outgoing]) -> None:
+        """Writes states to the live state of the shard; they are there when this returns.
+
+        Raises:
+            ClusterError: the shard is gone or refuses.
+        """
+        for batch in batches(states):
+            self._use(partial(_OpenConnection.write, states=batch), "writing state")
+
+    def initialise(
+        self, states: Sequence[node_pb2.InitialState], unstaged: Callable[[], Sequence[node_pb2.InitialState]]
+    ) -> None:
+        """Lets the shard make the values of states; they are there when this returns.
+
+        Args:
+            states: those without a program are staged there.
+            unstaged: gives the same states, each with its program, for a shard that has lost what was staged.
+
+        Raises:
+            ClusterError: the shard is gone or refuses.
+        """
+        self._use(partial(_OpenConnection.initialise, states=states, unstaged=unstaged), "initialising states")
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> Iterator[torch.Tensor]:
+        """Reads one state, in tensors of some rows each: no more than a batch, or a single row.
+
+        Args:
+            step: of a snapshot, from 1; 0 for the live state.
+
+        Raises:
+            ClusterError: the shard is gone or refuses.
+        """
+
+        def part(shape: tuple[int, ...], offset: int) -> torch.Tensor:
+            return self._use(
+                lambda connection: connection.read(name, shape, dtype, step, offset), "reading state", step, reads=True
+            )
+
+        row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        if not shape or shape[0] * row_bytes <= BATCH_BYTES:
+            yield part(shape, 0)
+            return
+        rows = max(1, BATCH_BYTES // row_bytes)
+        for start in range(0, shape[0], rows):
+            yield part((min(rows, shape[0] - start), *shape[1:]), start * row_bytes)
+
+    def _use(
+        self, use: "Callable[[_OpenConnection], _Result]", doing: str, step: int = 0, *, reads: bool = False
+    ) -> "_Result":
+        """Calls with the open connection; one that fails is closed, for nobody knows what is still in it.
+
+        Where the job goes on and the connection does not, another is opened: another shard may have taken the place of
+        this one, or this process has been suspended for longer than the shard waits for anybody.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                if self._open is None:
+                    self._open = _OpenConnection(self._shard, self._lane, self._gateway, self._job.token)
+                return use(self._open)
+            except (grpc.RpcError, LinkLost, Stopped, ClusterError) as error:
+                self.close()
+                if attempt == ATTEMPTS or not (_is_cut(error) or _is_missing(error)):
+                    raise self._job.reason(error, f"{doing} of MemoryX shard {self._shard.shard}") from None
+            except BaseException:
+                self.close()
+                raise
+            before, self._shard = self._shard, self._job.locate(self._shard.shard, step)
+            if not reads and self._shard != before:
+                raise ShardReplacedError(f"shard {self._shard.shard} of MemoryX was replaced while {doing}")
+        raise AssertionError("the last attempt returns or raises")
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+def _is_cut(error: Exception) -> bool:
+    """Whether the connection has failed, and not what was asked for."""
+    if isinstance(error, grpc.Call):
+        return error.code() in _CUT
+    return isinstance(error, LinkLost | Stopped | ClusterUnreachableError)
+
+
+def _is_missing(error: Exception) -> bool:
+    """Whether the shard has not what was asked for, as one that has just taken the place of another."""
+    return isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.NOT_FOUND
+
+
+def batches(states: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
+    """The states in batches that are small, or that are a single large state."""
+    batch: list[Outgoing] = []
+    total = 0
+    for state in states:
+        if batch and (total + state.nbytes > BATCH_BYTES or len(batch) == BATCH_STATES):
+            yield batch
+            batch, total = [], 0
+        batch.append(state)
+        total += aligned(state.nbytes)
+    if batch:
+        yield batch
+
+
+class _OpenConnection:
+    def __init__(
+        self, shard: coordinator_pb2.StateShard, lane: "node_pb2.Lane.ValueType", gateway: str, token: str
+    ) -> None:
+        name = f"memoryx-{shard.shard}"
+        self._job = shard.job
+        self._channel = connect(through(gateway, shard.address), f"MemoryX shard {shard.shard}", token)
+        try:
+            self._stub = node_pb2_grpc.StateServiceStub(self._channel)
+            opened = self._stub.OpenState(node_pb2.OpenStateRequest(job=shard.job), timeout=CALL_SECONDS)
+            self._token = opened.token
+            opened.endpoint.address = through(gateway, opened.endpoint.address)
+            self._link: Link = dial(
+                opened.endpoint,
+                opened.token,
+                name=name,
+                own_name="client",
+                lane=lane,
+                deadline_seconds=CALL_SECONDS,
+                credential=token,
+            )
+        except BaseException:
+            self._channel.close()
+            raise
+        self._hub = Hub()
+        self._hub.add(self._link)
+
+    def _request(self, names: Sequence[str], step: int) -> node_pb2.TransferStateRequest:
+        return node_pb2.TransferStateRequest(job=self._job, token=self._token, names=names, step=step)
+
+    def write(self, states: Sequence[Outgoing]) -> None:
+        if len(states) == 1 and states[0].nbytes > BATCH_BYTES:
+            self._write_in_parts(states[0])
+            return
+        offsets = []
+        end = 0
+        for state in states:
+            offsets.append(end)
+            end += aligned(state.nbytes)
+        memory = SharedMemory.create(max(end, 1))
+        try:
+            call = self._stub.WriteState.future(
+                self._request([state.name for state in states], 0), timeout=TRANSFER_SECONDS
+            )
+            with self._watching(call):
+                for index, (state, offset) in enumerate(zip(states, offsets, strict=True)):
+                    value = state.value()
+                    memory.tensor(value.dtype, tuple(value.shape), offset).copy_(value)
+                    # As bytes: whoever gets a reference keeps the shared memory mapped as long as the link lives.
+                    self._hub.send(self._link, index, 0, Slice(memory, offset, state.nbytes), as_bytes=True)
+                call.result()
+        finally:
+            memory.close()
+
+    def _write_in_parts(self, state: Outgoing) -> None:
+        """A large state, of which the shard has only a part in memory at a time."""
+        value = state.value().contiguous().view(-1).view(torch.uint8)
+        memory = SharedMemory.create(BATCH_BYTES)
+        try:
+            for offset in range(0, state.nbytes, BATCH_BYTES):
+                nbytes = min(BATCH_BYTES, state.nbytes - offset)
+                request = self._request([state.name], 0)
+                request.part.offset, request.part.nbytes = offset, nbytes
+                call = self._stub.WriteState.future(request, timeout=TRANSFER_SECONDS)
+                with self._watching(call):
+                    memory.tensor(torch.uint8, (nbytes,), 0).copy_(value[offset : offset + nbytes])
+                    self._hub.send(self._link, 0, 0, Slice(memory, 0, nbytes), as_bytes=True)
+                    call.result()
+        finally:
+            memory.close()
+
+    def initialise(
+        self, states: Sequence[node_pb2.InitialState], unstaged: Callable[[], Sequence[node_pb2.InitialState]]
+    ) -> None:
+        request = node_pb2.InitialiseStatesRequest(job=self._job, states=states)
+        try:
+            self._stub.InitialiseStates(request, timeout=TRANSFER_SECONDS)
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.DATA_LOSS:
+                raise
+            request = node_pb2.InitialiseStatesRequest(job=self._job, states=unstaged())
+            self._stub.InitialiseStates(request, timeout=TRANSFER_SECONDS)
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int, offset: int) -> torch.Tensor:
+        """The part of a state that begins `offset` bytes from its start and has this shape."""
+        nbytes = torch.Size(shape).numel() * dtype.itemsize
+        self._link.expect({0: nbytes})
+        request = self._request([name], step)
+        request.part.offset, request.part.nbytes = offset, nbytes
+        call = self._stub.ReadState.future(request, timeout=TRANSFER_SECONDS)
+        with self._watching(call):
+            message = self._hub.receive(self._link, 0, step)
+            value = message.tensor(dtype, shape, 0).clone()
+            call.result()
+        return value
+
+    def _watching(self, call: "grpc.CallFuture[node_pb2.TransferStateResponse]") -> "_Watched":
+        return _Watched(call, self._hub)
+
+    def close(self) -> None:
+        self._link.close()
+        self._hub.close()
+        self._channel.close()
+
+
+class _Watched:
+    """While a transfer waits on the link, the end of its call by an error ends the wait."""
+
+    def __init__(self, call: "grpc.CallFuture[node_pb2.TransferStateResponse]", hub: Hub) -> None:
+        self._call = call
+        self._hub = hub
+
+    def __enter__(self) -> None:
+        self._call.add_done_callback(self._stop_on_error)
+
+    def _stop_on_error(self, call: "grpc.Future[node_pb2.TransferStateResponse]") -> None:
+        if call.cancelled() or call.exception() is not None:
+            self._hub.stop()
+
+    def _outcome(self) -> grpc.RpcError | None:
+        """Why the shard ended the call: it closes the link when it refuses, and the call says why."""
+        try:
+            self._call.result(timeout=REASON_SECONDS)
+        except grpc.RpcError as reason:
+            return reason
+        except grpc.FutureTimeoutError:
+            pass
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Stopped | LinkLost):
+            reason = self._outcome()
+            if reason is not None:
+                raise reason from None
+        if error is not None and not isinstance(error, grpc.RpcError):
+            self._call.cancel()  # type: ignore[no-untyped-call]

@@ -1,0 +1,67 @@
+"""Operations that need values, on tensors whose values are known while the step is traced."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from cstorch._internal.tracing import messages
+from cstorch._internal.tracing.context import StepRecorder
+from cstorch._internal.tracing.operators import aten, moves_to_host
+from cstorch._internal.tracing.tensor import DEVICE, LazyTensor
+
+
+def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], recorder: StepRecorder) -> Any:
+    """Runs such an operation on the CPU. Its results are constants of the step, unless they go to the host.
+
+    Raises:
+        TraceError: the value of an operand is not known.
+    """
+
+    refusal = messages.value_read(func)
+
+    def value(tensor: LazyTensor) -> torch.Tensor:
+        known = recorder.known_value(tensor, refusal)
+        if known is None:
+            raise refusal
+        return known
+
+    to_host = moves_to_host(func, args, kwargs)
+    args, kwargs = pytree.tree_map_only(LazyTensor, value, (args, dict(kwargs)))
+    out = func(*args, **kwargs)
+    if to_host:
+        return out
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: _on_device(tensor, recorder), out)
+
+
+INDEXED = frozenset({aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default})
+"""Operations whose second argument is a list of indices."""
+
+
+def without_masks(func: OpOverload, args: tuple[Any, ...], recorder: StepRecorder) -> tuple[Any, ...]:
+    """The arguments of an indexed operation, with the places that known masks choose in the place of the masks.
+
+    Raises:
+        TraceError: the value of a mask is not known, and the shape of the result depends on it.
+    """
+    tensor, indices, *rest = args
+    refusal = messages.value_read(func)
+    places: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            places.append(index)
+            continue
+        mask = recorder.known_value(index, refusal) if isinstance(index, LazyTensor) else index
+        if mask is not None:
+            places.extend(_on_device(chosen, recorder) for chosen in mask.nonzero(as_tuple=True))
+        elif func is aten.index.Tensor:
+            raise refusal
+        else:
+            return args
+    return tensor, places, *rest
+
+
+def _on_device(tensor: torch.Tensor, recorder: StepRecorder) -> Any:
+    return recorder.record(aten._to_copy.default, (tensor,), {"device": DEVICE})

@@ -1,0 +1,221 @@
+"""Registers the device with torch: its name, what it needs when no mode of ours is active, and the name of old
+releases.
+"""
+
+import contextlib
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch._decomp import meta_table
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+
+from cstorch._internal.tracing.context import context
+from cstorch._internal.tracing.device.dispatch import dispatch
+from cstorch._internal.tracing.operators import aten
+from cstorch._internal.tracing.rewrites.attention import attention
+from cstorch._internal.tracing.step_values import check_known, outside_backward
+from cstorch._internal.tracing.tensor import DEVICE, LazyTensor
+
+# ----------------------------------------------------------------------------------------------------------------------
+# torch's reference functions without the import of dynamo, half a second, that the first call of one costs
+#
+# They infer the shapes of results on the meta device, and are marked as not to be compiled: the mark imports dynamo to
+# switch it off. Where nobody has imported it there is nothing to switch off.
+
+
+_DYNAMO = "torch._dynamo"
+_MARK = "__dynamo_disable"  # where torch keeps, with a function, the one that is called in its place
+_WRAPPER = torch._disable_dynamo(lambda: None).__code__  # type: ignore[attr-defined]
+
+
+def import_dynamo_late() -> None:
+    """Have the marked functions run as they are until somebody imports dynamo, and from then on as torch has them."""
+    for wrapper in _wrappers():
+        _run_until_imported(wrapper, _wrapped(wrapper))
+
+
+def _wrappers() -> Iterator[FunctionType]:
+    """All functions that would import dynamo, of those that meta tensors and other references call."""
+    references = (module for name, module in list(sys.modules.items()) if name.startswith("torch._refs"))
+    candidates = [*meta_table.values(), *(value for module in references for value in vars(module).values())]
+    for function in candidates:
+        while isinstance(function, FunctionType):
+            if function.__code__ is _WRAPPER:
+                yield function
+            function = _wrapped(function)
+
+
+def _wrapped(function: FunctionType) -> Any:
+    """What a decorated function calls; None where it calls no other, or not by torch's usual name."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    return cells["fn"].cell_contents if "fn" in cells else None
+
+
+def _run_until_imported(wrapper: Callable[..., Any], function: FunctionType) -> None:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if _DYNAMO not in sys.modules:
+            return function(*args, **kwargs)
+        if function.__dict__.get(_MARK) is run:
+            del function.__dict__[_MARK]
+        return wrapper(*args, **kwargs)
+
+    function.__dict__.setdefault(_MARK, run)
+
+
+# --- Registers with torch what the device needs when no mode of ours is active ----------------------------------------
+#
+# torch's device type `lazy` has no kernels of its own, so these do not replace any. They serve all factories
+# (`torch.zeros(3, device="lazy")`) and copies (`tensor.to("lazy")`) anywhere in the script.
+
+
+_library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+
+
+def _empty(size: Sequence[int], dtype: torch.dtype | None = None, **ignored: Any) -> Any:
+    return dispatch(aten.empty.memory_format, (size,), {"dtype": dtype or torch.get_default_dtype(), "device": DEVICE})
+
+
+def _empty_strided(
+    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype | None = None, *ignored: Any, **also_ignored: Any
+) -> Any:
+    kwargs = {"dtype": dtype or torch.get_default_dtype(), "device": DEVICE}
+    return dispatch(aten.empty_strided.default, (size, stride), kwargs)
+
+
+def _factory(operation: OpOverload) -> Callable[..., Any]:
+    """torch makes these by resizing an empty tensor, which a device tensor cannot follow."""
+    return lambda *args, **kwargs: dispatch(operation, args, {**kwargs, "device": DEVICE})
+
+
+_FACTORIES: Mapping[str, OpOverload] = {
+    "arange": aten.arange.default,
+    "arange.start": aten.arange.start,
+    "arange.start_step": aten.arange.start_step,
+    "eye": aten.eye.default,
+    "eye.m": aten.eye.m,
+    "randperm": aten.randperm.default,
+    "randperm.generator": aten.randperm.generator,
+}
+
+
+def _copy_from(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False) -> Any:
+    return dispatch(aten.copy_.default, (destination, source), {})
+
+
+def _place_in_step(device: Any = None) -> torch.Tensor:
+    """Which random operation of the traced step comes next; nothing outside of one."""
+    recorder = context.recorder
+    return torch.tensor([] if recorder is None else [recorder.draws], dtype=torch.int64, device="cpu")
+
+
+def _go_to_place(state: torch.Tensor, device: Any = None) -> None:
+    """What is computed again draws the same numbers again."""
+    recorder = context.recorder
+    if recorder is not None and state.numel():
+        recorder.draws = int(state[0])
+
+
+def _module() -> types.ModuleType:
+    """What torch expects to find as `torch.lazy`: torch.utils.checkpoint goes back in its random state."""
+    module = types.ModuleType("torch.lazy")
+    module.__dict__.update(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        _initialized=True,
+        _is_in_bad_fork=lambda: False,
+        device_count=lambda: 1,
+        current_device=lambda: 0,
+        device=lambda device: contextlib.nullcontext(),
+        synchronize=lambda device=None: None,
+        manual_seed=lambda seed: None,
+        manual_seed_all=lambda seed: None,
+        get_rng_state=_place_in_step,
+        set_rng_state=_go_to_place,
+    )
+    return module
+
+
+def _register_autocast() -> None:
+    """`torch.autocast(tensor.device.type, ...)` does nothing for the device: there the compiler inserts the casts."""
+    # torch has no autocast for this type of device, and refuses it by name, even to switch it off.
+    torch.set_autocast_dtype(DEVICE.type, torch.bfloat16)
+    refuses: Callable[..., None] = torch.autocast.__init__
+
+    @functools.wraps(refuses)
+    def init(
+        self: torch.autocast,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        if device_type == DEVICE.type:
+            device_type, dtype, enabled = "cpu", None, torch.is_autocast_enabled("cpu")
+        refuses(self, device_type, dtype, enabled, cache_enabled)
+
+    torch.autocast.__init__ = init  # type: ignore[method-assign]
+    knows: Callable[..., bool] = torch.is_autocast_enabled
+
+    @functools.wraps(knows)
+    def is_enabled(*device_type: str) -> bool:
+        return knows(*("cpu" if name == DEVICE.type else name for name in device_type))
+
+    torch.is_autocast_enabled = is_enabled  # type: ignore[assignment]
+
+
+def register() -> None:
+    """Once per process, at import."""
+    _register_autocast()
+    import_dynamo_late()
+    LazyTensor._dispatch = staticmethod(dispatch)
+    LazyTensor._check_known = staticmethod(check_known)
+    LazyTensor._outside_backward = staticmethod(outside_backward)
+    _library.impl("empty.memory_format", _empty, "Lazy")  # type: ignore[no-untyped-call]
+    _library.impl("empty_strided", _empty_strided, "Lazy")  # type: ignore[no-untyped-call]
+    for name, operation in _FACTORIES.items():
+        _library.impl(name, _factory(operation), "Lazy")  # type: ignore[no-untyped-call]
+    _library.impl("_copy_from", _copy_from, "Lazy")  # type: ignore[no-untyped-call]
+    # Functions that call attention (nn.MultiheadAttention) end here too, where a torch function mode sees only them.
+    _library.impl("scaled_dot_product_attention", attention, "AutogradLazy")  # type: ignore[no-untyped-call]
+    if not hasattr(torch, DEVICE.type):
+        torch._register_device_module(DEVICE.type, _module())  # type: ignore[no-untyped-call]
+
+
+# --- The device under the name that it has in releases before 1.9 -----------------------------------------------------
+
+
+XLA = torch.device("xla")
+
+
+class XlaName(TorchFunctionMode):
+    """While it is entered, device tensors are of a device of type `xla`, which torch takes for ours."""
+
+    def __enter__(self) -> "XlaName":
+        LazyTensor.device = property(lambda _: XLA)  # type: ignore[assignment]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        del LazyTensor.device
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        own = {name: _own_name(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_own_name, args), **own)
+
+
+def _own_name(argument: Any) -> Any:
+    is_named = isinstance(argument, str | torch.device) and str(argument).partition(":")[0] == XLA.type
+    return DEVICE if is_named else argument

@@ -1,0 +1,166 @@
+"""What users are told when a step does what cannot be traced."""
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from cstorch._internal.tracing.context import context
+from cstorch._internal.tracing.provenance import user_line
+from cstorch.errors import TraceError
+
+# Functions that ask for a Python value by themselves; any other one that does was handed a tensor for a scalar.
+_SCALAR_READS = frozenset(
+    {"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero", "__format__"}
+    | {"__str__", "__get__", "__contains__", "equal", "allclose", "float_power"}
+)
+
+
+def value_read(func: OpOverload, error: type[TraceError] = TraceError) -> TraceError:
+    """The error for an operation that needs the value of a traced tensor."""
+    function = context.functions[-1] if context.functions else None
+    name = getattr(function, "__name__", "")
+    if func._schema.name == "aten::_local_scalar_dense" and name and name not in _SCALAR_READS:
+        return error(
+            f"SyncTensor called outside of MarkStep: at {user_line()} a traced tensor was passed to `{name}` where a "
+            f"Python scalar is expected. Its value is not known while the step is traced. Use a tensor expression "
+            f"instead, for example `x + a * y` for `torch.add(x, y, alpha=a)`."
+        )
+    if torch.Tag.dynamic_output_shape in func.tags:
+        return error(
+            f"The Cerebras backend does not yet support `{func._schema}`\n"
+            f"At {user_line()} the shape of the result depends on the values of a traced tensor, but the step is "
+            f"compiled for fixed shapes before it runs. Keep the shape: write torch.where(mask, x, 0) for x[mask], "
+            f"weight a loss with the mask or give it ignore_index; or select in the input_fn. Instead of a loop over "
+            f"experts multiply with the chosen experts' weights as a batch (in transformers, "
+            f'experts_implementation="batched_mm").'
+        )
+    return error(
+        f"The Cerebras backend does not yet support `{func._schema}`\n"
+        f"At {user_line()} the value of a traced tensor is needed, but the step is traced before it runs. Read values "
+        f"in a @cstorch.step_closure, and write conditions on tensors with torch.where."
+    )
+
+
+def mixed_devices(func: OpOverload, device: str) -> TraceError:
+    return TraceError(
+        f"Expected all tensors to be on the same device, but found at least two devices, lazy and {device}! At "
+        f"{user_line()} `{func._schema.name}` is given both. Move the other one with `.to(backend.torch_device)`; what "
+        f"changes from step to step must come from the DataLoader."
+    )
+
+
+def stale(tensor: Any) -> TraceError:
+    """The error for a tensor of a traced step that is used where its value is not available."""
+    if context.recorder is not None:
+        return TraceError(
+            f"at {user_line()} {tensor!r} is used in a traced step and was computed in another one, or in the body of "
+            "the loop, so it has no value here. A model that keeps what its first call computes does this (`if "
+            "self.mask is None: self.mask = ...`), and an argument of an earlier step. Compute it in every call; or "
+            'make it in `__init__`, `self.register_buffer("mask", mask, persistent=False)`, and update it in place'
+        )
+    return TraceError(
+        f"{tensor!r} was computed in a traced step: its value is only available inside a @cstorch.step_closure. (At "
+        f"{user_line()}.) To keep a value from step to step, create the tensor before the step and update it in place."
+    )
+
+
+def unsupported(func: OpOverload, reason: str) -> TraceError:
+    return TraceError(
+        f"The Cerebras backend does not yet support `{func._schema}`: {reason} (At {user_line()}.) Write it with other "
+        f"torch operations, or compute it in the input_fn or in a step closure."
+    )
+
+
+def complex_numbers(name: str) -> TraceError:
+    return TraceError(
+        f"At {user_line()} `{name}` makes complex numbers, which the Cerebras backend does not support. Compute with "
+        f"real and imaginary parts as tensors of their own (a rotation by cos and sin), or in the input_fn."
+    )
+
+
+def explicit_alias(func: OpOverload, tensor: Any) -> TraceError:
+    return TraceError(
+        f"At {user_line()} `{func._schema.name}` makes an explicit alias of a weight, of shape {tuple(tensor.shape)}, "
+        f"that is initialised lazily. With backend.device.config.lazy_initialization = True operations that alias one "
+        f"(`x @ weight.T`, `weight.transpose_(0, 1)`) are not supported in the forward pass. Let an operation use the "
+        f"weight as it is, such as F.linear(x, weight); or set lazy_initialization to False, or leave the line out: "
+        f"by default initialisation is lazy without this limitation."
+    )
+
+
+def own_generator(func: OpOverload) -> TraceError:
+    return TraceError(
+        f"At {user_line()} `{func._schema.name}` is given a generator. In a traced step random numbers come from the "
+        f"seed, the step and the operation: leave `generator` out, and set the seed with torch.manual_seed before."
+    )
+
+
+def drawn_on_host(line: str) -> TraceError:
+    return TraceError(
+        f"At {user_line()} a random tensor that was drawn on the CPU in the traced step, at {line}, enters the step. "
+        f"The step is traced once, so this one draw would be that of every step. Draw it on the device, where each "
+        f"step draws anew: `torch.randn(n, device=x.device)`, `torch.randint(0, T, (n,), device=x.device)`; or draw it "
+        f"in the input_fn, as part of the batch."
+    )
+
+
+def created_in_step(tensor: Any, where: str, holder: str) -> TraceError:
+    return TraceError(
+        f"{tensor!r}, created at {where}, is kept {holder} after the step. It would be created anew in every step, so "
+        f"nothing would be carried from one step to the next. Create state before the step: in `__init__` of a module "
+        f"(a buffer), or under `with backend.device:`. To keep a result, return it from the step or pass it to a step "
+        f"closure."
+    )
+
+
+def created_by_optimizer(tensor: Any, where: str, name: str, kind: type[torch.optim.Optimizer]) -> TraceError:
+    created = (
+        f"{tensor!r}, created at {where}, is kept as {name!r} in the state of {kind.__name__} after the step. It would "
+        f"be created anew in every step, so nothing would be carried from one step to the next. "
+    )
+    if kind.__module__.startswith("torch.optim."):
+        return TraceError(
+            f"{created}Use cstorch.optim.{kind.__name__}, which creates its state before the first step, or another "
+            f"optimizer of cstorch.optim."
+        )
+    return TraceError(
+        f"{created}Derive {kind.__name__} from cstorch.optim.Optimizer, and create the state in its `preinitialize`:\n"
+        f"    def preinitialize(self):\n"
+        f"        for group in self.param_groups:\n"
+        f"            for p in group['params']:\n"
+        f"                self.state[p][{name!r}] = cstorch.zeros_like(p)\n"
+        f"What counts steps must be a tensor that `step` updates in place (`self.increment_global_step(p)`), and no "
+        f"number."
+    )
+
+
+def replaced_in_step(description: str, where: str) -> TraceError:
+    return TraceError(
+        f"{description}, first used at {where}, existed before the step and was replaced by another tensor in it, but "
+        f"is not registered as state: the new value would be lost after each step. Register it as a buffer of a module "
+        f"or as state of an optimizer, or update it in place (`total.add_(x)`, not `total = total + x`)."
+    )
+
+
+def shared_state_replaced(name: str, other: str) -> TraceError:
+    return TraceError(
+        f"the states {name!r} and {other!r} share one storage, and have different values after the step, since one or "
+        f"both were replaced. Give each a tensor of its own before the step: `register_buffer(name, tensor.clone())`."
+    )
+
+
+def changed_state_read(name: str, refusal: TraceError) -> TraceError:
+    """refusal: the error for the read, as if no value were known."""
+    return type(refusal)(
+        f"{refusal}\nWhat was read depends on the state {name!r}, which the step changes: it is right in the first "
+        f"step only. Compute with the tensor itself (`torch.where(count < 5, a, b)`, and not `if count < 5`)."
+    )
+
+
+def shape_changed(tensor: Any, value: Any) -> TraceError:
+    return TraceError(
+        f"At {user_line()} `p.data = v` gives a tensor of shape {tuple(tensor.shape)} and type {tensor.dtype} the "
+        f"shape {tuple(value.shape)} and type {value.dtype}. In a traced step tensors keep shape and type: convert the "
+        f"model (`model.double()`, `model.to(dtype)`) before the loop, and values in the step with `x.to(dtype)`."
+    )

@@ -1,0 +1,116 @@
+"""What the tracer needs to know of an ATen call: of the operator, from its schema and tags, and of its operands."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from cstorch._internal.tracing.cell import Cell
+from cstorch._internal.tracing.tensor import DEVICE, META, LazyTensor
+
+# --- What the tracer needs to know of an ATen operator, read from its schema and tags ---------------------------------
+
+
+aten = torch.ops.aten
+
+# Ops whose result depends on values, or reaches the host, but that carry no tag that says so.
+_READS = frozenset({aten.is_nonzero.default, aten.item.default, aten._pin_memory.default})
+SHAPE_ONLY = frozenset(
+    {aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default}
+    | {aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default}
+    | {aten.new_empty_strided.default}
+)
+"""Of their first argument these take the shape and the type, and not the value."""
+_DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """`name` is like "aten::addmm". `written` holds the schema positions of the arguments that it writes to; `views`
+    says that results alias an argument; `reshapes` that it changes an argument's shape in place (t_, unsqueeze_);
+    `random` that it may draw random numbers."""
+
+    name: str
+    reads_values: bool
+    written: tuple[int, ...]
+    written_names: tuple[str, ...]
+    views: bool
+    reshapes: bool
+    random: bool
+
+
+@functools.cache
+def operator(func: OpOverload) -> Operator:
+    schema = func._schema
+    tags = frozenset(func.tags)
+    written = tuple(
+        position
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    return Operator(
+        name=schema.name,
+        # aten.index.Tensor is tagged, but its shape depends on values only where a mask is the index.
+        reads_values=func in _READS or (func is not aten.index.Tensor and bool(tags & _DATA_DEPENDENT)),
+        written=written,
+        written_names=tuple(schema.arguments[position].name for position in written),
+        views=any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns),
+        reshapes=torch.Tag.inplace_view in tags,
+        random=torch.Tag.nondeterministic_seeded in tags,
+    )
+
+
+def draws_numbers(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this call draws random numbers: some operations are told to draw none."""
+    if not operator(func).random:
+        return False
+    given = arguments_by_name(func, args, kwargs)
+    return given.get("train") is not False and given.get("dropout_p") != 0
+
+
+def arguments_by_name(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by their names in the schema, with defaults."""
+    names = [argument.name for argument in func._schema.arguments]
+    defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
+    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+
+
+# --- Operands of ATen calls that concern the device: on which device they are, and as meta tensors --------------------
+
+
+# Operations that may be given a CPU tensor with dimensions beside device tensors.
+TAKES_CPU_TENSORS = frozenset(
+    {aten._to_copy.default, aten.copy_.default, aten.lift_fresh.default, aten.index.Tensor, aten.index_put_.default}
+    | {aten.index_put.default, aten._index_put_impl_.default}
+)
+
+
+def as_meta(argument: Any) -> Any:
+    """The argument as the meta kernel gets it."""
+    if isinstance(argument, LazyTensor):
+        return argument._handle.meta
+    if isinstance(argument, torch.Tensor):
+        return argument.to(META)
+    if isinstance(argument, (list, tuple)):
+        return [as_meta(item) for item in argument]
+    if isinstance(argument, torch.device):
+        return META
+    if isinstance(argument, torch.Generator):
+        return None
+    return argument
+
+
+def is_whole(meta: torch.Tensor, cell: Cell) -> bool:
+    """True for a tensor that is the whole cell, as it is."""
+    return tuple(meta.shape) == cell.shape and meta.is_contiguous() and meta.storage_offset() == 0
+
+
+def moves_to_host(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """True for a copy from the device to the host: `.to("cpu")`, or `copy_` into a CPU tensor."""
+    if func is aten._to_copy.default:
+        device = kwargs.get("device")
+        return device is not None and torch.device(device).type != DEVICE.type
+    return func is aten.copy_.default and not isinstance(args[0], LazyTensor)

@@ -1,0 +1,160 @@
+"""Where an operation of the step comes from: the user's line and the module."""
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Self
+
+import torch
+from torch._C._autograd import _get_sequence_nr
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from waferbox.cirh.dialect.source import Source
+
+_CSTORCH = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_SITE = tuple({sysconfig.get_paths()["purelib"] + os.sep, sysconfig.get_paths()["platlib"] + os.sep})
+_SKIPPED = (
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+    _CSTORCH + os.sep,
+    os.path.join(os.path.dirname(_CSTORCH), "cerebras"),  # cerebras, cerebras_pytorch, ...
+    "<frozen",
+    "<string>",
+    "<eval_with",
+)
+
+_shown: dict[str, str | None] = {}
+
+
+def _show(filename: str) -> str | None:
+    """How a file is named in messages and in the module, or None if its frames are not the user's."""
+    if filename.startswith(_SKIPPED):
+        return None
+    if filename.startswith(_STDLIB) and not filename.startswith(_SITE):
+        return None
+    if filename.startswith("<"):
+        return filename  # typed at a prompt
+    absolute = os.path.abspath(filename)
+    relative = os.path.relpath(absolute)
+    return absolute if relative.startswith(os.pardir) else relative
+
+
+def _shown_name(filename: str) -> str | None:
+    try:
+        return _shown[filename]
+    except KeyError:
+        shown = _shown[filename] = _show(filename)
+        return shown
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether a file is neither torch's, nor cstorch's, nor of the standard library."""
+    return bool(filename) and _shown_name(filename) is not None
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost line of the user's that an error passed, as "train.py:53"."""
+    found = "an unknown line"
+    traceback = error.__traceback__
+    while traceback is not None:
+        if (shown := _shown_name(traceback.tb_frame.f_code.co_filename)) is not None:
+            found = f"{shown}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return found
+
+
+def user_frame() -> tuple[str, int]:
+    """File and line of the innermost frame outside torch, cstorch and the standard library, or ("", 0)."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        shown = _shown_name(frame.f_code.co_filename)
+        if shown is not None:
+            return shown, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
+def user_line() -> str:
+    """The user's current line as "train.py:53"."""
+    file, line = user_frame()
+    return f"{file}:{line}" if file else "an unknown line"
+
+
+class Scopes:
+    """Says, for each operation that is recorded, which module it belongs to.
+
+    A forward operation belongs to the innermost module that runs. An operation of the backward pass belongs to the
+    module of the forward operation whose gradient it computes: both carry autograd's sequence number. The gradient that
+    reaches a parameter belongs to the parameter's module.
+    """
+
+    def __init__(self, modules: Mapping[torch.nn.Module, str], parameters: Mapping[int, str]) -> None:
+        """`modules` names modules; `parameters` gives the module path for the id of a parameter's cell."""
+        self._modules = modules
+        self._parameters = parameters
+        self._stack: list[str] = []
+        self._starts: list[int] = []
+        self._forward: dict[int, tuple[str, str, int]] = {}
+        self._handles: list[RemovableHandle] = []
+
+    @property
+    def in_forward(self) -> bool:
+        """Whether a module runs."""
+        return bool(self._stack) and torch._C._current_autograd_node() is None
+
+    def source(self, name: str) -> Source:
+        """The source of the operation `name` that is being recorded now."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            module = self._stack[-1] if self._stack else ""
+            file, line = user_frame()
+            if torch.is_grad_enabled():
+                self._forward[_get_sequence_nr() - 1] = (module, file, line)
+            return Source(module=module, backward=False, op=name, file=file, line=line)
+        variable = getattr(node, "variable", None)
+        if variable is not None:  # AccumulateGrad
+            handle = getattr(variable, "_handle", None)
+            module = self._parameters.get(id(handle.cell), "") if handle is not None else ""
+            file, line = user_frame()
+        else:
+            module, file, line = self._forward.get(node._sequence_nr(), ("", "", 0))
+            if not file:
+                file, line = user_frame()
+        return Source(module=module, backward=True, op=name, file=file, line=line)
+
+    def _enter(self, module: torch.nn.Module, arguments: object) -> None:
+        # A module without a name (a loss made in the step) inherits the path around it.
+        outer = self._stack[-1] if self._stack else ""
+        self._stack.append(self._modules.get(module, outer or type(module).__name__))
+        self._starts.append(_get_sequence_nr())
+
+    def _leave(self, module: torch.nn.Module, arguments: object, output: object) -> None:
+        # Autograd nodes made in the module that no recorded operation claimed, such as those of custom Functions.
+        path = self._stack.pop()
+        for number in range(self._starts.pop(), _get_sequence_nr()):
+            self._forward.setdefault(number, (path, "", 0))
+
+    @contextmanager
+    def named(self, name: str) -> Iterator[None]:
+        """Operations recorded within it belong to `name` within the module that runs."""
+        outer = self._stack[-1] if self._stack else ""
+        self._stack.append(f"{outer}.{name}" if outer else name)
+        try:
+            yield
+        finally:
+            self._stack.pop()
+
+    def __enter__(self) -> Self:
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for handle in self._handles:
+            handle.remove()

@@ -1,0 +1,104 @@
+"""Finds what a step leaves for the next one, which would not get it: state that is not registered, and gradients to
+add to.
+"""
+
+import gc
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from cstorch._internal.tracing import messages
+from cstorch._internal.tracing.operators import aten, operator
+from cstorch._internal.tracing.recording.recorder import Recorder
+from cstorch._internal.tracing.recording.trace import Made, Ref
+from cstorch._internal.tracing.tensor import LazyTensor
+
+# --- Finds state that the step made for itself: it would be made anew in every step, and carry nothing ----------------
+
+
+def check_unregistered_state(
+    recorder: Recorder,
+    known: Iterable[torch.Tensor],
+    parameters: Iterable[torch.Tensor],
+    optimizers: Iterable[torch.optim.Optimizer],
+) -> None:
+    """Raise TraceError for what plain PyTorch would carry from step to step, but is not state here.
+
+    known: tensors that may well be alive after the step: inputs, outputs, state. parameters: whose gradients may be.
+    """
+    for met in recorder.met:
+        if met.tensor() is None:
+            raise messages.replaced_in_step(met.description, met.line)
+    parameters = list(parameters)
+    expected = {id(tensor) for tensor in known}
+    # What shares the storage of a state, as after `p.data = kept`, is carried with it.
+    carried = {id(tensor._handle.base) for tensor in parameters if isinstance(tensor, LazyTensor)}
+    expected |= {id(tensor.grad) for tensor in parameters if tensor.is_leaf and tensor.grad is not None}
+    made = {id(tensor): item for item in recorder.made if (tensor := item.tensor()) is not None}
+    for optimizer in optimizers:
+        for values in optimizer.state.values():
+            for name, value in values.items() if isinstance(values, dict) else ():
+                if id(value) in made and id(value) not in expected:
+                    raise messages.created_by_optimizer(value, _where(made[id(value)]), name, type(optimizer))
+    if not any(_is_kept_state(item, expected, carried) for item in recorder.made):
+        return
+    gc.collect()  # what only a reference cycle keeps is not kept by the user
+    for item in recorder.made:
+        if _is_kept_state(item, expected, carried) and _is_held(item):
+            raise messages.created_in_step(item.tensor(), _where(item), "and was updated in place")
+
+
+def _is_kept_state(item: Made, expected: set[int], carried: set[int]) -> bool:
+    """Alive after the step, changed in place within it, and not part of a graph of gradients: it looks like state."""
+    tensor = item.tensor()
+    if tensor is None or id(tensor) in expected or tensor.grad_fn is not None:
+        return False
+    base = tensor._handle.base
+    return base is not None and base.written and id(base) not in carried
+
+
+def _is_held(item: Made) -> bool:
+    """Held by an object of Python, and not only by autograd, for a backward pass."""
+    return bool(gc.get_referrers(item.tensor()))
+
+
+def _where(made: Made) -> str:
+    return f"{made.source.file}:{made.source.line}" if made.source.file else "an unknown line"
+
+
+# --- Finds gradients that a step leaves for the next one to add to, which here begins without any ---------------------
+
+
+_ZEROS = frozenset({aten.zero_.default, aten._foreach_zero_.default})
+
+
+def kept_gradients(
+    recorder: Recorder, states: Mapping[str, torch.Tensor], optimizers: Sequence[torch.optim.Optimizer]
+) -> tuple[str, ...]:
+    """The names of parameters to whose gradients plain PyTorch would add those of the next step.
+
+    What clears gradients at the beginning of a step (`zero_grad`, `p.grad = None`) looks at them while there are none;
+    at its end it drops them, or makes zeros of them. Where optimizers stepped, the gradients of other parameters than
+    theirs are used by nobody.
+    """
+    updated = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    gradients = {
+        name: gradient
+        for name, parameter in states.items()
+        if id(parameter) not in recorder.looked_at
+        and parameter.is_leaf
+        and isinstance(gradient := parameter.grad, LazyTensor)
+        and gradient._handle.trace == recorder.number
+        and (not updated or id(parameter) in updated)
+    }
+    if not gradients:
+        return ()
+    last: dict[int, Any] = {}  # what wrote to a value in place last
+    for call in recorder.calls:
+        for position in operator(call.func).written:
+            written = call.args[position] if position < len(call.args) else None
+            for item in written if isinstance(written, list) else (written,):
+                if isinstance(item, Ref):
+                    last[item.value] = call.func
+    return tuple(name for name, gradient in gradients.items() if last.get(gradient._handle.value) not in _ZEROS)

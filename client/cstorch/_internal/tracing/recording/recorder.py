@@ -1,0 +1,334 @@
+"""Recorder: one recording of a step, as the list of ATen calls in the order in which they happened.
+
+Views and in-place operations are recorded as they are. What they mean is worked out afterwards, by `functional`.
+"""
+
+import hashlib
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from cstorch._internal.tracing import messages
+from cstorch._internal.tracing.cell import Cell
+from cstorch._internal.tracing.operators import (
+    SHAPE_ONLY,
+    TAKES_CPU_TENSORS,
+    arguments_by_name,
+    as_meta,
+    aten,
+    draws_numbers,
+    is_whole,
+    operator,
+)
+from cstorch._internal.tracing.provenance import Scopes, user_line
+from cstorch._internal.tracing.random_counter import COUNTER, random_counter
+from cstorch._internal.tracing.recording.known_values import KnownValues, Recipe
+from cstorch._internal.tracing.recording.operation_checks import HostRandom, check_alias
+from cstorch._internal.tracing.recording.trace import Argument, Call, Made, Ref, UnannouncedTensor
+from cstorch._internal.tracing.step_values import settle
+from cstorch._internal.tracing.tensor import META, Base, Handle, LazyTensor, cell_of, follow_meta
+from cstorch.errors import TraceError
+from waferbox.cirh.dialect.source import Source
+
+CONSTANT_ELEMENTS = 1024
+"""A larger CPU tensor that the step moves to the device travels as state that never changes, not within the module."""
+
+_numbers = itertools.count(1)
+
+
+class Recorder:
+    def __init__(self, scopes: Scopes) -> None:
+        self.number = next(_numbers)
+        self.calls: list[Call] = []
+        self.arguments: list[Argument] = []
+        self.met: list[UnannouncedTensor] = []
+        self.made: list[Made] = []
+        self.looked_at: set[int] = set()
+        self.known_values = KnownValues()
+        self.scopes = scopes
+        self.repeats: list[Callable[[], None]] = []
+        self.draws = 0  # the place of the next random operation; goes back where something is computed again
+        self.counter: LazyTensor | None = None  # of random numbers, if the step draws any
+        self._values = 0
+        self._states: dict[int, Argument] = {}
+        self._named: dict[str, Argument] = {}
+        self._views: dict[int, tuple[Handle, int]] = {}
+        self._constants: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}  # by id and version
+        self._host_random = HostRandom()
+        self._remade: dict[tuple[int, int], int] = {}  # constants of earlier traces, by trace and value
+        self.taken_as_fixed: dict[int, TraceError] = {}  # by id of a cell: the error, should the step change it
+        self._unnamed = 0
+        self._large_constants = 0
+
+    # What the recording starts from.
+
+    def add_state(self, name: str, cell: Cell, digest: bytes = b"") -> Argument:
+        """Announce a state; a cell that is known already keeps its first name."""
+        known = self._states.get(id(cell))
+        if known is None:
+            meta = torch.empty(cell.shape, dtype=cell.dtype, device=META)
+            known = Argument(kind="state", name=name, value=self._new_value(), meta=meta, cell=cell, digest=digest)
+            self._states[id(cell)] = known
+            self.arguments.append(known)
+            self.known_values.add_source(known)
+        self._named[name] = known
+        return known
+
+    def argument(self, name: str) -> Argument:
+        """The state of that name."""
+        return self._named[name]
+
+    def add_input(self, name: str, tensor: torch.Tensor) -> LazyTensor:
+        meta = torch.empty(tensor.shape, dtype=tensor.dtype, device=META)
+        argument = Argument(kind="input", name=name, value=self._new_value(), meta=meta)
+        self.arguments.append(argument)
+        return LazyTensor(Handle(meta, None, self.number, argument.value, Base()))
+
+    def knows(self, cell: object) -> bool:
+        return id(cell) in self._states
+
+    def value_of(self, tensor: LazyTensor) -> int:
+        """The value that a tensor stands for in this recording."""
+        handle = tensor._handle
+        if handle.trace == self.number:
+            return handle.value
+        settle(handle)
+        cell = handle.cell
+        if cell is None:
+            return self._remake(tensor)
+        state = self._states.get(id(cell))
+        if state is None:
+            state = self.add_state(f"state.tensors.{self._unnamed}", cell)
+            self._unnamed += 1
+            self.met.append(UnannouncedTensor(weakref.ref(tensor), repr(tensor), user_line()))
+        if handle.meta.dtype != cell.dtype:
+            raise TraceError(
+                f"{tensor!r} reinterprets the bytes of a tensor of type {cell.dtype}: this is not supported"
+            )
+        if is_whole(handle.meta, cell):
+            return state.value
+        known = self._views.get(id(handle))
+        if known is None:
+            # A view that was made before the step: part of its cell's value.
+            meta = handle.meta
+            layout = (list(meta.shape), list(meta.stride()), int(meta.storage_offset()))
+            source = self.scopes.source("aten::as_strided")
+            value = self._new_value()
+            self._add_call(Call(aten.as_strided.default, (Ref(state.value), *layout), {}, (value,), source), [meta])
+            known = self._views[id(handle)] = (handle, value)
+        return known[1]
+
+    def _remake(self, tensor: LazyTensor) -> int:
+        """The value of a tensor that an earlier trace has made: it is made again, if it depends on constants alone."""
+        handle = tensor._handle
+        known = self._remade.get((handle.trace, handle.value))
+        if known is not None:
+            return known
+        recipe = handle.recipe
+        if not isinstance(recipe, Recipe):
+            raise messages.stale(tensor)
+        values: dict[int, int] = {}
+        for argument, version in zip(recipe.arguments, recipe.versions, strict=True):
+            cell = argument.cell
+            if cell is None:
+                assert argument.constant is not None
+                values[argument.value] = self._constant(argument.constant)
+                continue
+            if cell.changes_in_steps or cell.version != version:
+                raise messages.stale(tensor)
+            self.taken_as_fixed[id(cell)] = messages.stale(tensor)
+            if id(cell) not in self._states:
+                self.add_state(f"state.tensors.{self._unnamed}", cell, argument.digest)
+                self._unnamed += 1
+            values[argument.value] = self._states[id(cell)].value
+        for call in recipe.calls:
+            args = call.args
+            if call.like is not None:
+                like = self._new_value()
+                kwargs = {"dtype": call.like.dtype, "device": META}
+                empty = Call(aten.empty.memory_format, (list(call.like.shape),), kwargs, (like,), call.source)
+                self._add_call(empty, [call.like])
+                args = (Ref(like), *args[1:])
+                values[like] = like
+            results = [None if value is None else values.setdefault(value, self._new_value()) for value in call.results]
+            renumbered = _renumbered((args, call.kwargs), values)
+            again = replace(call, args=renumbered[0], kwargs=renumbered[1], results=tuple(results))
+            self._add_call(again, [handle.meta])  # about as large, which is all that is asked of them
+        self._remade[handle.trace, handle.value] = values[handle.value]
+        return values[handle.value]
+
+    # Recording.
+
+    def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Record one call on device tensors and return what it returns."""
+        op = operator(func)
+        if self.scopes.in_forward:
+            check_alias(func, args)
+        draw = self._next_draw(func, args, kwargs) if op.random else None
+        tensors: list[LazyTensor] = []
+        recorded = tuple(self._recorded(func, argument, tensors) for argument in args)
+        recorded_kwargs = {name: self._recorded(func, argument, tensors) for name, argument in kwargs.items()}
+        metas = tuple(as_meta(argument) for argument in args)
+        meta_kwargs = {name: as_meta(argument) for name, argument in kwargs.items()}
+        if "device" in kwargs:
+            recorded_kwargs["device"] = meta_kwargs["device"] = META
+        try:
+            out = func(*metas, **meta_kwargs)
+        except NotImplementedError as error:
+            raise messages.unsupported(func, "it has no rule for shapes.") from error
+        except RuntimeError as error:
+            if "meta tensor" not in str(error).lower():
+                raise
+            raise messages.unsupported(func, "its result depends on values, which are not known yet.") from error
+        source = self.scopes.source(op.name)
+        for tensor in _written(op.written, op.written_names, args, kwargs):
+            if tensor._handle.cell is None and tensor._handle.trace != self.number:
+                raise messages.stale(tensor)
+            if tensor._handle.base is not None:
+                tensor._handle.base.written = True
+        if op.reshapes:
+            follow_meta(tensors[0])
+        base = tensors[0]._handle.base if op.views and tensors else None
+        results: list[int | None] = []
+        wrapped = [self._wrap(meta, tensors, base, results, source) for meta in _results(out)]
+        like = metas[0] if func in SHAPE_ONLY else None
+        made = [meta for meta, result in zip(_results(out), results, strict=True) if result is not None]
+        self._add_call(Call(func, recorded, recorded_kwargs, tuple(results), source, draw, like), made)
+        if isinstance(out, (list, tuple)):
+            return type(out)(wrapped) if type(out) in (list, tuple) else tuple(wrapped)
+        return wrapped[0] if wrapped else out
+
+    def _add_call(self, call: Call, made: Sequence[torch.Tensor]) -> None:
+        self.calls.append(call)
+        self.known_values.note(call, made)
+
+    def known_value(self, tensor: Any, refusal: TraceError | None) -> torch.Tensor | None:
+        """The value of a device tensor as a CPU tensor, if it is known while the step is traced.
+
+        refusal: the error for the read, should it be of a state that the step changes; without one no state is known.
+        """
+        return self.known_values.compute(self.value_of(tensor), refusal)
+
+    def _next_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+        """The place of a random operation; None for one that is told to draw nothing."""
+        if arguments_by_name(func, args, kwargs).get("generator") is not None:
+            raise messages.own_generator(func)
+        if not draws_numbers(func, args, kwargs):
+            return None
+        if self.counter is None:
+            self.counter = random_counter.tensor()
+            self.add_state(COUNTER, cell_of(self.counter))
+        self.draws += 1
+        return self.draws - 1
+
+    def see_on_host(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Take note of a call that concerns no device tensor, and has run."""
+        self._host_random.see(func, args, kwargs, result)
+
+    def _new_value(self) -> int:
+        self._values += 1
+        return self._values - 1
+
+    def _wrap(
+        self, meta: Any, tensors: list[LazyTensor], base: Base | None, results: list[int | None], source: Source
+    ) -> Any:
+        if not isinstance(meta, torch.Tensor):
+            results.append(None)
+            return meta
+        if meta.is_complex():
+            raise messages.complex_numbers(source.op)
+        for tensor in tensors:
+            if tensor._handle.meta is meta:  # written in place: the meta kernel returned its argument
+                results.append(None)
+                return tensor
+        value = self._new_value()
+        results.append(value)
+        tensor = LazyTensor(Handle(meta, None, self.number, value, base or Base()))
+        self.made.append(Made(weakref.ref(tensor), source))
+        return tensor
+
+    def _recorded(self, func: OpOverload, argument: Any, tensors: list[LazyTensor]) -> Any:
+        """The argument as it is recorded; adds the device tensors in it to `tensors`."""
+        if isinstance(argument, LazyTensor):
+            tensors.append(argument)
+            return Ref(self.value_of(argument))
+        if isinstance(argument, torch.Tensor):
+            if argument.dim() and func not in TAKES_CPU_TENSORS:
+                raise messages.mixed_devices(func, argument.device.type)
+            return Ref(self._constant(argument))
+        if isinstance(argument, (list, tuple)):
+            return [self._recorded(func, item, tensors) for item in argument]
+        if isinstance(argument, torch.device):
+            return META
+        if isinstance(argument, torch.Generator):
+            return None
+        return argument
+
+    def _constant(self, tensor: torch.Tensor) -> int:
+        """The value for a CPU tensor met in the step: it is as it is now in every step."""
+        key = (id(tensor), 0 if tensor.is_inference() else tensor._version)  # the step may write to it and use it again
+        known = self._constants.get(key)
+        if known is None:
+            if (drawn := self._host_random.line_of(tensor)) is not None:
+                raise messages.drawn_on_host(drawn)
+            if tensor.numel() > CONSTANT_ELEMENTS:
+                cell = Cell(tuple(tensor.shape), tensor.dtype)
+                cell.write(tensor)
+                value = self.add_state(f"state.constants.{self._large_constants}", cell, _digest(tensor)).value
+                self._large_constants += 1
+            else:
+                value = self._new_value()
+                name = f"constant_{len(self._constants)}"
+                constant = tensor.detach().clone()
+                argument = Argument(
+                    kind="constant",
+                    name=name,
+                    value=value,
+                    meta=constant.to(META),
+                    constant=constant,
+                    digest=_digest(constant),
+                )
+                self.arguments.append(argument)
+                self.known_values.add_source(argument)
+            # The tensor is kept so that its id is not given to another one during this recording.
+            known = self._constants[key] = (tensor, value)
+        return known[1]
+
+
+def _renumbered(nest: Any, values: Mapping[int, int]) -> Any:
+    if isinstance(nest, Ref):
+        return Ref(values[nest.value])
+    if isinstance(nest, (list, tuple)):
+        return type(nest)([_renumbered(item, values) for item in nest])
+    if isinstance(nest, dict):
+        return {name: _renumbered(item, values) for name, item in nest.items()}
+    return nest
+
+
+def _digest(tensor: torch.Tensor) -> bytes:
+    """Of the bytes of a CPU tensor, so that equal ones are known without being kept."""
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
+    return hashlib.blake2b(data.numpy().data, digest_size=16).digest()
+
+
+def _results(out: Any) -> Iterator[Any]:
+    if isinstance(out, (list, tuple)):
+        yield from out
+    elif out is not None:
+        yield out
+
+
+def _written(
+    positions: tuple[int, ...], names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[LazyTensor]:
+    """The device tensors that a call writes to."""
+    for position, name in zip(positions, names, strict=True):
+        argument = args[position] if position < len(args) else kwargs.get(name)
+        for item in argument if isinstance(argument, (list, tuple)) else (argument,):
+            if isinstance(item, LazyTensor):
+                yield item

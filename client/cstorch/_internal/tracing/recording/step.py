@@ -1,0 +1,305 @@
+"""Traces one step of training or evaluation: `trace_step`."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils import _pytree as pytree
+
+from cstorch._internal.tracing import messages
+from cstorch._internal.tracing.cell import Cell
+from cstorch._internal.tracing.context import context
+from cstorch._internal.tracing.device.dispatch import captured, device_modes
+from cstorch._internal.tracing.operators import is_whole
+from cstorch._internal.tracing.provenance import Scopes
+from cstorch._internal.tracing.recording.functional import functionalize
+from cstorch._internal.tracing.recording.known_values import keep_recipes
+from cstorch._internal.tracing.recording.lost_state import check_unregistered_state, kept_gradients
+from cstorch._internal.tracing.recording.recorder import Recorder
+from cstorch._internal.tracing.recording.trace import Argument, InputInfo, OutputInfo, StateInfo, Trace
+from cstorch._internal.tracing.rewrites.patches import patched
+from cstorch._internal.tracing.tensor import Handle, LazyTensor
+from cstorch.errors import TraceError
+
+Getter = Callable[[], torch.Tensor]
+
+
+def trace_step(
+    function: Callable[[Any], Any],
+    batch: Any,
+    states: Mapping[str, Getter],
+    modules: Mapping[nn.Module, str],
+    collect_outputs: Callable[[Any], Sequence[tuple[str, torch.Tensor]]],
+) -> Trace:
+    """Run `function(batch)` once without computing anything, and return what it does as a graph.
+
+    function: one whole step; it is given the batch with device tensors in the place of CPU tensors.
+    batch: any pytree; its tensors are named "input_<i>" in flatten order.
+    states: name -> function that returns the state tensor of that name at the moment of the call. State is recognised
+        by identity, so a tensor that the step replaces is still state as long as its getter finds the new one. Device
+        tensors from before the step that have no name here become "state.tensors.<i>".
+    modules: the path of each module, for provenance and layers.
+    collect_outputs: called with the step's result; returns name and device tensor of everything that the user will see.
+
+    Raises TraceError for whatever cannot be traced, with the line of the user's script in the message.
+    """
+    recording = OpenTrace(batch, states, modules)
+    try:
+        return recording.finish(function(recording.batch), collect_outputs)
+    finally:
+        recording.close()
+
+
+class OpenTrace:
+    """A step that is being recorded: all that this thread does from the making of the object to `finish` or `close`.
+
+    Arguments and errors are those of `trace_step`. batch: the batch with device tensors in the place of CPU tensors.
+    """
+
+    def __init__(self, batch: Any, states: Mapping[str, Getter], modules: Mapping[nn.Module, str]) -> None:
+        if context.recorder is not None:
+            raise TraceError(
+                "a traced step was called within another traced step; call the inner function without @trace"
+            )
+        # A constant of an earlier trace that the step made a buffer of a module: no state, as it has no value before.
+        self._states = states = {name: getter for name, getter in states.items() if not _is_remade(getter())}
+        self._before = {name: _state_tensor(name, getter) for name, getter in states.items()}
+        self._handles = {name: tensor._handle for name, tensor in self._before.items()}  # that `p.data = v` replaces
+        self._recorder = recorder = Recorder(Scopes(modules, _owners(modules)))
+        for name, tensor in self._before.items():
+            _add_state(recorder, name, tensor)
+        self._inputs: list[LazyTensor] = []
+        self.batch = pytree.tree_map(self._place, batch)
+        # References to what the step makes must not outlive it here: what is alive afterwards is what the user kept.
+        self._optimizers: list[torch.optim.Optimizer] = []
+        optimizers = self._optimizers
+        self._hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: optimizers.append(optimizer))
+        self._modes = contextlib.ExitStack()
+        context.recorder = recorder
+        self._modes.enter_context(recorder.scopes)
+        self._modes.enter_context(captured())
+        self._modes.enter_context(patched())
+        self._modes.enter_context(device_modes())
+        self._is_open = True
+
+    def _place(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or isinstance(leaf, LazyTensor):
+            return leaf
+        self._inputs.append(self._recorder.add_input(f"input_{len(self._inputs)}", leaf))
+        return self._inputs[-1]
+
+    def finish(self, result: Any, collect_outputs: Callable[[Any], Sequence[tuple[str, torch.Tensor]]]) -> Trace:
+        """Ends the recording and returns it as a graph."""
+        recorder, states, before = self._recorder, self._states, self._before
+        try:
+            outputs = list(collect_outputs(result))
+            if recorder.counter is not None:
+                recorder.counter.add_(1)
+            self._modes.close()
+            context.recorder = None
+            kept = kept_gradients(recorder, before, self._optimizers)
+            ends = _state_ends(recorder, states, self._handles)
+            step_end = _StepEnd(recorder, ends, result, self._optimizers, kept)
+            infos = [_output_info(name, tensor) for name, tensor in outputs]
+            trace = step_end.trace([(info, recorder.value_of(info.tensor)) for info in infos])
+            carried = [*before.values(), *(get() for get in states.values())]
+            known = [*self._inputs, *(tensor for _, tensor in outputs), *carried]
+            check_unregistered_state(recorder, known, before.values(), self._optimizers)
+            for state in trace.states:
+                if state.changed:
+                    if (refusal := recorder.known_values.states_read.get(state.cell)) is not None:
+                        raise messages.changed_state_read(state.name, refusal)
+                    state.cell.changes_in_steps = True
+                    if (error := recorder.taken_as_fixed.get(id(state.cell))) is not None:
+                        raise error
+            keep_recipes(recorder.made, recorder.calls, recorder.arguments)
+        finally:
+            self.close()
+        return trace
+
+    def close(self) -> None:
+        """Ends the recording without a result, unless it has ended."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._modes.close()
+        context.recorder = None
+        context.functions.clear()
+        self._hook.remove()
+        for name, handle in self._handles.items():
+            self._before[name]._handle = handle
+        _drop_gradients(self._recorder, self._before.values())
+        _settle(self._states, self._handles)
+
+
+def _output_info(name: str, tensor: torch.Tensor) -> OutputInfo:
+    if not isinstance(tensor, LazyTensor):
+        raise TraceError(f"the output {name!r} is not a tensor on the device: {tensor!r}")
+    return OutputInfo(name=name, tensor=tensor)
+
+
+def _state_ends(recorder: Recorder, states: Mapping[str, Getter], handles: Mapping[str, Handle]) -> dict[int, int]:
+    """The value of each state at the start of the step -> the value that is the state at its end."""
+    ends: dict[int, tuple[int, str]] = {}  # with the name of the state that has said so
+    for name, getter in states.items():
+        tensor = getter()
+        if not isinstance(tensor, LazyTensor):
+            raise TraceError(f"the step replaced the state {name!r} by something that is no device tensor: {tensor!r}")
+        cell = handles[name].cell
+        assert cell is not None
+        is_replaced = tensor._handle.cell is not cell
+        if is_replaced and not is_whole(handles[name].meta, cell):
+            raise TraceError(
+                f"the step replaced the state {name!r}, which is a view of another tensor; update it in place instead"
+            )
+        start = recorder.argument(name).value
+        final, other = ends.setdefault(start, (recorder.value_of(tensor) if is_replaced else start, name))
+        if final != (recorder.value_of(tensor) if is_replaced else start):
+            raise messages.shared_state_replaced(name, other)
+    return {start: final for start, (final, _) in ends.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _StepEnd:
+    """A recording that has come to its end, of which graphs with more or fewer outputs can be made.
+
+    ends: the value of each state at the start of the step -> the value that is the state at its end.
+    """
+
+    recorder: Recorder
+    ends: Mapping[int, int]
+    result: Any
+    optimizers: Sequence[torch.optim.Optimizer]
+    kept_gradients: tuple[str, ...]
+
+    def trace(self, outputs: Sequence[tuple[OutputInfo, int]]) -> Trace:
+        """Functionalises the recording, and leaves out the state that the step does not touch.
+
+        Args:
+            outputs: with the value of each.
+        """
+        arguments = self.recorder.arguments
+        state_arguments = [argument for argument in arguments if argument.kind == "state"]
+        input_arguments = [argument for argument in arguments if argument.kind == "input"]
+        constants = [argument for argument in arguments if argument.kind == "constant"]
+        ends = [self.ends.get(argument.value, argument.value) for argument in state_arguments]
+        graph = functionalize(
+            [*state_arguments, *input_arguments, *constants],
+            self.recorder.calls,
+            [*ends, *(value for _, value in outputs)],
+        )
+        return Trace(
+            number=self.recorder.number,
+            graph=graph,
+            states=tuple(_leave_out_untouched(graph, state_arguments)),
+            inputs=tuple(
+                InputInfo(name=argument.name, shape=tuple(argument.meta.shape), dtype=argument.meta.dtype)
+                for argument in input_arguments
+            ),
+            outputs=tuple(info for info, _ in outputs),
+            result=self.result,
+            optimizers=tuple(dict.fromkeys(self.optimizers)),
+            kept_gradients=self.kept_gradients,
+            repeats=self.recorder.repeats,
+            calls=tuple(self.recorder.calls),
+            arguments=tuple(self.recorder.arguments),
+            with_outputs=lambda more: self.trace([*outputs, *((info, self._end_value(info)) for info in more)]),
+        )
+
+    def _end_value(self, output: OutputInfo) -> int:
+        value = self.recorder.value_of(output.tensor)
+        return self.ends.get(value, value)
+
+
+def _leave_out_untouched(graph: fx.Graph, state_arguments: Sequence[Argument]) -> list[StateInfo]:
+    """Erases the states that the step does not touch; returns the others."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    end = graph.output_node()
+    results: list[Any] = list(end.args[0])  # type: ignore[arg-type]
+    infos, kept = [], []
+    for argument, start, final in zip(state_arguments, placeholders, results, strict=False):
+        assert argument.cell is not None
+        changed = final is not start
+        if changed:
+            _check_same_type(argument.name, start, final)
+            kept.append(final)
+        elif len(start.users) == 1 and start not in results[len(state_arguments) :]:
+            continue  # used by the output node only, as itself
+        infos.append(StateInfo(name=argument.name, cell=argument.cell, changed=changed))
+    end.args = ((*kept, *results[len(state_arguments) :]),)
+    names = {info.name for info in infos}
+    for argument, start in zip(state_arguments, placeholders, strict=False):
+        if argument.name not in names:
+            graph.erase_node(start)
+    return infos
+
+
+def _check_same_type(name: str, start: fx.Node, final: fx.Node) -> None:
+    old, new = start.meta["val"], final.meta["val"]
+    if old.shape != new.shape or old.dtype != new.dtype:
+        raise TraceError(
+            f"the step replaced the state {name!r}, of shape {tuple(old.shape)} and type {old.dtype}, by a tensor of "
+            f"shape {tuple(new.shape)} and type {new.dtype}; state keeps its shape and type"
+        )
+
+
+def _settle(states: Mapping[str, Getter], handles: Mapping[str, Handle]) -> None:
+    """Give each tensor that replaced a state the state's cell, also one that was another state before."""
+    for name, getter in states.items():
+        try:
+            tensor, handle = getter(), handles[name]
+        except KeyError:  # deleted by a step that has failed
+            continue
+        if isinstance(tensor, LazyTensor) and tensor._handle.cell is not handle.cell:
+            tensor._handle = handle
+
+
+def _drop_gradients(recorder: Recorder, parameters: Iterable[torch.Tensor]) -> None:
+    """Gradients that the step made are values of the step: each traced step begins without them."""
+    for parameter in parameters:
+        gradient = parameter.grad if parameter.is_leaf else None
+        if isinstance(gradient, LazyTensor) and gradient._handle.trace == recorder.number:
+            parameter.grad = None
+
+
+def _add_state(recorder: Recorder, name: str, tensor: LazyTensor) -> None:
+    cell, meta = _cell(tensor), tensor._handle.meta
+    if not recorder.knows(cell) and meta.is_contiguous() and meta.numel() == cell.numel:
+        cell.reshape(tuple(meta.shape))  # made as a view of a temporary, such as torch.arange(6).view(2, 3)
+    recorder.add_state(name, cell)
+
+
+def _is_remade(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, LazyTensor) and tensor._handle.recipe is not None and tensor._handle.cell is None
+
+
+def _state_tensor(name: str, getter: Getter) -> LazyTensor:
+    tensor = getter()
+    if not isinstance(tensor, LazyTensor):
+        raise TraceError(
+            f"the state {name!r} is not on the device, but on {getattr(tensor, 'device', 'no device')}: create it "
+            f"under `with backend.device:` or move it with `.to(backend.torch_device)`"
+        )
+    if tensor._handle.cell is None:
+        raise messages.stale(tensor)
+    return tensor
+
+
+def _cell(tensor: torch.Tensor) -> Cell:
+    assert isinstance(tensor, LazyTensor)
+    assert tensor._handle.cell is not None
+    return tensor._handle.cell
+
+
+def _owners(modules: Mapping[nn.Module, str]) -> dict[int, str]:
+    """The id of each parameter's cell -> the path of the module that owns it."""
+    owners: dict[int, str] = {}
+    for module, path in modules.items():
+        for parameter in module._parameters.values():
+            if isinstance(parameter, LazyTensor):
+                owners.setdefault(id(parameter._handle.cell), path)
+    return owners

@@ -1,0 +1,122 @@
+"""Methods of torch that read values of states to choose what they do: while a step is traced they compute with them."""
+
+import contextlib
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import transformer
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import clip_grad
+from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
+
+from cstorch._internal.tracing.context import is_tracing
+
+Function = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def patched() -> Iterator[None]:
+    """Within it, this thread has these methods in the place of torch's."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, replacement in (*_PATCHES, *_of_transformers()):
+            original = getattr(owner, name)
+            stack.callback(setattr, owner, name, original)
+            setattr(owner, name, _while_tracing(replacement, original))
+        yield
+
+
+def _while_tracing(replacement: Function, original: Function) -> Function:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return replacement(original, *args, **kwargs) if is_tracing() else original(*args, **kwargs)
+
+    return call
+
+
+def _batch_norm(original: Function, self: _BatchNorm, input: torch.Tensor) -> Any:
+    """With momentum=None the running statistics are means over all steps: of their number torch makes a float."""
+    count, mean, variance = self.num_batches_tracked, self.running_mean, self.running_var
+    if self.momentum is not None or not self.training or count is None or mean is None or variance is None:
+        return original(self, input)
+    self._check_input_dim(input)  # type: ignore[no-untyped-call]
+    count.add_(1)
+    of_batch = torch.zeros_like(mean), torch.zeros_like(variance)
+    output = nn.functional.batch_norm(input, *of_batch, self.weight, self.bias, True, 1.0, self.eps)
+    with torch.no_grad():
+        for running, new in zip((mean, variance), of_batch, strict=True):
+            running.add_((new - running) / count)
+    return output
+
+
+def _sync_batch_norm(original: Function, self: nn.SyncBatchNorm, input: torch.Tensor) -> Any:
+    """All wafers together have the statistics of the whole batch anyway; torch's own form wants GPUs."""
+    return _BatchNorm.forward(self, input)
+
+
+def _update_parameters(original: Function, self: AveragedModel, model: nn.Module) -> None:
+    """The first update copies the model: a choice by `n_averaged`, which is carried from step to step."""
+    averaged = [tensor.detach() for tensor in _tensors(self.module, self.use_buffers)]
+    current = [tensor.detach() for tensor in _tensors(model, self.use_buffers)]
+    is_first = self.n_averaged == 0
+    if self.multi_avg_fn is not None:
+        groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for own, new in zip(averaged, current, strict=False):
+            group = groups.setdefault(own.dtype, ([], []))
+            group[0].append(own)
+            group[1].append(new)
+        for group in groups.values():
+            self.multi_avg_fn(*group, self.n_averaged)
+        results = averaged
+    else:
+        average = self.avg_fn or get_swa_avg_fn()  # type: ignore[no-untyped-call]
+        results = [average(own, new, self.n_averaged) for own, new in zip(averaged, current, strict=False)]
+    for own, new, result in zip(averaged, current, results, strict=False):
+        own.copy_(torch.where(is_first, new, result))
+    if not self.use_buffers:
+        for own, new in zip(self.module.buffers(), model.buffers(), strict=True):
+            own.detach().copy_(new.detach())
+    self.n_averaged.add_(1)
+
+
+def _tensors(module: nn.Module, with_buffers: bool) -> Iterator[torch.Tensor]:
+    return itertools.chain(module.parameters(), module.buffers() if with_buffers else ())
+
+
+def _is_causal_mask(
+    original: Function, mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None
+) -> bool:
+    """Asked only for a quicker way; the mask itself is right in any case."""
+    return is_causal is True
+
+
+def _has_foreach(original: Function, device: torch.device) -> bool:
+    """Lists of tensors are taken one after the other."""
+    return True
+
+
+def _of_transformers() -> Iterator[tuple[Any, str, Function]]:
+    """Mixtures of experts of a transformers that is imported: the shapes in its other forms depend on values."""
+    experts: Any = sys.modules.get("transformers.integrations.moe")
+    if hasattr(experts, "ExpertsInterface") and hasattr(experts, "batched_mm_experts_forward"):
+        batched = experts.batched_mm_experts_forward
+
+        def get_interface(original: Function, self: Any, implementation: str | None, default: Function) -> Function:
+            is_own = implementation is not None and implementation not in _FORMS_OF_EXPERTS
+            return original(self, implementation, default) if is_own else batched
+
+        yield experts.ExpertsInterface, "get_interface", get_interface
+
+
+_FORMS_OF_EXPERTS = frozenset({"eager", "grouped_mm", "batched_mm", "deepgemm", "sonicmoe"})
+_PATCHES: tuple[tuple[Any, str, Function], ...] = (
+    (_BatchNorm, "forward", _batch_norm),
+    (nn.SyncBatchNorm, "forward", _sync_batch_norm),
+    (AveragedModel, "update_parameters", _update_parameters),
+    (clip_grad, "_device_has_foreach_support", _has_foreach),
+    (transformer, "_detect_is_causal_mask", _is_causal_mask),
+)

@@ -1,0 +1,391 @@
+"""Values of a step outside of it: known by shape and type at once, and as numbers when the step has run.
+
+A step runs when the script has left the body of its loop. What the body computes of the step's results, of states and
+of the batch is kept as expressions, which are evaluated on the CPU when the outputs of the step arrive.
+"""
+
+import operator as python_operator
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch._ops import OpOverload
+
+from cstorch._internal.tracing import messages
+from cstorch._internal.tracing.cell import Cell
+from cstorch._internal.tracing.operators import SHAPE_ONLY, as_meta, aten, is_whole, moves_to_host, operator
+from cstorch._internal.tracing.provenance import user_line
+from cstorch._internal.tracing.tensor import Base, Handle, LazyTensor, Source, StepValue, new_tensor
+from cstorch.errors import StateError, TraceError
+
+LARGEST_STATE_BYTES = 1 << 20
+"""A larger state is no part of what is computed outside of the step: it would travel to the client in every step."""
+
+Phase = Literal["before", "after", "closures"]
+
+
+@dataclass(slots=True, kw_only=True)
+class StepAtHand:
+    """The step that the script is in.
+
+    number: from 1; 0 before the first.
+    phase: whether the traced function was called in it, or the closures run.
+    traces: the numbers of the recording that it repeats, and of others that are the same program.
+    is_last: whether no other step follows the closures that run.
+    states: what it reads or changes, by the id of the cell.
+    """
+
+    number: int = 0
+    phase: Phase = "before"
+    is_last: bool = False
+    traces: set[int] = field(default_factory=set)
+    states: dict[int, Cell] = field(default_factory=dict)
+    _shown: list[weakref.ref[LazyTensor]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """The next step begins."""
+        self.number += 1
+        self.phase = "before"
+        self._shown = []
+
+    def is_state(self, handle: Handle) -> bool:
+        """Whether the cluster has the tensor's value, and changes it in steps."""
+        return handle.cell is not None and id(handle.cell) in self.states
+
+    def show(self, value: StepValue, meta: torch.Tensor) -> LazyTensor:
+        """A tensor for the script that has this value."""
+        tensor = LazyTensor(Handle(meta, deferred=value, base=Base()))
+        self.keep(tensor)
+        return tensor
+
+    def keep(self, tensor: LazyTensor) -> None:
+        """Has a tensor get its value when the step has run."""
+        self._shown.append(weakref.ref(tensor))
+
+    def evaluate(self, is_given: Callable[[Source], bool], given: Callable[[Source], torch.Tensor]) -> None:
+        """Gives all tensors that the script still has their values, as far as the step's outputs suffice."""
+        for reference in self._shown:
+            tensor = reference()
+            value = tensor._handle.deferred if tensor is not None else None
+            if value is not None and all(is_given(part.source) for part in value.sources() if part.source is not None):
+                value.evaluate(given)
+        self._shown = []
+
+    def value_of(self, tensor: LazyTensor) -> StepValue:
+        """What a tensor stands for at this moment.
+
+        Raises:
+            TraceError: its value cannot be had at this place of the loop.
+        """
+        handle = tensor._handle
+        settle(handle)
+        if handle.deferred is not None:
+            if handle.deferred.step != self.number:
+                raise missing_value_error(handle.deferred)
+            return handle.deferred
+        if handle.cell is None or self.is_state(handle):
+            return self._value_of_step(tensor)
+        return StepValue(step=self.number, value=_bytes_of(handle).clone())
+
+    def _value_of_step(self, tensor: LazyTensor) -> StepValue:
+        """Of a tensor of the trace, or a state."""
+        handle = tensor._handle
+        if handle.cell is None and handle.trace not in self.traces:
+            raise TraceError(
+                f"at {user_line()} {tensor!r} is used, which was computed in the traced step of another execution: its "
+                "value is available inside a @cstorch.step_closure of that execution only"
+            )
+        if self.phase == "before":
+            raise TraceError(
+                f"at {user_line()} {tensor!r} is used before the @cstorch.trace function is called in step "
+                f"{self.number}: its value is that of a step before, which the cluster has left behind. Use it behind "
+                "the call of the traced function, where it has the value of this step"
+            )
+        if self.phase == "closures":
+            raise TraceError(
+                f"at {user_line()} a closure uses {tensor!r}, whose value it was not given. Give it to the closure as "
+                "an argument: `note(loss, tensor)` instead of reading it in the body of `note`"
+            )
+        cell = handle.cell
+        if cell is None:
+            return StepValue(step=self.number, source=tensor)
+        if cell.nbytes > LARGEST_STATE_BYTES:
+            raise TraceError(
+                f"at {user_line()} something is computed of {tensor!r} outside of the traced function: its "
+                f"{cell.nbytes} bytes would be sent to the script in every step. Compute it in the @cstorch.trace "
+                "function and return the result"
+            )
+        whole = StepValue(step=self.number, source=new_tensor(cell))
+        meta = handle.meta
+        if meta.dtype == cell.dtype and is_whole(meta, cell):
+            return whole
+        layout = (tuple(meta.shape), tuple(meta.stride()), int(meta.storage_offset()))
+        return StepValue(step=self.number, call=(torch.ops.aten.as_strided.default, (whole, *layout), {}))
+
+
+class _CurrentStep(threading.local):
+    step: StepAtHand | None = None
+
+
+_current_step = _CurrentStep()
+
+
+def step_at_hand() -> StepAtHand | None:
+    """The step of the execution whose loop this thread is in."""
+    return _current_step.step
+
+
+def is_in_body() -> bool:
+    """Whether this thread is in the body of a loop, from a batch to the closures of its step."""
+    return _current_step.step is not None and _current_step.step.number > 0 and _current_step.step.phase != "closures"
+
+
+def enter_loop(step: StepAtHand | None) -> None:
+    """This thread is in a loop over steps from now on; None: in none."""
+    _current_step.step = step
+
+
+def settle(handle: Handle) -> None:
+    """A value that has become known is one of a tensor like any other."""
+    deferred = handle.deferred
+    if deferred is not None and deferred.value is not None:
+        handle.cell = Cell(tuple(handle.meta.shape), handle.meta.dtype)
+        handle.cell.write(deferred.value)
+        handle.meta = torch.empty(handle.cell.shape, dtype=handle.cell.dtype, device="meta")
+        handle.deferred = None
+
+
+def is_of_step(tensor: Any) -> bool:
+    """Whether a tensor has its value from a step, and is not known yet."""
+    if not isinstance(tensor, LazyTensor):
+        return False
+    settle(tensor._handle)
+    return tensor._handle.cell is None
+
+
+def check_known(tensor: torch.Tensor) -> None:
+    """To be called by who reads or replaces a tensor's value past the operations of torch.
+
+    Raises:
+        StateError: it is state, which is not known in the body of the loop.
+        TraceError: it is a value of a step, and not known at this place of the loop.
+    """
+    if not isinstance(tensor, LazyTensor):
+        return
+    settle(tensor._handle)
+    step = step_at_hand()
+    if step is not None and step.phase != "closures" and step.is_state(tensor._handle):
+        raise unknown_state(step)
+    if tensor._handle.deferred is not None:
+        raise unknown_value(tensor._handle.deferred)
+
+
+_READ_VALUE = """\
+A step runs when the script has left the body of its loop. To read a value of it, hand it to a step closure:
+
+    @cstorch.step_closure
+    def note(loss, labels):
+        losses.append(loss.item())
+
+    for inputs, labels in executor:
+        note(training_step(inputs, labels), labels)
+
+What the batch holds can also be read in the input_fn. docs/patterns.md has more."""
+
+_READ_STATE = """\
+A step runs when the script has left the body of its loop, so its state is not known before. Read or save it in a \
+checkpoint closure, on a checkpoint step, or after the loop:
+
+    @cstorch.checkpoint_closure
+    def save():
+        cstorch.save({"model": model.state_dict()}, "step.mdl")
+
+    for batch in executor:  # a DataExecutor with checkpoint_steps=...
+        training_step(batch)
+        save()
+
+docs/patterns.md has this for the best weights and early stopping."""
+
+
+def unknown_value_yet(step: StepAtHand) -> TraceError:
+    """The error for a value of the step at hand that is wanted in the body of the loop."""
+    return TraceError(f"at {user_line()} a value of step {step.number} is read in the loop. {_READ_VALUE}")
+
+
+def unknown_state(step: StepAtHand) -> StateError:
+    """The error for state that is wanted in the body of the loop."""
+    return StateError(f"at {user_line()} state is read in the loop, in step {step.number}. {_READ_STATE}")
+
+
+def unknown_value(value: StepValue) -> TraceError:
+    """The error for a value that is wanted at a place where it is not known."""
+    step = step_at_hand()
+    return unknown_value_yet(step) if step is not None and step.number == value.step else missing_value_error(value)
+
+
+def missing_value_error(value: StepValue) -> TraceError:
+    """The error for a value of an earlier step that is not known."""
+    return TraceError(
+        f"at {user_line()} a value of step {value.step} is used, which was not sent to the script: either the step is "
+        "no activation step (activation_steps of the DataExecutor), or the value is none that the traced function "
+        "returned or that a closure was given in the first step. Return it from the @cstorch.trace function; what is "
+        "carried from step to step is best computed in the traced function, in a buffer or with cstorch.metrics"
+    )
+
+
+def in_place_refused() -> TraceError:
+    """The error for a change of a tensor that the cluster changes itself."""
+    return TraceError(
+        f"at {user_line()} a tensor of the step is changed in the body of the loop, where the cluster would not see "
+        "it. Change state in the @cstorch.trace function, or between executions; for a tensor of your own write "
+        "`total = total + loss` instead of `total += loss`"
+    )
+
+
+def changed_in_closure(tensor: LazyTensor) -> StateError:
+    """The error for a change of state in a closure."""
+    return StateError(
+        f"at {user_line()} the state {tensor!r} is changed in a closure, while the execution goes on: the change would "
+        "be lost. Change state in the @cstorch.trace function, or between executions"
+    )
+
+
+def _bytes_of(handle: Handle) -> torch.Tensor:
+    assert handle.cell is not None
+    data = handle.cell.data()
+    if handle.meta.dtype != handle.cell.dtype:
+        data = data.view(-1).view(handle.meta.dtype)
+    return data.as_strided(handle.meta.shape, handle.meta.stride(), handle.meta.storage_offset())
+
+
+def host_argument(argument: Any, step: StepAtHand) -> Any:
+    """The argument of a call as it is kept until the values come."""
+    if isinstance(argument, LazyTensor):
+        return step.value_of(argument)
+    if isinstance(argument, torch.Tensor):
+        return argument.detach().clone()
+    if isinstance(argument, (list, tuple)):
+        return [host_argument(item, step) for item in argument]
+    return argument
+
+
+def shapes_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What the call returns, on meta tensors."""
+    return function(*map(as_meta, args), **{name: as_meta(argument) for name, argument in kwargs.items()})
+
+
+# --- Operations in the body of a loop on values of the step at hand: written down until the values come ---------------
+
+
+# Operations that take shape and type of a tensor, and not its value.
+_LIKE = SHAPE_ONLY | {aten.rand_like.default, aten.randn_like.default}
+
+
+def without_values(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments, with zeros for a tensor whose value an operation does not look at."""
+    if func in _LIKE and isinstance(args[0], LazyTensor) and _is_unknown(args[0], step_at_hand()):
+        return (new_tensor(Cell(tuple(args[0].shape), args[0].dtype)), *args[1:])
+    return args
+
+
+def written_down(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The result of a call that takes values of a step; NotImplemented if it takes none.
+
+    Raises:
+        TraceError: it needs the values now, or changes what the cluster changes.
+    """
+    step = step_at_hand()
+    found = [tensor for tensor in _tensors([*args, *kwargs.values()]) if _is_unknown(tensor, step)]
+    op = operator(func)
+    if op.written and step is not None and step.phase == "closures" and not step.is_last:
+        changed = args[op.written[0]] if op.written[0] < len(args) else None
+        if isinstance(changed, LazyTensor) and step.is_state(changed._handle):
+            raise changed_in_closure(changed)
+    if not found or func in _LIKE:
+        return NotImplemented
+    if (op.views or op.reshapes) and found[0]._handle.cell is not None:
+        return NotImplemented  # a view of a state reads nothing
+    deferred = found[0]._handle.deferred
+    if step is None:
+        raise messages.stale(found[0]) if deferred is None else unknown_value(deferred)
+    if torch._C._current_autograd_node() is not None:
+        raise outside_backward()
+    if op.reads_values or moves_to_host(func, args, kwargs):
+        if found[0]._handle.cell is not None:
+            raise unknown_state(step)
+        raise unknown_value_yet(step) if deferred is None else unknown_value(deferred)
+    if op.random:
+        raise TraceError(
+            f"at {user_line()} `{op.name}` draws random numbers for a value of the step, in the body of the loop: draw "
+            "them in the @cstorch.trace function, or in a step closure"
+        )
+    if op.written or op.reshapes:
+        return _in_place(func, args, kwargs, step)
+    try:
+        out = shapes_of(func, args, kwargs)
+    except NotImplementedError:  # the shape depends on values
+        raise unknown_value_yet(step) from None
+    value = _call(func, args, kwargs, step)
+    if op.views:
+        _mark_viewed(args[0])
+    if isinstance(out, (list, tuple)):
+        parts = [StepValue(step=step.number, call=(python_operator.getitem, (value, i), {})) for i in range(len(out))]
+        return type(out)([step.show(part, meta) for part, meta in zip(parts, out, strict=True)])
+    return step.show(value, out)
+
+
+def _call(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: StepAtHand) -> StepValue:
+    taken = tuple(host_argument(argument, step) for argument in args)
+    named = {name: host_argument(argument, step) for name, argument in kwargs.items()}
+    return StepValue(step=step.number, call=(func, taken, named))
+
+
+def _in_place(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: StepAtHand) -> Any:
+    """A sum that the body keeps is a new value after each change; no other tensor may share its memory."""
+    target = args[0]
+    base = target._handle.base if isinstance(target, LazyTensor) else None
+    own = isinstance(target, LazyTensor) and target._handle.trace == 0 and not step.is_state(target._handle)
+    if not own or base is None or base.is_viewed or operator(func).written != (0,) or operator(func).reshapes:
+        raise in_place_refused()
+    shapes_of(func, args, kwargs)
+    before = step.value_of(target)
+    copied = StepValue(step=step.number, call=(torch.clone, (before,), {}))
+    value = _call(func, (target, *args[1:]), kwargs, step)
+    assert value.call is not None
+    value.call = (func, (copied, *value.call[1][1:]), value.call[2])
+    target._handle.cell, target._handle.deferred = None, value
+    step.keep(target)
+    return target
+
+
+def _tensors(arguments: list[Any]) -> Iterator[LazyTensor]:
+    for argument in arguments:
+        for item in argument if isinstance(argument, (list, tuple)) else (argument,):
+            if isinstance(item, LazyTensor):
+                yield item
+
+
+def _is_unknown(tensor: LazyTensor, step: StepAtHand | None) -> bool:
+    """Whether the value is one of a step, and not known here."""
+    handle = tensor._handle
+    settle(handle)
+    if handle.cell is None:
+        return True
+    return step is not None and step.phase != "closures" and step.is_state(handle)
+
+
+def _mark_viewed(tensor: Any) -> None:
+    if isinstance(tensor, LazyTensor) and tensor._handle.base is not None:
+        tensor._handle.base.is_viewed = True
+
+
+def outside_backward() -> TraceError:
+    """The error for a backward pass in the body of the loop."""
+    return TraceError(
+        f"at {user_line()} backward() is called outside of the traced function: a step is traced whole, with its "
+        "backward pass and the step of the optimizer. Call loss.backward() and optimizer.step() in the @cstorch.trace "
+        "function"
+    )

@@ -1,0 +1,352 @@
+"""LazyTensor: what a script holds for a tensor on the device; its handle is a Cell, or a StepValue, which comes when a
+step has run.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias, cast
+
+import torch
+from torch import nn
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from cstorch._internal.tracing.cell import Cell
+from cstorch._internal.tracing.context import context
+from cstorch._internal.tracing.messages import shape_changed, value_read
+from cstorch.errors import TraceError, TraceTypeError
+
+# --- StepValue: a value that comes when a step has run ----------------------------------------------------------------
+
+
+Source = int | torch.Tensor
+"""A tensor of the batch by its place, or a tensor of the trace, or the whole of a state."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class StepValue:
+    """A value of one step.
+
+    source: what the step gives it by; None for a result of `call`.
+    call: function, arguments and keyword arguments, with StepValues among them.
+    value: as soon as it is known. A call that returns several tensors has a tuple.
+    """
+
+    step: int
+    source: Source | None = None
+    call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None = None
+    value: Any = None
+
+    def sources(self) -> Iterator["StepValue"]:
+        """The values that it is computed of and that are not known yet."""
+        if self.value is not None:
+            return
+        if self.source is not None:
+            yield self
+        if self.call is not None:
+            for item in pytree.tree_leaves(self.call[1:]):
+                if isinstance(item, StepValue):
+                    yield from item.sources()
+
+    def evaluate(self, given: Callable[[Source], torch.Tensor]) -> Any:
+        """The value.
+
+        Args:
+            given: the value of a source.
+        """
+        if self.value is None:
+            if self.source is not None:
+                self.value = given(self.source)
+            else:
+                assert self.call is not None
+                function, args, kwargs = self.call
+                args, kwargs = pytree.tree_map(lambda item: _on_cpu(item, given), (args, kwargs))
+                with torch.no_grad():
+                    self.value = function(*args, **kwargs)
+                self.call = None
+        return self.value
+
+    def replay(self, inputs: Mapping[int, torch.Tensor]) -> Any:
+        """The same computed of other tensors of the batch, by their places."""
+        if isinstance(self.source, int):
+            return inputs[self.source]
+        if self.value is not None:
+            return self.value.to("lazy")
+        assert self.call is not None
+        function, args, kwargs = self.call
+        args, kwargs = pytree.tree_map_only(StepValue, lambda item: item.replay(inputs), (args, kwargs))
+        return function(*args, **kwargs)
+
+    def is_like(self, other: "StepValue") -> bool:
+        """Whether it is computed in the same way, of the same tensors of the batch, as a value of another step."""
+        if self.call is None or other.call is None:
+            return self.call is other.call and self.source is not None and self.source == other.source
+        (function, *mine), (other_function, *theirs) = self.call, other.call
+        leaves, structure = pytree.tree_flatten(mine)
+        other_leaves, other_structure = pytree.tree_flatten(theirs)
+        return function is other_function and structure == other_structure and all(map(_is_like, leaves, other_leaves))
+
+
+def _on_cpu(item: Any, given: Callable[[Source], torch.Tensor]) -> Any:
+    if isinstance(item, StepValue):
+        return item.evaluate(given)
+    return torch.device("cpu") if isinstance(item, torch.device) else item
+
+
+def _is_like(one: Any, other: Any) -> bool:
+    if isinstance(one, StepValue):
+        return isinstance(other, StepValue) and one.is_like(other)
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+# --- LazyTensor: what the user holds for a tensor on the Cerebras device ----------------------------------------------
+
+
+DEVICE = torch.device("lazy")
+META = torch.device("meta")
+
+Dispatch: TypeAlias = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+_gradient: Any = torch._C.TensorBase.__dict__["grad"]
+
+
+class Base:
+    """Stands for the storage of a tensor that has no cell: one made in a traced step, shared with its views, or in the
+    body of a loop, where `is_viewed` says that another tensor may share it."""
+
+    __slots__ = ("is_viewed", "written")
+
+    def __init__(self) -> None:
+        self.written = False
+        self.is_viewed = False
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """What a LazyTensor stands for: a meta tensor for shape, strides and type, and where its value comes from.
+
+    `cell` is None for a tensor made in a traced step; then `trace` numbers that trace and `value` the value in it, and
+    `recipe` says how a later trace can make it again, if it depends on constants alone. Or `deferred` says how a value
+    of a step is computed when the step has run.
+    """
+
+    meta: torch.Tensor
+    cell: Cell | None = None
+    trace: int = 0
+    value: int = -1
+    base: Base | None = None
+    deferred: StepValue | None = None
+    recipe: object = None
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor on the device: no bytes, only a handle.
+
+    Outside a traced step, operations run at once on the CPU, on the bytes of the cell. Within one they are recorded.
+    """
+
+    # Set when the device is registered.
+    _dispatch: ClassVar[Dispatch]  # runs or records one ATen call
+    _check_known: ClassVar[Callable[[torch.Tensor], None]]  # raises where the value cannot be read or replaced
+    _outside_backward: ClassVar[Callable[[], TraceError]]
+    _handle: Handle
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls: type["LazyTensor"], handle: Handle, requires_grad: bool = False) -> "LazyTensor":
+        meta = handle.meta
+        with torch.inference_mode(False):  # within it a view of a tensor from outside could not be made
+            tensor: LazyTensor = torch.Tensor._make_wrapper_subclass(
+                cls,
+                meta.shape,
+                strides=meta.stride(),
+                storage_offset=meta.storage_offset(),
+                dtype=meta.dtype,
+                device=DEVICE,
+                requires_grad=requires_grad,
+            )
+        tensor._handle = handle
+        return tensor
+
+    def __init__(self, handle: Handle, requires_grad: bool = False) -> None:
+        pass
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return cls._dispatch(func, args, kwargs or {})
+
+    # What follows is the part of the Python surface that does not reach __torch_dispatch__ by itself.
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        # Never reads, so that a debugger can show a tensor while the step is traced.
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"LazyTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device='{DEVICE.type}'{grad})"
+
+    def __str__(self) -> str:
+        return repr(self) if context.recorder is None else str(self._known(TraceError))
+
+    def __format__(self, spec: str) -> str:
+        if not spec and context.recorder is None:
+            return repr(self)
+        return format(self.item() if spec else self._known(TraceError), spec)
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        value = self.cpu() if context.recorder is None else self._known(TraceTypeError)
+        return value.numpy(*args, **kwargs)
+
+    def _known(self, error: type[TraceError]) -> torch.Tensor:
+        """The value in a traced step; the error if it is not known."""
+        assert context.recorder is not None
+        func = torch.ops.aten._to_copy if error is TraceTypeError else torch.ops.aten._local_scalar_dense
+        refusal = value_read(func.default, error)
+        value = context.recorder.known_value(self, refusal)
+        if value is None:
+            raise refusal
+        return value
+
+    def __array__(self, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        array = self.detach().numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def data_ptr(self) -> int:
+        raise RuntimeError("a tensor on the Cerebras device has no data pointer; use tensor.cpu() outside the step")
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        if context.recorder is None and self._handle.deferred is not None:
+            raise LazyTensor._outside_backward()
+        super().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if context.recorder is None:
+            LazyTensor._check_known(self)
+        if id(self) not in memo:
+            with torch.no_grad():
+                copy: torch.Tensor = self.detach().clone()
+            if isinstance(self, torch.nn.Parameter):
+                copy = torch.nn.Parameter(copy, self.requires_grad)
+            memo[id(self)] = copy.requires_grad_(self.requires_grad)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        copy: torch.Tensor = self.detach().cpu()
+        if isinstance(self, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy, self.requires_grad)
+        return copy.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        gradient: torch.Tensor | None = _gradient.__get__(self)
+        if gradient is None and context.recorder is not None:
+            context.recorder.looked_at.add(id(self))
+        return gradient
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        if context.recorder is not None and _gradient.__get__(self) is None:
+            context.recorder.looked_at.add(id(self))
+        _gradient.__set__(self, value)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        """`p.data = v`: take over v's storage. (In C++ only the tensor's own metadata would move, not the handle.)"""
+        if not isinstance(value, LazyTensor):
+            value = value.to(DEVICE)
+        assert isinstance(value, LazyTensor)
+        if context.recorder is None:
+            LazyTensor._check_known(self)
+            LazyTensor._check_known(value)
+            torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]  # shape and type, which are in C++
+            self._handle = value._handle
+            return
+        if value.shape != self.shape or value.dtype != self.dtype:
+            raise shape_changed(self, value)
+        with torch.no_grad():
+            taken = value.detach() if value.stride() == self.stride() else value.detach().contiguous()
+        assert isinstance(taken, LazyTensor)
+        self._handle = taken._handle
+
+
+def new_tensor(cell: Cell) -> LazyTensor:
+    """A device tensor over the whole of a cell."""
+    return LazyTensor(Handle(torch.empty(cell.shape, dtype=cell.dtype, device=META), cell))
+
+
+def from_cpu(tensor: torch.Tensor) -> LazyTensor:
+    """A device tensor with the value of a CPU tensor."""
+    cell = Cell(tuple(tensor.shape), tensor.dtype)
+    cell.write(tensor)
+    return new_tensor(cell)
+
+
+def cell_of(tensor: torch.Tensor) -> Cell:
+    """The cell of a device tensor that has one.
+
+    Raises TypeError for a tensor that is not on the device or was computed in a traced step.
+    """
+    if not isinstance(tensor, LazyTensor) or tensor._handle.cell is None:
+        raise TypeError(f"{tensor!r} is not a tensor that was made on the device outside a traced step")
+    return tensor._handle.cell
+
+
+def is_device(device: Any) -> bool:
+    """True for the Cerebras device, with or without an index."""
+    return device is not None and torch.device(device).type == DEVICE.type
+
+
+_META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+
+
+def follow_meta(tensor: LazyTensor) -> None:
+    """Give the wrapper the shape of its meta tensor, after an operation that changed that in place (t_, unsqueeze_)."""
+    meta = tensor._handle.meta
+    with torch._C._DisableTorchDispatch():
+        torch.ops.aten.as_strided_.default.redispatch(
+            _META_KEYS, tensor, list(meta.shape), list(meta.stride()), int(meta.storage_offset())
+        )
+
+
+# --- Moves a model to the device --------------------------------------------------------------------------------------
+
+
+def move_module(model: nn.Module) -> None:
+    """Move all parameters and buffers. Each Parameter stays the object that it is, so that optimizers and tied modules
+    that hold it need not know."""
+    replaced: dict[torch.Tensor, torch.Tensor] = {}
+    for module in model.modules():
+        for tensors in cast("tuple[dict[str, Any], ...]", (module._parameters, module._buffers)):
+            for name, tensor in list(tensors.items()):
+                if tensor is None or isinstance(tensor, LazyTensor):
+                    continue
+                if tensor in replaced:
+                    tensors[name] = replaced[tensor]
+                    continue
+                moved = _moved(tensor)
+                try:
+                    torch.utils.swap_tensors(tensor, moved)  # type: ignore[no-untyped-call]
+                except RuntimeError:  # somebody holds a weak reference to it, as nn.LSTM does
+                    tensors[name] = replaced[tensor] = moved
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()
+
+
+def _moved(tensor: torch.Tensor) -> torch.Tensor:
+    moved: torch.Tensor = from_cpu(tensor)
+    if isinstance(tensor, nn.Parameter):
+        moved = nn.Parameter(moved, tensor.requires_grad)
+        if tensor.grad is not None:
+            moved.grad = from_cpu(tensor.grad)
+    return moved

@@ -1,5 +1,0 @@
-"""Lowering: from the functional ATen graph of a traced step to one CIRH module."""
-
-from cstorch.lowering.lower import lower
-
-__all__ = ["lower"]

@@ -1,0 +1,135 @@
+"""Metrics that are means: of values, of right predictions (accuracy), of the loss of a token (perplexity)."""
+
+import warnings
+
+import torch
+
+from cstorch.metrics.metric import Metric
+
+# --- The weighted mean of a value -------------------------------------------------------------------------------------
+
+
+class MeanMetric(Metric):
+    """Sum of `value * weight`, divided by the sum of the weights.
+
+    State: `mean_value` (the first sum), `weight` (the second), float32, rank 0.
+    """
+
+    mean_value: torch.Tensor
+    weight: torch.Tensor
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self.register_state("mean_value", torch.tensor(0, dtype=torch.float32))
+        self.register_state("weight", torch.tensor(0, dtype=torch.float32))
+
+    def update(
+        self,
+        value: torch.Tensor | float,
+        weight: torch.Tensor | float = 1.0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Take in one value, or each element of a tensor.
+
+        weight: of the value, or of each element. dtype: what is summed in (float32).
+        """
+        if not isinstance(value, torch.Tensor):
+            value = torch.full_like(self.mean_value, value)
+        value = value.detach().to(dtype or torch.float32)
+        self.mean_value.add_((value * weight).sum())
+        self.weight.add_((torch.ones_like(value) * weight).sum())
+
+    def compute(self) -> torch.Tensor:
+        """The mean over all batches so far (float32, rank 0)."""
+        return self.mean_value / self.weight
+
+
+# --- The share of predictions that are right --------------------------------------------------------------------------
+
+
+class AccuracyMetric(Metric):
+    """Correct predictions divided by predictions.
+
+    With weights, correct ones count their weight, and predictions of weight above 0 are counted.
+    State: `total_correct_predictions`, `total_num_tokens`, float32, rank 0.
+    """
+
+    total_correct_predictions: torch.Tensor
+    total_num_tokens: torch.Tensor
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self.register_state("total_correct_predictions", torch.tensor(0, dtype=torch.float32))
+        self.register_state("total_num_tokens", torch.tensor(0, dtype=torch.float32))
+
+    def update(
+        self,
+        labels: torch.Tensor,
+        predictions: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Take in one batch.
+
+        labels, predictions: class numbers, of one shape. weights: of that shape too. dtype: what is summed in
+        (float32).
+        """
+        if labels.shape != predictions.shape:
+            warnings.warn(
+                f"labels have shape {tuple(labels.shape)} and predictions {tuple(predictions.shape)}; "
+                "the predictions are reshaped to the labels' shape",
+                stacklevel=2,
+            )
+            predictions = predictions.reshape(labels.shape)
+        dtype = dtype or torch.float32
+        correct = (labels == predictions).to(dtype)
+        if weights is None:
+            self.total_correct_predictions.add_(correct.sum())
+            self.total_num_tokens.add_(float(labels.numel()))
+        else:
+            self.total_correct_predictions.add_((correct * weights.to(dtype)).sum())
+            self.total_num_tokens.add_((weights > 0).to(dtype).sum())
+
+    def compute(self) -> torch.Tensor:
+        """The accuracy over all batches so far (float32, rank 0)."""
+        return self.total_correct_predictions / self.total_num_tokens
+
+
+# --- The exponential of the mean loss of a token ----------------------------------------------------------------------
+
+
+class PerplexityMetric(Metric):
+    """exp(sum of losses / number of tokens); with weights, tokens of weight above 0 are counted.
+
+    State: `total_loss`, `total_num_tokens`, float32, rank 0.
+    """
+
+    total_loss: torch.Tensor
+    total_num_tokens: torch.Tensor
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self.register_state("total_loss", torch.tensor(0, dtype=torch.float32))
+        self.register_state("total_num_tokens", torch.tensor(0, dtype=torch.float32))
+
+    def update(
+        self,
+        labels: torch.Tensor,
+        loss: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Take in one batch.
+
+        labels: class numbers of the tokens. loss: the sum of the tokens' losses, of rank 0. weights: of the labels'
+        shape. dtype: what the tokens are counted in (float32).
+        """
+        self.total_loss.add_(loss.detach().to(torch.float32))
+        if weights is None:
+            self.total_num_tokens.add_(float(labels.numel()))
+        else:
+            self.total_num_tokens.add_((weights > 0).to(dtype or torch.float32).sum())
+
+    def compute(self) -> torch.Tensor:
+        """The perplexity over all batches so far (float32, rank 0)."""
+        return torch.exp(self.total_loss / self.total_num_tokens)

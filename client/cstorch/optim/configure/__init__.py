@@ -1,1 +1,0 @@
-"""Optimizers and schedules from a configuration."""

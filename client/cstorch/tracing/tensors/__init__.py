@@ -1,1 +1,0 @@
-"""What a script holds for a tensor on the device, and where its bytes are."""

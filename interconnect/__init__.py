@@ -1,1 +1,0 @@
-"""How processes of a cluster reach each other."""

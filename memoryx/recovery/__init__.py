@@ -1,1 +1,0 @@
-"""Recovery points: the states of a job after a step, in files that outlive the process."""

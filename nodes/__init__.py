@@ -1,1 +1,0 @@
-"""What all processes of a cluster have in common."""

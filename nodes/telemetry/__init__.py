@@ -1,1 +1,0 @@
-"""Progress, metrics and logs."""

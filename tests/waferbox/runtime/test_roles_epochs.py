@@ -1,0 +1,198 @@
+"""Compiled steps on real roles, in one epoch and in two: outputs and states are the same to the bit."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from compiled_steps import BATCH, Traced
+from memoryx_nodes import memoryx_node
+from role_rig import DEADLINE, AttachedNode, FakeManagement, SmallJob, StateClient, Topology
+from torch import nn
+from wafer_nodes import wafer_node
+
+from appliance.coordinator.execution.results import Results
+from cstorch._internal.state import Registry, named_getters
+from cstorch.optim import AdamW
+from swarmx.swarmx_program import SwarmXJob
+from waferbox.links.elements import torch_dtype
+from waferbox.runtime.node import Node, NodeSettings
+from waferbox.runtime.schedule import StepSchedule
+from waferbox.states.state_memory import StateSettings
+from wsc.v1 import node_pb2, plan_pb2
+
+pytestmark = pytest.mark.parity
+
+NUM_STEPS, ACTIVATION_STEPS = 11, 3
+States = dict[str, torch.Tensor]
+Outputs = dict[int, list[bytes]]  # by step of the execution
+
+
+@dataclass(frozen=True)
+class CompiledPlan:
+    """A plan of the compiler, in the form of a SmallPlan."""
+
+    plan: plan_pb2.Plan
+
+    @property
+    def num_wafers(self) -> int:
+        return self.plan.num_csx
+
+    @property
+    def groups(self) -> Sequence[plan_pb2.Group]:
+        return self.plan.wafer.groups
+
+    def memoryx(self, shard: int) -> plan_pb2.MemoryXPlan:
+        return self.plan.memoryx[shard]
+
+    def swarmx(self) -> plan_pb2.SwarmXPlan:
+        return self.plan.swarmx
+
+    def wafer(self) -> plan_pb2.WaferPlan:
+        return self.plan.wafer
+
+    def batch(self, wafer: int, step: int) -> Sequence[torch.Tensor]:
+        """A wafer's micro-batches of a step."""
+        rows = self.plan.worker.local_rows
+        x = torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        return x[wafer * rows : (wafer + 1) * rows].split(rows // self.plan.worker.micro_batches)
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    """With random numbers, moments, and a count of steps."""
+
+    def build(model: Any) -> Any:
+        registry = Registry()
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        registry.register("optimizer", optimizer)
+
+        def step(x: Any) -> Any:
+            y = model(x)
+            loss = y.square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach(), y.detach()
+
+        return step, dict(named_getters(registry))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 700), nn.Tanh(), nn.Dropout(0.25), nn.Linear(700, 5))
+    return Traced(build, model, torch.randn(BATCH, 6, dtype=torch.float64))
+
+
+@pytest.fixture
+def make_nodes() -> Iterator[Callable[[int, int], Topology]]:
+    with ExitStack() as stack:
+        management = FakeManagement()
+        stack.callback(management.close)
+        settings = NodeSettings(management=management.address)
+
+        def attach(node: Node, name: str, index: int) -> AttachedNode:
+            node.start()
+            stack.callback(node.close)
+            attached = AttachedNode(node.address, name, index, node_pb2.LANE_SHARED_MEMORY)
+            stack.callback(attached.close)
+            return attached
+
+        def make(wafers: int, shards: int) -> Topology:
+            return Topology(
+                [attach(memoryx_node(management.address, StateSettings()), f"memoryx-{i}", i) for i in range(shards)],
+                [attach(Node(node_pb2.ROLE_SWARMX, settings, SwarmXJob), "swarmx-0", 0)],
+                [attach(wafer_node(settings), f"wafer-{i}", i) for i in range(wafers)],
+            )
+
+        yield make
+
+
+class Collected:
+    """Takes the outputs as the coordinator does, and as a client that consumes at once."""
+
+    def __init__(self, plan: plan_pb2.Plan, schedule: StepSchedule, links: Any) -> None:
+        self.outputs: Outputs = {}
+        self.losses: dict[int, float] = {}
+        self._last = schedule.done_steps + schedule.num_steps if schedule.num_steps else 0
+        self._complete = threading.Event()
+        self.results = Results(plan, schedule, links, self._take, pytest.fail, self._see)
+
+    def wait(self) -> Outputs:
+        if self._last:
+            assert self._complete.wait(DEADLINE)
+        return self.outputs
+
+    def _take(self) -> None:
+        batch = self.results.take()
+        assert batch is not None
+        self.outputs |= {step.step: list(step.tensors) for step in batch.steps}
+        self.results.consumed(batch.steps[-1].step)
+
+    def _see(self, step: int, values: Mapping[str, float]) -> None:
+        """Of the last step too, and behind its outputs."""
+        self.losses[step] = next(iter(values.values()))
+        if step == self._last:
+            self._complete.set()
+
+
+def run_epoch(plan: plan_pb2.Plan, nodes: Topology, states: States, num_steps: int, done_steps: int) -> Outputs:
+    """On new nodes, from these states, which become those after the last step."""
+    job = SmallJob(CompiledPlan(plan), nodes, node_pb2.LANE_SHARED_MEMORY)
+    results = None
+    try:
+        job.load(1)
+        for node, part in zip(nodes.memoryx, plan.memoryx, strict=True):
+            client = StateClient(node, job.lane)
+            client.write({slot.name: states[slot.name] for slot in part.states})
+            client.close()
+        start = node_pb2.Start(
+            num_steps=num_steps, done_steps=done_steps, activation_steps=ACTIVATION_STEPS, run_ahead_steps=2
+        )
+        schedule = StepSchedule.from_start(start)
+        links = {
+            node_pb2.LINK_PURPOSE_SWARMX: job.links["swarmx", 0],
+            node_pb2.LINK_PURPOSE_SHARD: job.links["memoryx", 0],
+        }
+        outputs = Collected(plan, schedule, links)
+        results = outputs.results
+        results.start()
+        job.start(1, num_steps, done_steps=done_steps, activation_steps=ACTIVATION_STEPS, run_ahead_steps=2)
+        for node in nodes.all:
+            node.expect("finished")
+        for node, part in zip(nodes.memoryx, plan.memoryx, strict=True):
+            for slot in part.states:
+                client = StateClient(node, job.lane)
+                dtype = torch_dtype(slot.type.element_type)
+                states.update(client.read({slot.name: tuple(slot.type.shape)}, dtype=dtype))
+                client.close()
+        assert outputs.losses.keys() <= outputs.wait().keys()
+        return outputs.outputs
+    finally:
+        if results is not None:
+            results.close()
+        job.close()
+
+
+@pytest.mark.parametrize("done_steps", [3, 7, 11])
+@pytest.mark.parametrize(("wafers", "shards", "micro_batches"), [(1, 1, 1), (2, 2, 1), (2, 2, 3)])
+def test_two_epochs_are_one(
+    traced: Traced,
+    make_nodes: Callable[[int, int], Topology],
+    wafers: int,
+    shards: int,
+    micro_batches: int,
+    done_steps: int,
+) -> None:
+    plan = traced.plan(wafers, shards, micro_batches=micro_batches)
+    expected_states, states = dict(traced.initial), dict(traced.initial)
+    expected = run_epoch(plan, make_nodes(wafers, shards), expected_states, NUM_STEPS, 0)
+    assert sorted(expected) == [3, 6, 9, 11]
+    run_epoch(plan, make_nodes(wafers, shards), states, done_steps, 0)
+    outputs = run_epoch(plan, make_nodes(wafers, shards), states, NUM_STEPS, done_steps)
+    assert outputs == {step: tensors for step, tensors in expected.items() if step > done_steps}
+    assert states.keys() == expected_states.keys()
+    for name, value in expected_states.items():
+        assert torch.equal(states[name], value), name
+        assert not torch.equal(value, traced.initial[name]), name

@@ -1,0 +1,124 @@
+"""Which secret and which token a process finds, and what it shows to whom."""
+
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from waferbox.commands.cli import app
+from waferbox.host.folders import CACHE_VARIABLE, read_secret_key, secret_key
+from waferbox.security import tokens
+from waferbox.security.tokens import (
+    SECRET_FILE,
+    SECRET_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+    TOKEN_VARIABLE,
+    Caller,
+    ClusterSecret,
+    Kind,
+    cluster_secret,
+    command_token,
+    known_secret,
+    user_name,
+    user_token,
+    without_tokens,
+)
+
+HERE = "127.0.0.1:9000"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a user who has no secret yet."""
+    monkeypatch.delenv(SECRET_VARIABLE)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / "cache"
+
+
+def test_the_secret_is_made_once_and_is_its_owners_alone(cache: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(100):
+            (cache / SECRET_FILE).unlink(missing_ok=True)
+            keys = set(pool.map(secret_key, [cache / SECRET_FILE] * 8))
+    assert keys == {(cache / SECRET_FILE).read_bytes()}
+    assert [path.name for path in cache.iterdir()] == [SECRET_FILE]
+    assert (cache / SECRET_FILE).stat().st_mode & 0o777 == 0o600
+    assert cluster_secret().token(Kind.NODE) == ClusterSecret(keys.pop()).token(Kind.NODE)
+
+
+def test_a_secret_that_others_could_know_is_none(cache: Path) -> None:
+    key = secret_key(cache / SECRET_FILE)
+    (cache / SECRET_FILE).chmod(0o644)
+    assert read_secret_key(cache / SECRET_FILE) is None
+    assert known_secret() is None
+    assert secret_key(cache / SECRET_FILE) != key
+
+
+def test_where_the_cache_takes_nothing_it_lies_among_temporary_files(cache: Path) -> None:
+    cache.write_text("no folder")
+    first = cluster_secret().token(Kind.NODE)
+    assert (cache.parent / f"waferbox-{os.getuid()}" / SECRET_FILE).stat().st_mode & 0o777 == 0o600
+    tokens._kept_key.cache_clear()  # as in another process
+    assert cluster_secret().token(Kind.NODE) == first
+    cache.unlink()  # there is room now: what is in use stays
+    tokens._kept_key.cache_clear()
+    assert cluster_secret().token(Kind.NODE) == first
+
+
+def test_a_script_without_a_secret_shows_nothing_and_makes_none(cache: Path) -> None:
+    assert user_token(HERE) == ""
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_on_this_machine_nothing_need_be_set(cache: Path, host: str) -> None:
+    secret = cluster_secret()
+    assert secret.caller(user_token(f"{host}:9000")) == Caller(kind=Kind.USER, names=(user_name(),))
+    assert secret.caller(command_token(f"{host}:9000")) == Caller(kind=Kind.ADMIN, names=())
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1:9000", "no-such-host.invalid:9000"])
+def test_another_machine_is_shown_what_was_given_for_it_alone(
+    cache: Path, address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cluster_secret()
+    assert user_token(address) == command_token(address) == ""
+    (tmp_path / "token").write_text("from a file\n")
+    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tmp_path / "token"))
+    assert user_token(address) == user_token(HERE) == "from a file"
+    monkeypatch.setenv(TOKEN_VARIABLE, "given")
+    assert user_token(address) == command_token(HERE) == "given"
+    assert not without_tokens(os.environ).keys() & {TOKEN_VARIABLE, TOKEN_FILE_VARIABLE}
+
+
+def test_a_token_says_who_and_nothing_of_it_can_be_changed() -> None:
+    secret = ClusterSecret(b"key")
+    token = secret.token(Kind.LEASE, "job-1", "a:b c/é", "7")
+    assert token.isascii()
+    assert " " not in token
+    assert secret.caller(token) == Caller(kind=Kind.LEASE, names=("job-1", "a:b c/é", "7"))
+    for place in range(len(token)):
+        other = "0" if token[place] != "0" else "1"
+        assert secret.caller(token[:place] + other + token[place + 1 :]) is None
+        assert secret.caller(token[:place]) is None
+    for wrong in ("", ":", "admin:", "x" * 5000, "é"):
+        assert secret.caller(wrong) is None
+    assert ClusterSecret(b"other").caller(token) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "caller"),
+    [
+        ([], Caller(kind=Kind.ADMIN, names=())),
+        (["--view"], Caller(kind=Kind.VIEWER, names=())),
+        (["--user", "ada"], Caller(kind=Kind.USER, names=("ada",))),
+    ],
+)
+def test_the_command_prints_tokens(cache: Path, options: list[str], caller: Caller) -> None:
+    printed = CliRunner().invoke(app, ["token", *options])
+    assert printed.exit_code == 0, printed.output
+    assert cluster_secret().caller(printed.output.strip()) == caller

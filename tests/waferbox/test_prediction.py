@@ -1,0 +1,145 @@
+"""Predicted steps: of plans that are computed on paper, and what must hold of any."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prediction_plans import NBYTES, plan_of
+
+from waferbox.prediction.prediction import Prediction, StuckError, predict
+from waferbox.prediction.simulation import Compute, Costs, Level, Rates, fan_outs, tree_levels
+from wsc.v1 import plan_pb2
+
+FREE = Rates(wafer=Compute(), memoryx=Compute(), swarmx_bytes_per_second=math.inf)
+LINK = float(NBYTES)  # a group a second
+
+
+def step(
+    plan: plan_pb2.Plan,
+    rates: Rates = FREE,
+    *,
+    wafers: int = 1,
+    fan_out: int = 2,
+    wafer: float = 0.0,
+    shard: float = 0.0,
+) -> Prediction:
+    """wafer, shard: seconds of the only kernel."""
+    costs = Costs(wafer={1: wafer}, memoryx=({1: shard},))
+    return predict(plan, wafers, fan_out, rates, costs)
+
+
+def share(prediction: Prediction, name: str) -> float:
+    (found,) = [load.share for load in prediction.loads if load.name == name]
+    return found
+
+
+def test_one_group_on_one_link() -> None:
+    # Out of MemoryX and into SwarmX at once, out of there and into the wafer; computed; both hops back; updated.
+    made = step(plan_of(), replace(FREE, link_bytes_per_second=LINK), wafer=3.0, shard=5.0)
+    assert made.step_seconds == pytest.approx(2 + 3 + 2 + 5)
+    assert made.rows_per_second == pytest.approx(10 / 12)
+    assert share(made, "wafer compute") == pytest.approx(3 / 12)
+    assert share(made, "MemoryX compute") == pytest.approx(5 / 12)
+    assert share(made, "a wafer's link, in") == pytest.approx(1 / 12)
+
+
+def test_latency_and_the_work_of_frames() -> None:
+    # Four hops, each with a latency and work at both ends. In each fourth step the wafer's credit is another frame, and
+    # SwarmX, which has two frames' work with it, takes the gradient a frame's work later.
+    made = step(plan_of(), replace(FREE, latency_seconds=1.0, frame_seconds=10.0))
+    assert made.step_seconds == pytest.approx(4 * (1 + 2 * 10) + (10 + 10) / 4)
+
+
+def test_transfers_overlap_with_computing() -> None:
+    # Without gradients nothing waits for the end of a step: the slower of line and wafer is always busy.
+    rates = replace(FREE, link_bytes_per_second=LINK)
+    assert step(plan_of(8, reduced=False), rates, wafer=0.5).step_seconds == pytest.approx(8.0)
+    slow = step(plan_of(8, reduced=False), rates, wafer=2.0)
+    assert slow.step_seconds == pytest.approx(16.0)
+    assert slow.limit == "wafer compute"
+
+
+def test_a_tree_of_two_levels() -> None:
+    # Four wafers, two branches: each hop down takes two groups' time, and so does each up, and the last one.
+    rates = replace(FREE, link_bytes_per_second=LINK)
+    down, up = 1 + 2 + 2, 2 + 2 + 1
+    made = step(plan_of(), rates, wafers=4)
+    assert (made.depth, made.swarmx_nodes) == (2, 3)
+    assert made.step_seconds == pytest.approx(down + up)
+    wide = step(plan_of(), rates, wafers=4, fan_out=4)
+    assert (wide.depth, wide.step_seconds) == (1, pytest.approx(1 + 4 + 4 + 1))
+    adding = replace(rates, swarmx_bytes_per_second=LINK)
+    assert step(plan_of(), adding, wafers=4).step_seconds == pytest.approx(down + up + 2 * 2)
+
+
+def test_no_more_weights_are_on_their_way_than_credit_allows() -> None:
+    # A latency of 1 s a hop: two down. The wafer gives credit for 4 groups, which takes two more hops, and 8 may be
+    # under way, so that in the long run 8 groups take no less than a round of 4 s.
+    made = step(plan_of(80, reduced=False), replace(FREE, latency_seconds=1.0))
+    assert made.step_seconds == pytest.approx(80 / 8 * 4)
+
+
+def test_gradients_wait_until_their_place_is_released() -> None:
+    # Two gradients with one place: the second kernel waits until MemoryX has let go of the first.
+    rates = replace(FREE, latency_seconds=1.0)
+    free, bound = step(plan_of(2), rates), step(plan_of(2, in_arena=True), rates)
+    assert free.step_seconds == pytest.approx(4.0)
+    assert bound.step_seconds > free.step_seconds + 2.0
+
+
+def test_roles_that_wait_for_one_another_are_told_of() -> None:
+    plan = plan_of()
+    del plan.memoryx[0].instructions[0]
+    with pytest.raises(StuckError, match="step 1"):
+        step(plan)
+
+
+def test_a_pipelined_wafer_does_not_grow() -> None:
+    with pytest.raises(ValueError, match="pipelined"):
+        step(plan_pb2.Plan(pipeline=plan_pb2.PipelinePlan()))
+
+
+@given(
+    groups=st.integers(1, 12),
+    wafers=st.integers(1, 64),
+    fan_out=st.integers(2, 8),
+    link=st.floats(1e5, 1e9),
+    faster=st.floats(1.0, 100.0),
+    wafer=st.floats(0.0, 0.1),
+    shard=st.floats(0.0, 0.1),
+)
+def test_faster_links_are_never_slower_and_nothing_is_busy_for_more_than_a_step(
+    groups: int, wafers: int, fan_out: int, link: float, faster: float, wafer: float, shard: float
+) -> None:
+    rates = replace(FREE, link_bytes_per_second=link, latency_seconds=1e-4, frame_seconds=1e-5)
+    made = step(plan_of(groups), rates, wafers=wafers, fan_out=fan_out, wafer=wafer, shard=shard)
+    better = replace(rates, link_bytes_per_second=link * faster)
+    quick = step(plan_of(groups), better, wafers=wafers, fan_out=fan_out, wafer=wafer, shard=shard)
+    assert quick.step_seconds <= made.step_seconds * (1 + 1e-9)
+    for prediction in (made, quick):
+        assert all(load.share <= 1 + 1e-9 for load in prediction.loads)
+
+
+def test_levels_and_fan_outs() -> None:
+    assert tree_levels(1, 4) == (Level(nodes=1, children=1, wafers=1),)
+    assert tree_levels(5, 4) == (Level(nodes=1, children=2, wafers=3), Level(nodes=2, children=3, wafers=1))
+    assert [level.nodes for level in tree_levels(1024, 4)] == [1, 4, 16, 64, 256]
+    assert list(fan_outs(1)) == [2]
+    assert list(fan_outs(10)) == [2, 4, 8, 10]
+    with pytest.raises(ValueError, match="two branches"):
+        tree_levels(4, 1)
+
+
+def test_a_thousand_wafers_cost_no_more_events_than_a_few() -> None:
+    rates = replace(FREE, link_bytes_per_second=LINK)
+    few, many = step(plan_of(), rates, wafers=4, fan_out=2), step(plan_of(), rates, wafers=1024, fan_out=2)
+    assert (few.depth, many.depth) == (2, 10)
+    assert many.step_seconds == pytest.approx(few.step_seconds + 8 * (2 + 2))
+
+
+@pytest.mark.parametrize("field", ["flops_per_second", "call_seconds"])
+def test_rates_that_cannot_be(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        Compute(**{field: -1.0})

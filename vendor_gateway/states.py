@@ -1,0 +1,96 @@
+"""The states of a job, on MemoryX: written, read and carried over by name. The gateway keeps none of them."""
+
+import math
+import threading
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from cstorch._internal.session.job import ClientJob
+from cstorch._internal.session.transfer import Outgoing, ShardConnection
+from waferbox.links.elements import tensor_bytes, torch_dtype
+from wsc.v1 import coordinator_pb2, plan_pb2
+
+
+class UnknownStateError(ValueError):
+    """The step has no state of that name."""
+
+
+class States:
+    """Thread-safe: the client sends and asks for several tensors at once, and a connection serves one at a time."""
+
+    def __init__(self, job: ClientJob) -> None:
+        self._job = job
+        self._lock = threading.Lock()  # of the rest
+        self._types: dict[str, plan_pb2.TensorType] = {}
+        self._shards: dict[str, list[int]] = {}
+        self._connections: dict[int, tuple[ShardConnection, threading.Lock]] = {}
+
+    def place(self, placements: Iterable[coordinator_pb2.StatePlacement]) -> None:
+        """Where the states of a step lie; those of earlier steps stay where they are."""
+        by_name: dict[str, list[int]] = {}
+        with self._lock:
+            for placement in placements:
+                self._types[placement.name] = placement.type
+                by_name.setdefault(placement.name, []).append(placement.shard)
+            self._shards |= by_name
+
+    def connect(self, shards: Sequence[coordinator_pb2.StateShard]) -> None:
+        """Use these shards from now on."""
+        with self._lock:
+            self._close_connections()
+            self._connections = {
+                shard.shard: (
+                    ShardConnection(shard, self._job.config.lane, self._job, self._job.gateway),
+                    threading.Lock(),
+                )
+                for shard in shards
+            }
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._types
+
+    def elements(self, name: str) -> int:
+        """How many a state has. Raises UnknownStateError."""
+        return math.prod(self._type(name).shape)
+
+    def write(self, name: str, value: torch.Tensor) -> None:
+        """Write a state, whose elements are given flat, or as one for all of them.
+
+        Raises ValueError, if it has not so many; ClusterError.
+        """
+        kind = self._type(name)
+        shape, dtype = tuple(kind.shape), torch_dtype(kind.element_type)
+        if value.numel() not in (1, torch.Size(shape).numel()):
+            raise ValueError(f"{name} has the shape {list(shape)}, and came with {value.numel()} elements")
+        value = value.to(dtype)
+        whole = value.reshape(shape) if value.numel() == torch.Size(shape).numel() else value.expand(shape)
+        outgoing = Outgoing(name=name, nbytes=tensor_bytes(kind), value=lambda: whole)
+        for shard in self._shards[name]:
+            connection, lock = self._connections[shard]
+            with lock:
+                connection.write([outgoing])
+
+    def read(self, name: str, step: int = 0) -> torch.Tensor:
+        """A state as of a checkpoint step; 0: as it is. Raises UnknownStateError, ClusterError."""
+        kind = self._type(name)
+        connection, lock = self._connections[min(self._shards[name])]
+        with lock:
+            pieces = list(connection.read(name, tuple(kind.shape), torch_dtype(kind.element_type), step))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def close(self) -> None:
+        with self._lock:
+            self._close_connections()
+
+    def _type(self, name: str) -> plan_pb2.TensorType:
+        kind = self._types.get(name)
+        if kind is None:
+            raise UnknownStateError(f"the step has no state {name!r}")
+        return kind
+
+    def _close_connections(self) -> None:
+        for connection, lock in self._connections.values():
+            with lock:
+                connection.close()
+        self._connections = {}

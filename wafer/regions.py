@@ -1,0 +1,361 @@
+"""Regions of layer pipelined mode: the order of their instructions, their threads and their kernels."""
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from wafer.joins import JoinBuffer, joining
+from wafer.kernels import WaferKernel, WaferKernels
+from waferbox.cirh.execution.kernel import span
+from waferbox.host.folders import cache_root
+from waferbox.host.threads import GuardedThread
+from waferbox.links.hub import Stopped
+from waferbox.runtime.groups import SendBuffers
+from waferbox.runtime.program import Action, Entry, Values, run_recorded
+from waferbox.runtime.progress import Progress, short_list
+from waferbox.runtime.schedule import StepSchedule, makes_and_reads
+from waferbox.states.kernels import StateKernels
+from waferbox.states.store import StateStore
+from wsc.v1 import plan_pb2
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The order in which the instructions of all regions are run: fixed when a plan is loaded, one list for each thread
+#
+# An instruction comes after all that make what it reads. The lists are parts of one such order, so threads that wait
+# for
+# one another never do so in a circle.
+
+
+class InstructionIndex(NamedTuple):
+    """Where an instruction is in the plan."""
+
+    region: int
+    position: int
+
+
+class RegionOrder:
+    """The instructions of a plan, by thread."""
+
+    def __init__(self, plan: plan_pb2.PipelinePlan, num_threads: int) -> None:
+        """num_threads: at most so many. Raises ValueError: the regions wait for one another."""
+        self.instructions = {
+            InstructionIndex(number, position): instruction
+            for number, region in enumerate(plan.regions)
+            for position, instruction in enumerate(region.instructions)
+        }
+        groups = {group.id: group for group in plan.groups}
+        self._sides = {place: makes_and_reads(each, groups) for place, each in self.instructions.items()}
+        self._thread_of_region = _divide([region.width * region.height for region in plan.regions], num_threads)
+        self.needs = self._find_needs()
+        self.threads = self._arrange(len(plan.regions))
+
+    @property
+    def num_threads(self) -> int:
+        return len(self.threads)
+
+    def thread_of(self, place: InstructionIndex) -> int:
+        """The number of the thread that runs an instruction."""
+        # Links belong to the first thread: it receives for all.
+        received = self.instructions[place].WhichOneof("kind") == "receive"
+        return 0 if received else self._thread_of_region[place.region]
+
+    def made_by(self, place: InstructionIndex) -> Sequence[int]:
+        """The values that an instruction makes."""
+        return self._sides[place][0]
+
+    def read_by(self, place: InstructionIndex) -> Sequence[int]:
+        """The values that an instruction reads."""
+        return self._sides[place][1]
+
+    def _find_needs(self) -> dict[InstructionIndex, set[InstructionIndex]]:
+        """The instructions that each one comes after, those of its own region apart."""
+        makers: dict[int, list[InstructionIndex]] = defaultdict(list)
+        for place in self.instructions:
+            for value in self.made_by(place):
+                makers[value].append(place)
+        needs: dict[InstructionIndex, set[InstructionIndex]] = {}
+        for place in self.instructions:
+            needed = {maker for value in self.read_by(place) for maker in makers[value]}
+            for value in self.made_by(place):  # what is joined is made by one after the other
+                needed.update(makers[value][: makers[value].index(place)])
+            needs[place] = {each for each in needed if each.region != place.region}
+        return needs
+
+    def _arrange(self, num_regions: int) -> list[list[InstructionIndex]]:
+        """All threads at the same pace, each with the last of its regions that can go on: what is begun is ended."""
+        receives = [place for place, each in self.instructions.items() if each.HasField("receive")]
+        done = set(receives)
+        rest: list[deque[InstructionIndex]] = [deque() for _ in range(num_regions)]
+        for place in sorted(self.instructions.keys() - done):
+            rest[place.region].append(place)
+        threads: list[list[InstructionIndex]] = [[] for _ in range(max(self._thread_of_region, default=0) + 1)]
+        threads[0] += receives
+        while any(rest):
+            chosen: dict[int, InstructionIndex] = {}
+            for region in reversed(range(num_regions)):
+                thread = self._thread_of_region[region]
+                if thread not in chosen and rest[region] and self.needs[rest[region][0]] <= done:
+                    chosen[thread] = rest[region].popleft()
+            if not chosen:
+                raise ValueError(f"the regions wait for one another: {[each[0] for each in rest if each]}")
+            for thread, place in chosen.items():
+                threads[thread].append(place)
+            done.update(chosen.values())
+        return threads
+
+
+def _divide(areas: Sequence[int], num_threads: int) -> list[int]:
+    """The thread of each region: neighbours together, so that each thread has about as much of the wafer."""
+    total, before = sum(areas) or 1, 0
+    numbers = []
+    for area in areas:
+        numbers.append(min(num_threads - 1, int((before + area / 2) * num_threads / total)))
+        before += area
+    known = {number: index for index, number in enumerate(sorted(set(numbers)))}
+    return [known[number] for number in numbers]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The threads that regions are run in: how far each is, where they wait for one another, and how they end
+#
+# A thread tells how far it is by writing a number, and looks at the others' numbers; only where it has to wait does it
+# take a lock. The interpreter sees to the order: whoever goes to sleep says so before it looks for the last time, and
+# whoever moves on writes its number before it looks for sleepers.
+
+
+class Positions:
+    """How far each thread is: numbers that grow from instruction to instruction and from step to step."""
+
+    def __init__(self, num_threads: int, most_instructions: int) -> None:
+        """most_instructions: of one thread in a step."""
+        self._per_step = most_instructions + 2
+        self._done = [0] * num_threads
+        self._changed = threading.Condition()
+        self._num_sleeping = 0
+        self._stopped = False
+
+    def begun(self, step: int) -> int:
+        """Of a thread that has begun a step."""
+        return step * self._per_step
+
+    def after(self, step: int, index: int) -> int:
+        """Of a thread that has done the instruction of this index, from 0, of a step."""
+        return step * self._per_step + index + 1
+
+    def ended(self, step: int) -> int:
+        """Of a thread that has ended a step."""
+        return (step + 1) * self._per_step - 1
+
+    def reach(self, thread: int, position: int) -> None:
+        """This thread has come so far; called by it alone."""
+        self._done[thread] = position
+        if self._num_sleeping:
+            with self._changed:
+                self._changed.notify_all()
+
+    def has_reached(self, thread: int, position: int) -> bool:
+        return self._done[thread] >= position
+
+    def wait(self, thread: int, position: int) -> None:
+        """Until a thread has come so far. Raises Stopped."""
+        done = self._done
+        if done[thread] >= position:
+            return
+        with self._changed:
+            self._num_sleeping += 1
+            try:
+                while done[thread] < position:
+                    if self._stopped:
+                        raise Stopped
+                    self._changed.wait()
+            finally:
+                self._num_sleeping -= 1
+
+    def stop(self) -> None:
+        """Makes every wait raise Stopped. From any thread."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+
+class RegionThreads:
+    """All threads but the first, which is the one of the execution: it begins each step, and ends it."""
+
+    def __init__(
+        self, entries: Sequence[Sequence[Entry]], positions: Positions, on_failure: Callable[[], None]
+    ) -> None:
+        """entries: of each of these threads, in order. on_failure: ends the waits of the first thread."""
+        self._positions = positions
+        self._on_failure = on_failure
+        self._threads = [
+            GuardedThread(self._runner(number, list(own)), name=f"regions-{number}", on_defect=self._failed)
+            for number, own in enumerate(entries, 1)
+        ]
+        self._schedule: StepSchedule | None = None
+        self._progress: Progress | None = None
+        self.error: Exception | None = None
+
+    def start(self, schedule: StepSchedule, progress: Progress) -> None:
+        self._schedule, self._progress = schedule, progress
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        """Stop, and join."""
+        self._positions.stop()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def _runner(self, number: int, entries: Sequence[Entry]) -> Callable[[], None]:
+        actions = [entry.action for entry in entries]
+
+        def run() -> None:
+            schedule, progress, positions = self._schedule, self._progress, self._positions
+            assert schedule is not None
+            assert progress is not None
+            try:
+                with torch.inference_mode():
+                    for step in range(1, schedule.num_steps + 1):
+                        positions.wait(0, positions.begun(step))
+                        recorder = progress.recorder
+                        if recorder is None:
+                            for action in actions:
+                                action(step)
+                        else:
+                            run_recorded(entries, recorder, schedule, step)
+                        positions.reach(number, positions.ended(step))
+            except Stopped:
+                return
+
+        return run
+
+    def _failed(self, error: Exception) -> None:
+        self.error = self.error or error
+        self._positions.stop()
+        self._on_failure()
+
+
+# --- The kernels of a plan in layer pipelined mode, made ready for each Run -------------------------------------------
+#
+# What updates states is a kernel as a shard of MemoryX has it, which writes where the states lie; all else is a
+# kernel as
+# a wafer has it in weight streaming.
+
+
+class RegionKernels:
+    """Of one execution. `action` is to be called for all Runs, those that make one value in order."""
+
+    def __init__(
+        self,
+        plan: plan_pb2.PipelinePlan,
+        kernels: WaferKernels,
+        updates: StateKernels,
+        states: Mapping[int, torch.Tensor],
+        store: StateStore,
+        joined: Mapping[int, JoinBuffer],
+        buffers: SendBuffers,
+    ) -> None:
+        """kernels, updates: make those of the plan. store: what keeps the states.
+
+        joined: where what micro-batches join lies, and how they join it.
+        """
+        runs = [i.run for region in plan.regions for i in region.instructions if i.HasField("run")]
+        updating = {run.kernel for run in runs if any(run.commits)}
+        others = {run.kernel for run in runs if run.outputs and not any(run.commits)}
+        texts = {kernel.id: kernel.cirh for kernel in plan.kernels if kernel.id in updating}
+        self._updates = updates.make(texts, store.memory, cache_root() / "kernels")
+        self._wafer_kernels = kernels
+        self._kernels = kernels.make((k for k in plan.kernels if k.id in others), plan.kernel_library)
+        self._names = {slot.value: slot.name.removeprefix("state.") for slot in plan.states}
+        self._slots = {slot.value: slot.name for slot in plan.states}
+        self._states = dict(states)
+        self._store = store
+        self._begin, self._end = span(store.memory.tensor(torch.uint8, (store.memory.nbytes,), 0))
+        self._joined = dict(joined)
+        self._buffers = buffers
+        self._made: set[int] = set()  # values that a Run makes that was bound
+
+    def close(self) -> None:
+        """Drop all tensors."""
+        self._wafer_kernels.release()
+        self._updates.clear()
+        self._states.clear()
+        self._joined.clear()
+
+    def name(self, run: plan_pb2.Run) -> str:
+        """Of a Run without a layer."""
+        states = [self._names[state] for state in run.commits if state]
+        return short_list(states) if states else f"kernel {run.kernel}"
+
+    def action(self, run: plan_pb2.Run, values: Values) -> Action:
+        """A call of the Run's kernel: what it makes is among the values afterwards, and what it drops is not."""
+        tensors = values.tensors
+        inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
+        places = [None if value in self._made else self._place(value) for value in run.outputs]
+        if not run.outputs:  # it waits for its inputs
+
+            def call(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+                return ()
+
+        elif any(run.commits):
+            states = [self._states[state] if state else None for state in run.commits]
+            passing = [i for i, value in enumerate(run.inputs) if self._passes(value)]
+            update = self._updates[run.kernel].bind(states, places, passing)
+            store, committed = self._store, [self._slots[state] for state in run.commits if state]
+
+            def call(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+                if store.copies_on_write:
+                    store.before_write(committed)
+                return update(given)
+
+        else:
+            kernel = self._kernels[run.kernel]
+            if not self._made.isdisjoint(run.outputs):
+                kernel = joining(kernel, self._joined_results(run))
+            if not self._states.keys().isdisjoint(run.inputs):
+                kernel = self._beside_states(kernel)
+
+            def call(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+                return kernel(given, places)
+
+        self._made.update(run.outputs)
+
+        def run_kernel(step: int) -> None:
+            results = call([tensors[index] for index in inputs])
+            for index, result in zip(outputs, results, strict=True):
+                tensors[index] = result
+            for index in drops:
+                tensors[index] = None
+
+        return run_kernel
+
+    def _place(self, value: int) -> torch.Tensor | None:
+        return self._joined[value][0] if value in self._joined else self._buffers.place(value)
+
+    def _passes(self, value: int) -> bool:
+        """Whether a value is another tensor in each step."""
+        return value not in self._states and self._place(value) is None
+
+    def _joined_results(self, run: plan_pb2.Run) -> dict[int, JoinBuffer]:
+        """The results that are joined to what micro-batches before have made. Raises ValueError: nobody says how."""
+        again = {index: value for index, value in enumerate(run.outputs) if value in self._made}
+        if unknown := set(again.values()) - self._joined.keys():
+            raise ValueError(f"several Runs make the values {sorted(unknown)}, which are not joined")
+        return {index: self._joined[value] for index, value in again.items()}
+
+    def _beside_states(self, kernel: WaferKernel) -> WaferKernel:
+        """The kernel; nothing that it makes shows a state, which would change with it."""
+        begin, end = self._begin, self._end
+
+        def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+            results = kernel(inputs, places)
+            for index, result in enumerate(results):
+                if begin <= result.data_ptr() < end:
+                    results[index] = result.clone()
+            return results
+
+        return call

@@ -1,0 +1,65 @@
+"""The locations that operations carry: where each comes from, as xDSL keeps it."""
+
+from functools import lru_cache
+
+from xdsl.dialects.builtin import (
+    CallSiteLoc,
+    FileLineColLoc,
+    IntAttr,
+    LocationAttr,
+    NameLoc,
+    StringAttr,
+    UnknownLoc,
+)
+from xdsl.ir import Attribute, Operation
+
+from waferbox.cirh.dialect.source import Source
+
+UNKNOWN = UnknownLoc()
+# Frames of these are never the user's line.
+_LIBRARIES = ("torch/", "cerebras/", "cstorch/")
+
+
+@lru_cache(maxsize=1 << 16)
+def location(source: Source) -> LocationAttr:
+    """The location that an operation carries: loc("fc1.bwd/aten::addmm"("train.py":53:0))."""
+    if source == Source():
+        return UNKNOWN
+    name = f"{source.module}.{'bwd' if source.backward else 'fwd'}/{source.op}"
+    line = FileLineColLoc(StringAttr(source.file), IntAttr(source.line), IntAttr(0)) if source.file else UNKNOWN
+    return NameLoc(StringAttr(name), line)
+
+
+def _frames(location: LocationAttr) -> list[FileLineColLoc]:
+    """Lines of a location, innermost first."""
+    found: list[FileLineColLoc] = []
+    stack: list[Attribute] = [location]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, FileLineColLoc):
+            found.append(item)
+        elif isinstance(item, NameLoc):
+            stack.append(item.location)
+        elif isinstance(item, CallSiteLoc):
+            stack += (item.caller, item.callee)
+    return found
+
+
+@lru_cache(maxsize=1 << 16)
+def source_of_location(location: LocationAttr) -> Source:
+    """Reads a location: the innermost line outside the libraries, or the innermost one if there is none."""
+    module = op = ""
+    backward = False
+    if isinstance(location, NameLoc):
+        module, _, op = location.desc.data.rpartition("/")
+        backward = module.endswith(".bwd")
+        module = module.removesuffix(".bwd").removesuffix(".fwd")
+    frames = _frames(location)
+    frame = next((f for f in frames if not f.filename.data.startswith(_LIBRARIES)), frames[0] if frames else None)
+    file, line = (frame.filename.data, frame.line.data) if frame else ("", 0)
+    return Source(module=module, backward=backward, op=op, file=file, line=line)
+
+
+def source_of(op: Operation) -> Source:
+    """The origin of an operation."""
+    return source_of_location(op.location)

@@ -1,0 +1,360 @@
+"""Running a module on CPU tensors: a loop over prepared torch calls."""
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, SSAValue
+
+from waferbox.cirh.calls.shape import broadcast_view
+from waferbox.cirh.dialect.attributes import DenseAttr, SplatAttr
+from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
+from waferbox.cirh.dialect.spec import Call
+from waferbox.cirh.dialect.types import TensorInfo, info, shape
+from waferbox.cirh.modules.verify import verify
+from waferbox.cirh.table.lookup import build, runtime_operands, spec
+from waferbox.cirh.text.parser import parse_module
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One operation: where its operands are, where its results go, and which of its values nothing reads later.
+
+    `listed`: its call returns a list of results, even of one.
+    """
+
+    call: Call
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    dead: tuple[int, ...]
+    listed: bool = False
+
+
+# function, its operands out of the values, slot of the result (or slots of several), slots to empty.
+_Prepared = tuple[Callable[..., Any], Callable[[list[Any]], Any], int | tuple[int, ...], tuple[int, ...]]
+
+
+def getter(slots: tuple[int, ...]) -> Callable[[list[Any]], Any]:
+    """A function that takes the values of these slots out of a list, as a sequence."""
+    if len(slots) > 1:
+        return operator.itemgetter(*slots)
+    # A slice gives a list of one, or of none.
+    start = slots[0] if slots else 0
+    return operator.itemgetter(slice(start, start + len(slots)))
+
+
+def _reads_scalar_exponent(op: Operation) -> bool:
+    return op.name == "cirh.Pow" and isinstance(op.operands[1].owner, Const)
+
+
+class _Compiler:
+    """Gives each value of a module a slot and each operation a step."""
+
+    def __init__(self, module: ModuleOp) -> None:
+        self._slots: dict[SSAValue, int] = {}
+        self.values: list[Any] = []
+        self.steps: list[_Step] = []
+        self._scalars: dict[SSAValue, int] = {}
+        arguments = list(func_of(module).block.args)
+        self._returned = list(return_of(module).operands)
+        for argument in arguments:
+            self._slots[argument] = self._slot(None)
+        for op in self._needed(module):
+            self._add(op)
+        self.results = tuple(self._whole(value) for value in self._returned)
+        self.steps = self._with_last_uses(len(arguments))
+
+    def _needed(self, module: ModuleOp) -> list[Operation]:
+        """The operations that results depend on."""
+        alive = set(self._returned)
+        needed = []
+        for op in reversed(body_ops(module)):
+            if not isinstance(op, Const) and not alive.isdisjoint(op.results):
+                needed.append(op)
+                alive.update(runtime_operands(op))
+        return needed[::-1]
+
+    def _slot(self, value: Any) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def _whole(self, value: SSAValue) -> int:
+        """The slot of a value in its full shape. Constants and broadcasts come into being when they are read."""
+        slot = self._slots.get(value)
+        if slot is None:
+            owner = value.owner
+            assert isinstance(owner, Operation)
+            if isinstance(owner, Const):
+                slot = self._slot(owner.value.tensor())
+            else:
+                operand = self._whole(owner.operands[0])
+                slot = self._slot(None)
+                self.steps.append(_Step(build(owner), (operand,), (slot,), ()))
+            self._slots[value] = slot
+        return slot
+
+    def _scalar(self, value: SSAValue) -> int | None:
+        """The slot of something smaller that broadcasts to the value by itself in a pointwise operation."""
+        known = self._scalars.get(value)
+        owner = value.owner
+        if known is not None or not isinstance(owner, Operation):
+            return known
+        if isinstance(owner, Const):
+            constant = owner.value
+            if isinstance(constant, SplatAttr) and shape(value):
+                known = self._slot(constant.scalar())
+        elif owner.name == "cirh.BroadcastInDim":
+            known = self._unexpanded(owner)
+        if known is not None:
+            self._scalars[value] = known
+        return known
+
+    def _unexpanded(self, op: Operation) -> int | None:
+        operand, result = info(op.operands[0]), info(op.results[0])
+        dimensions = op.attributes["broadcast_dimensions"]
+        assert isinstance(dimensions, (SplatAttr, DenseAttr))
+        view = broadcast_view(operand, result, tuple(dimensions.tensor().tolist()))
+        slot = self._whole(op.operands[0])
+        if view[len(view) - len(operand.shape) :] == operand.shape:
+            return slot
+        reshaped = self._slot(None)
+        self.steps.append(_Step(Call(lambda x: x.reshape(view)), (slot,), (reshaped,), ()))
+        return reshaped
+
+    def _add(self, op: Operation) -> None:
+        if op.name == "cirh.BroadcastInDim":
+            return  # when it is read
+        call = build(op)
+        operands = runtime_operands(op)
+        if spec(op.name).pointwise and shape(op.results[0]):
+            slots, call = self._pointwise_operands(op, operands, call)
+        else:
+            slots = tuple(self._whole(operand) for operand in operands)
+        results = tuple(self._slot(None) for _ in op.results)
+        self._slots.update(zip(op.results, results, strict=True))
+        self.steps.append(_Step(call, slots, results, (), listed=spec(op.name).results != 1))
+
+    def _pointwise_operands(self, op: Operation, operands: list[SSAValue], call: Call) -> tuple[tuple[int, ...], Call]:
+        """Operands as small as they can be while one of them still has the whole shape."""
+        if _reads_scalar_exponent(op):
+            constant = op.operands[1].owner
+            assert isinstance(constant, Const)
+            if isinstance(constant.value, SplatAttr):
+                # torch has fast ways for a square and the like, for exponents that are numbers.
+                exponent = constant.value.value
+                bound = Call(partial(_power, exponent=exponent), partial(_power_out, exponent=exponent))
+                return (self._whole(operands[0]),), bound
+        small = [self._scalar(operand) for operand in operands]
+        # One whole operand of each element type, or the result's would change.
+        for kind in {info(operand).dtype for operand in operands}:
+            same = [i for i, operand in enumerate(operands) if info(operand).dtype is kind]
+            if all(small[i] is not None for i in same):
+                small[same[0]] = None
+        slots = tuple(self._whole(o) if s is None else s for o, s in zip(operands, small, strict=True))
+        return slots, call
+
+    def _with_last_uses(self, arguments: int) -> list[_Step]:
+        keep = set(self.results)
+        steps: list[_Step] = []
+        seen: set[int] = set()
+        for step in reversed(self.steps):
+            made_or_read = [*step.operands, *step.results]
+            dead = {
+                slot
+                for slot in made_or_read
+                if slot not in seen and slot not in keep and slot >= arguments and self.values[slot] is None
+            }
+            seen.update(made_or_read)
+            steps.append(replace(step, dead=tuple(sorted(dead))))
+        return steps[::-1]
+
+
+def _power(x: torch.Tensor, exponent: float) -> torch.Tensor:
+    return torch.pow(x, exponent)
+
+
+def _power_out(x: torch.Tensor, exponent: float, *, out: torch.Tensor) -> torch.Tensor:
+    return torch.pow(x, exponent, out=out)
+
+
+class _Destinations:
+    """Where results go in a call: the tensors, the memory they lie in, and the loops that write to them."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        self.tensors = tuple(tensors)
+        self.spans = [(i, *span(tensor)) for i, tensor in enumerate(tensors) if tensor is not None]
+        self.programs: dict[tuple[int, ...], list[_Prepared]] = {}
+
+
+# A kernel that many layers share is called with the buffers of each.
+_MOST_PLACES = 256
+
+
+class Kernel:
+    """A module that can be called on CPU tensors."""
+
+    def __init__(self, module: ModuleOp) -> None:
+        compiler = _Compiler(module)
+        self.inputs: tuple[TensorInfo, ...] = tuple(info(argument) for argument in func_of(module).block.args)
+        self.outputs: tuple[TensorInfo, ...] = tuple(info(value) for value in return_of(module).operands)
+        self._steps = compiler.steps
+        self._tail = compiler.values[len(self.inputs) :]
+        self._results = compiler.results
+        self._makers = self._find_makers()
+        self._nowhere = _Destinations([None] * len(self.outputs))
+        self._places: dict[tuple[int, ...], _Destinations] = {}
+
+    @classmethod
+    def build(cls, module: ModuleOp | str) -> "Kernel":
+        """The kernel of a module, which is verified; text is parsed with limits. CirhError if it is not valid."""
+        if isinstance(module, str):
+            module = parse_module(module)
+        verify(module)
+        return cls(module)
+
+    @property
+    def direct_results(self) -> frozenset[int]:
+        """Results that are written straight to a place that is given; others are made elsewhere and copied there."""
+        return frozenset(self._makers)
+
+    def release_places(self) -> None:
+        """Keep the tensors no longer that results were written to."""
+        self._places.clear()
+
+    def _find_makers(self) -> dict[int, int]:
+        """For results whose last step can write to a tensor that is given: {result: step}."""
+        producers = {
+            step.results[0]: index
+            for index, step in enumerate(self._steps)
+            if len(step.results) == 1 and step.call.out is not None
+        }
+        makers: dict[int, int] = {}
+        for index, slot in enumerate(self._results):
+            if slot in producers and producers[slot] not in makers.values():
+                makers[index] = producers[slot]
+        return makers
+
+    def _program(self, places: _Destinations, direct: tuple[int, ...]) -> list[_Prepared]:
+        """The loop in which the results `direct` are written where they belong."""
+        program = places.programs.get(direct)
+        if program is None:
+            written = {self._makers[index]: places.tensors[index] for index in direct}
+            program = places.programs[direct] = []
+            for number, step in enumerate(self._steps):
+                function = step.call.function
+                if number in written:
+                    assert step.call.out is not None
+                    function = partial(step.call.out, out=written[number])
+                target = step.results if step.listed else step.results[0]
+                program.append((function, getter(step.operands), target, step.dead))
+        return program
+
+    def __call__(
+        self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor | None] | None = None
+    ) -> list[torch.Tensor]:
+        """Runs the module.
+
+        `inputs` have the arguments' shapes and dtypes. Where `out[i]` is given, result i is written to it and it is
+        what is returned; it may share memory with inputs. Other results may be views of inputs or of constants: read
+        them only, and before the inputs change.
+        """
+        self._check(inputs, self.inputs, "input")
+        values: list[Any] = [*inputs, *self._tail]
+        if out is None:
+            self._run(self._program(self._nowhere, ()), values)
+            return [values[slot] for slot in self._results]
+        places = self._places_of(out)
+        direct = self._direct(inputs, places)
+        self._run(self._program(places, direct), values)
+        return self._place(values, places.tensors, direct)
+
+    def _places_of(self, out: Sequence[torch.Tensor | None]) -> _Destinations:
+        key = tuple(map(id, out))
+        places = self._places.get(key)
+        if places is None:
+            self._check(out, self.outputs, "out tensor")
+            if len(self._places) == _MOST_PLACES:
+                self._places.clear()
+            # It keeps the tensors, so their identities stay theirs.
+            places = self._places[key] = _Destinations(out)
+        return places
+
+    def _run(self, program: list[_Prepared], values: list[Any]) -> None:
+        with torch.no_grad():
+            for function, operands, target, dead in program:
+                if type(target) is int:
+                    values[target] = function(*operands(values))
+                else:
+                    assert isinstance(target, tuple)
+                    for slot, value in zip(target, function(*operands(values)), strict=True):
+                        values[slot] = value
+                for slot in dead:
+                    values[slot] = None
+
+    def _check(self, tensors: Sequence[torch.Tensor | None], types: tuple[TensorInfo, ...], what: str) -> None:
+        if len(tensors) != len(types):
+            raise ValueError(f"{len(tensors)} {what}s for a kernel of {len(types)}")
+        for index, (tensor, type) in enumerate(zip(tensors, types, strict=True)):
+            if tensor is not None and (tensor.dtype is not type.dtype or tensor.shape != type.shape):
+                raise ValueError(
+                    f"{what} {index} is {tensor.dtype}{list(tensor.shape)}, not {type.dtype}{list(type.shape)}"
+                )
+
+    def _direct(self, inputs: Sequence[torch.Tensor], places: _Destinations) -> tuple[int, ...]:
+        """The results that can be written while the kernel runs: their places share no memory with an input."""
+        read = [span(tensor) for tensor in inputs]
+        makers = self._makers
+        return tuple(
+            [
+                index
+                for index, start, end in places.spans
+                if index in makers and not [1 for first, last in read if first < end and start < last]
+            ]
+        )
+
+    def _place(
+        self, values: list[Any], out: Sequence[torch.Tensor | None], direct: tuple[int, ...]
+    ) -> list[torch.Tensor]:
+        """Copies the other results to their places."""
+        results = [values[slot] for slot in self._results]
+        left = [i for i, tensor in enumerate(out) if tensor is not None and i not in direct]
+        spans = [span(tensor) for i in left if (tensor := out[i]) is not None]
+        for index in left:
+            # A view of an input that is written must be kept from it.
+            start, end = span(results[index])
+            if any(first < end and start < last for first, last in spans):
+                results[index] = results[index].clone()
+        with torch.no_grad():
+            for index in left:
+                target = out[index]
+                assert target is not None
+                target.copy_(results[index])
+        return [result if tensor is None else tensor for tensor, result in zip(out, results, strict=True)]
+
+
+def span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The bytes in memory that a tensor lies within."""
+    if tensor.is_contiguous():
+        start = tensor.data_ptr()
+        return start, start + tensor.nbytes
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+# --- Results of a kernel that show memory which somebody else is going to write ---------------------------------------
+
+
+def clone_views(
+    results: list[torch.Tensor], places: Sequence[torch.Tensor | None], shown: Sequence[torch.Tensor]
+) -> None:
+    """Replaces each result that has no place of its own and shares memory with one of these tensors by a copy."""
+    spans = [span(tensor) for tensor in shown]
+    for index, (result, place) in enumerate(zip(results, places, strict=True)):
+        if place is None:
+            begin, end = span(result)
+            if any(first < end and begin < last for first, last in spans):
+                results[index] = result.clone()

@@ -1,1 +1,0 @@
-"""`waferbox plan`: what a step would take on a larger cluster."""

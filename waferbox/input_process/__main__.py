@@ -1,0 +1,97 @@
+"""The life of an input_fn's process: build the loader, fill slots, until the worker closes its end of the socket."""
+
+import argparse
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+from .batches import Ring, Selection, endless
+from .channel import Channel
+from .confinement import confine
+from .failures import InputFailure, names_killed_process, summary, user_traceback
+from .loader import Position, build, resume
+
+# --- The life of the process: build the loader, fill slots, until the worker closes its end of the socket -------------
+
+
+def serve(channel: Channel) -> None:
+    """Build the loader, then fill slots for ever; always one batch ahead of what is asked for."""
+    prepare, (builder_file,) = channel.receive("prepare")
+    with open(builder_file, "rb") as file:
+        loader, source = build(prepare, file.read())
+    load, (ring_file, *states_files) = channel.receive("load")
+    ring = Ring(ring_file, load)
+    num_skipped = first_step = 0
+    if states_files:
+        first_step = load["done_steps"]
+        with open(states_files[0], "rb") as file:
+            resume(loader, file.read(), is_vendors=prepare["vendor_builder"])
+    else:
+        num_skipped = load["done_steps"] // prepare["num_workers"]
+    position = Position(loader, channel, prepare, load["state_steps"], first_step)
+    # A pass that is dealt out among workers, or that ends where it is resumed, may have nothing for this one.
+    passes = endless(loader, prepare["num_workers"])
+    selection = Selection(prepare, load, source)
+    batches = selection.own(passes, position, num_skipped)
+    while True:
+        try:
+            tensors = next(batches)
+        except InputFailure as failure:
+            _fail_when_asked(channel, failure, position)
+        except Exception as error:  # noqa: BLE001 - the user's code; it is reported
+            message = f"the loader of the input_fn {source} raised {summary(error)}"
+            killed = names_killed_process(error)
+            _fail_when_asked(channel, InputFailure(message, user_traceback(error), killed=killed), position)
+        fill, _ = channel.receive("fill")
+        position.wanted, position.recovery_step = fill["state_steps"], fill["recovery_step"]
+        ring.write(fill["slot"], tensors)
+        channel.send(kind="filled", slot=fill["slot"], digests=selection.digests)
+        selection.digests = []
+
+
+def _fail_when_asked(channel: Channel, failure: InputFailure, position: Position) -> None:
+    # The batch may never be needed: the steps can be over. A state that is due is waited for.
+    position.send_no_recovery_state()
+    if not position.wanted:
+        channel.receive("fill")
+    raise failure
+
+
+def redirect(output: int) -> None:
+    """Let a descriptor take the place of standard output and error, so that lines come when they are printed."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(output, stream.fileno())
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the interpreter's own
+    os.close(output)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m waferbox.input_process")
+    parser.add_argument("--socket", type=int, required=True, metavar="FD", help="the socket to the worker")
+    parser.add_argument("--output", type=int, required=True, metavar="FD", help="for what the user's code prints")
+    parser.add_argument("--user", default="", metavar="NAME", help="become this user; default: stay who it is")
+    arguments = parser.parse_args(argv)
+    redirect(arguments.output)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # as waferbox.launch.process, which is not there
+    confine([arguments.socket], arguments.user)
+    with socket.socket(fileno=arguments.socket) as connection:
+        channel = Channel(connection)
+        try:
+            try:
+                serve(channel)
+            except RuntimeError as error:
+                if not names_killed_process(error):
+                    raise
+                raise InputFailure(f"the loader of the input_fn raised {summary(error)}", killed=True) from error
+        except InputFailure as failure:
+            channel.send(kind="failed", message=str(failure), traceback=failure.trace, killed=failure.killed)
+            channel.wait_for_end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,370 @@
+"""Which batches of the loader are this worker's, what may not change in them, and the slots of shared memory that they
+are written to.
+"""
+
+import hashlib
+import mmap
+import numbers
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .channel import DIGEST_BYTES, MOST_DIGESTS
+from .failures import InputFailure
+from .loader import Position
+
+# --- Numbers of a batch that are no tensors, which the traced step has as they are in the first batch -----------------
+
+
+class Constants:
+    """Python numbers and arrays of NumPy in the batches of a loader: they may not change from batch to batch.
+
+    source: what the input_fn is called, and where it is written.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._first: list[Any] | None = None
+
+    def check(self, number: int, batch: Any, leaves: list[Any]) -> None:
+        """InputFailure where those of the batch of this number are not those of the first one. leaves: its own."""
+        known = [_comparable(leaf) for leaf in leaves if _is_number(leaf)]
+        if self._first is None:
+            self._first = known
+        if known == self._first:
+            return
+        from torch.utils import _pytree as pytree
+
+        paths = [
+            (pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(batch)[0] if _is_number(leaf)
+        ]
+        changed = [place for place, value in enumerate(known) if value not in self._first[place : place + 1]]
+        path, leaf = paths[changed[0]] if changed else ("some list", None)
+        value = f", {leaf!r}," if isinstance(leaf, numbers.Number) else ""
+        raise InputFailure(
+            f"batch {number} of the input_fn {self._source} has at {path} a number or NumPy array that is no tensor"
+            f"{value} and another one than before: the step is traced once, with those of the first batch. Return a "
+            "tensor with one row for each sample in the collate_fn (`torch.full((len(rows),), value)`, "
+            "`torch.as_tensor(array)`), or leave it out of the batch"
+        )
+
+
+def _is_number(leaf: Any) -> bool:
+    """A number, or an array of them; strings and other objects cannot be computed with."""
+    numpy = sys.modules.get("numpy")
+    is_array = numpy is not None and isinstance(leaf, numpy.ndarray)
+    return leaf.dtype.kind in "biufc" if is_array else isinstance(leaf, numbers.Number)
+
+
+def _comparable(leaf: Any) -> Any:
+    """Equal for equal values, of which NaN is one."""
+    if isinstance(leaf, numbers.Number):
+        return repr(leaf)
+    return leaf.dtype.str, leaf.shape, leaf.tobytes()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which batches of the loader are this worker's, and the slots of shared memory that they are written to
+
+
+class Selection:
+    """Which batches of the loader are this worker's, and which of their rows its wafer's.
+
+    A batch with the rows of the whole step is cut; worker j of k takes every k-th, from the j-th. An input_fn may also
+    shard by itself, and yield batches with the rows of one wafer: all of them are this worker's.
+
+    Which of the two it is shows in the first batch, and all others have its rows. One with the rows of one wafer, of
+    several, is such a part only if the input_fn has asked how the batch is divided: else it is a batch of the whole
+    step that is too small. On a single wafer both have the same rows: there the input_fn shards if it has asked which
+    of the workers it is.
+    """
+
+    def __init__(self, prepare: dict[str, Any], load: dict[str, Any], source: str) -> None:
+        """source: what the input_fn is called, and where it is written."""
+        self._source = source
+        self._constants = Constants(source)
+        self._wafer: int = prepare["wafer"]
+        self._worker: int = prepare["worker"]
+        self._num_workers: int = prepare["num_workers"]
+        self._redivided: bool = prepare["redivided"]
+        self._is_vendors: bool = prepare["vendor_builder"]
+        self._global_rows: int = load["global_rows"]
+        self._local_rows: int = load["local_rows"]
+        self._micro_rows: int = load["local_rows"] // load["micro_batches"]
+        self._names: list[str] = prepare["input_names"]
+        self._members: list[dict[str, Any]] = load["members"][:: load["micro_batches"]]  # of each tensor the first
+        self._structure = _Structure()
+        self._is_sharded = False  # set by the first batch
+        self.digests: list[str] = []  # of its tensors of integers in which all rows differ, if it is a wafer's part
+        # Tensors that differ in their first dimension, as those of graphs do, are one row, which is not divided.
+        self._is_one_row = len({member["shape"][0] for member in self._members}) > 1
+
+    def own(self, batches: Iterator[Any], position: "Position", num_skipped: int = 0) -> Iterator[list[Any]]:
+        """The tensors of this worker's batches, cut to its wafer's rows and micro-batches, in the order of the plan.
+
+        num_skipped: the first ones, which count as the others do, and are left out.
+
+        Where batches are dealt out, the loader's position after a step is behind that step's batch, whoever took it;
+        where the input_fn shards, it is behind the last batch of this worker's own.
+        """
+        from torch.utils import _pytree as pytree
+
+        before_all = position.states(last_step=self._worker)
+        num_own = 0
+        for number, batch in enumerate(batches):
+            leaves, structure = pytree.tree_flatten(batch)
+            self._constants.check(number, batch, leaves)
+            tensors = self._named(number, batch) if self._names else self._tensors(number, batch, leaves, structure)
+            if len(tensors) != len(self._members):
+                raise InputFailure(
+                    f"batch {number} of the input_fn {self._source} has {len(tensors)} tensors, but the step was "
+                    f"compiled for {len(self._members)}: every batch must have the structure of the first"
+                )
+            rows = self._rows(number, tensors)
+            if number == 0:
+                self._is_sharded = self._shards(rows)
+            self._check_rows(number, rows)
+            is_sharded = self._is_sharded
+            if number == 0 and is_sharded and rows < self._global_rows:
+                self.digests = _digests(tensors)
+            if is_sharded and self._redivided:
+                raise InputFailure(
+                    f"the job has lost wafers, and the batches of the input_fn {self._source} cannot be divided among "
+                    "those that are left, for it makes the part of each wafer itself; let it return whole batches, or "
+                    "do not set min_num_csx"
+                )
+            if number == 0 and is_sharded:
+                position.send(before_all)
+            last_step = num_own * self._num_workers + self._worker + self._num_workers if is_sharded else number + 1
+            if is_sharded or number % self._num_workers == self._worker:
+                num_own += 1
+                position.streamed(self._local_rows)
+                if num_own > num_skipped:
+                    first_row = 0 if is_sharded else self._wafer * self._local_rows
+                    yield [
+                        part
+                        for index, (tensor, member) in enumerate(zip(tensors, self._members))  # noqa: B905 - as above
+                        for part in self._parts(number, index, tensor, member, first_row)
+                    ]
+            position.send(position.states(last_step))
+
+    def _named(self, number: int, batch: Any) -> list[Any]:
+        """The tensors that the step takes, in its order, with the element types that it was compiled for."""
+        torch = sys.modules["torch"]
+        found = _tensors_by_name(batch)
+        missing = [name for name in self._names if name not in found]
+        if missing:
+            raise InputFailure(
+                f"batch {number} of the input_fn {self._source} has no tensor {missing[0]!r}, but {sorted(found)}: "
+                "every batch must have the structure of the first"
+            )
+        dtypes = [getattr(torch, member["dtype"]) for member in self._members]
+        return [
+            tensor.to(dtype) if tensor.is_floating_point() == dtype.is_floating_point else tensor
+            for tensor, dtype in zip((found[name] for name in self._names), dtypes)  # noqa: B905 - as above
+        ]
+
+    def _tensors(self, number: int, batch: Any, leaves: list[Any], structure: Any) -> list[Any]:
+        """All tensors, in the order of the first batch: a dict may have come in another one."""
+        tensors, missing, unknown = self._structure.tensors(batch, leaves, structure)
+        if missing or unknown:
+            raise InputFailure(
+                f"batch {number} of the input_fn {self._source} has not the structure of the first: it has "
+                f"{_listed(unknown)} in the place of {_listed(missing)}; let every batch have the same keys, with a "
+                "tensor at each"
+            )
+        return tensors
+
+    def _rows(self, number: int, tensors: Sequence[Any]) -> int:
+        if self._is_one_row:
+            return self._global_rows
+        rows = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
+        if len(rows) != 1 or None in rows:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            raise InputFailure(
+                f"the tensors of batch {number} of the input_fn {self._source} differ in their first dimension, the "
+                f"batch: {shapes}"
+            )
+        (count,) = rows
+        assert count is not None
+        return count
+
+    def _shards(self, rows: int) -> bool:
+        """Whether the input_fn, whose first batch has these rows, yields the part of one wafer."""
+        if rows != self._local_rows:
+            return False
+        if rows == self._global_rows:
+            return _rank_was_asked()
+        # The vendor's package, in which a script of its client asks, does not say whether anybody has.
+        return self._is_vendors or _share_was_asked()
+
+    def _check_rows(self, number: int, rows: int) -> None:
+        """All batches are as large as the first of the step was, on the client, or as a wafer's part of that."""
+        expected = self._local_rows if self._is_sharded else self._global_rows
+        if rows == expected:
+            return
+        compiled = f"the step was compiled for {self._global_rows}, those of the first"
+        if self._is_sharded and expected < self._global_rows:
+            compiled += f", of which each wafer has {expected}"
+        way_out = (
+            "every batch must have the size of the first. Where it is the last of a pass, leave it out, "
+            "drop_last=True in the torch DataLoader, or fill it up, with a mask that keeps the added rows out of the "
+            "loss"
+        )
+        if number == 0 and rows == self._local_rows:
+            way_out += (
+                "; an input_fn that makes the part of its own wafer says so by asking, with "
+                "cstorch.distributed.get_streaming_batch_size(batch_size)"
+            )
+        raise InputFailure(f"batch {number} of the input_fn {self._source} has {rows} rows, but {compiled}: {way_out}")
+
+    def _parts(self, number: int, index: int, tensor: Any, member: dict[str, Any], first_row: int) -> Sequence[Any]:
+        """A tensor of this worker's wafer, in micro-batches."""
+        if self._is_one_row:
+            self._check(number, index, tensor, member, "", 0)
+            return [tensor.detach()]
+        part = tensor.detach()[first_row : first_row + self._local_rows]
+        self._check(number, index, part, member, " per sample", 1)
+        micro_batches: Sequence[Any] = part.split(self._micro_rows)
+        return micro_batches
+
+    def _check(self, number: int, index: int, tensor: Any, member: dict[str, Any], per: str, first: int) -> None:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype != member["dtype"] or list(tensor.shape)[first:] != member["shape"][first:]:
+            raise InputFailure(
+                f"tensor {index} of batch {number} of the input_fn {self._source} is {dtype} with "
+                f"{list(tensor.shape)[first:]}{per}, but the step was compiled for {member['dtype']} with "
+                f"{member['shape'][first:]}: every batch must be like the first"
+                + ("; fill up the tensors of each batch to the same sizes" if self._is_one_row else "")
+            )
+
+
+def _digests(tensors: Sequence[Any]) -> list[str]:
+    """Of the tensors of integers in which all rows differ: numbers or tokens of samples, and no masks or positions."""
+    torch = sys.modules["torch"]
+    found = []
+    for tensor in tensors:
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or len(tensor) < 2:
+            continue
+        rows = tensor.detach().cpu().contiguous().flatten(1) if tensor.dim() > 1 else tensor.detach().cpu().unsqueeze(1)
+        if len({bytes(row) for row in rows.numpy()}) == len(rows):
+            found.append(hashlib.blake2b(rows.numpy().tobytes(), digest_size=DIGEST_BYTES).hexdigest())
+    return found[:MOST_DIGESTS]
+
+
+class _Structure:
+    """Where the tensors of a batch are: as in the first one that it is asked for."""
+
+    def __init__(self) -> None:
+        self._first: Any = None  # what torch calls the structure of the first batch
+        self._paths: list[str] = []
+
+    def tensors(self, batch: Any, leaves: list[Any], structure: Any) -> tuple[list[Any], list[str], list[str]]:
+        """The tensors, in the order of the first batch; the paths of those that are missing, and of others.
+
+        leaves, structure: what torch's pytree makes of the batch.
+        """
+        kinds = [isinstance(leaf, sys.modules["torch"].Tensor) for leaf in leaves]
+        tensors = [leaf for leaf, is_tensor in zip(leaves, kinds) if is_tensor]  # noqa: B905 - as many
+        if (structure, kinds) == self._first:
+            return tensors, [], []
+        # Paths cost more than the comparison, and are asked for the first batch and for others than that alone.
+        paths = _tensor_paths(batch)
+        if self._first is None:
+            self._first, self._paths = (structure, kinds), paths
+            return tensors, [], []
+        missing = sorted(set(self._paths) - set(paths))
+        unknown = sorted(set(paths) - set(self._paths))
+        if missing or unknown:
+            return [], missing, unknown
+        found = dict(zip(paths, tensors))  # noqa: B905 - as many
+        return [found[path] for path in self._paths], [], []
+
+
+def _tensor_paths(batch: Any) -> list[str]:
+    """Where each tensor is, as it is written behind the batch's name: "['labels']", "[0]"."""
+    from torch.utils import _pytree as pytree
+
+    return [
+        pytree.keystr(path)
+        for path, leaf in pytree.tree_flatten_with_path(batch)[0]
+        if isinstance(leaf, sys.modules["torch"].Tensor)
+    ]
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(paths) if paths else "nothing"
+
+
+def _tensors_by_name(batch: Any) -> dict[str, Any]:
+    """By "input" and the path to each, joined by underscores."""
+    from torch.utils import _pytree as pytree
+
+    torch = sys.modules["torch"]
+    return {
+        "_".join(["input", *map(_step, path)]): leaf
+        for path, leaf in pytree.tree_flatten_with_path(batch)[0]
+        if isinstance(leaf, torch.Tensor)
+    }
+
+
+def _step(key: Any) -> str:
+    """One step of a path: a position, a key, or the name of an attribute."""
+    return str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", ""))))
+
+
+def _rank_was_asked() -> bool:
+    distributed = sys.modules.get("cstorch.distributed.streaming")
+    return distributed is not None and distributed.rank_was_asked()
+
+
+def _share_was_asked() -> bool:
+    distributed = sys.modules.get("cstorch.distributed.streaming")
+    return distributed is not None and distributed.share_was_asked()
+
+
+def endless(loader: Any, max_empty_passes: int) -> Iterator[Any]:
+    """Batches of one pass after the other. InputFailure when too many give nothing, or there can be no second."""
+    count = num_empty = 0
+    while True:
+        before = count
+        iterator = iter(loader)
+        for batch in iterator:
+            count += 1
+            yield batch
+        num_empty = num_empty + 1 if count == before else 0
+        if num_empty > max_empty_passes or iterator is loader:
+            raise InputFailure(
+                f"the loader ran dry after {count} batches and more are needed: it yields nothing, or it is a "
+                "generator, which cannot be iterated a second time; let the input_fn return an object with __iter__, "
+                "or lower num_steps"
+            )
+
+
+class Ring:
+    """The shared memory that batches are written to: slots of equal size, each with all tensors of a batch."""
+
+    def __init__(self, file_descriptor: int, load: dict[str, Any]) -> None:
+        torch = sys.modules["torch"]
+        memory = mmap.mmap(file_descriptor, load["slot_bytes"] * load["num_slots"])
+        os.close(file_descriptor)
+        self._slots = [
+            [_view(torch, memory, slot * load["slot_bytes"] + member["offset"], member) for member in load["members"]]
+            for slot in range(load["num_slots"])
+        ]
+
+    def write(self, slot: int, tensors: Sequence[Any]) -> None:
+        """Copy a batch into a slot."""
+        for view, tensor in zip(self._slots[slot], tensors):  # noqa: B905 - as many as the members
+            view.copy_(tensor)
+
+
+def _view(torch: Any, memory: mmap.mmap, offset: int, member: dict[str, Any]) -> Any:
+    count = 1
+    for size in member["shape"]:
+        count *= size
+    if count == 0:
+        return torch.empty(member["shape"], dtype=getattr(torch, member["dtype"]))
+    flat = torch.frombuffer(memory, dtype=getattr(torch, member["dtype"]), count=count, offset=offset)
+    return flat.view(member["shape"])

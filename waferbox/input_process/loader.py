@@ -1,0 +1,290 @@
+"""The user's loader: the input_fn that makes it, and its state after a step, as plain data."""
+
+import base64
+import json
+import os
+import random
+import sys
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from .channel import Channel
+from .failures import InputFailure, summary, user_traceback
+
+# --- The state of a loader that the vendor's client has sent: by dill, as that client reads it ------------------------
+
+
+def dump_state(worker: Mapping[str, int], loader: Any) -> str:
+    """What a loader would go on from, in hex; worker: what cstorch.distributed.get_worker_state says while it is asked.
+
+    The client reads `user_state_dict` alone of what it gets, so that this needs nothing of the vendor's.
+    """
+    import dill
+
+    _configure_worker_state(worker)
+    state = SimpleNamespace(**worker, user_state_dict=loader.state_dict())
+    return str(dill.dumps(state).hex())
+
+
+def load_state(text: str) -> Any:
+    """What the loader said, of what dump_state has made of it."""
+    import dill
+
+    return dill.loads(bytes.fromhex(text)).user_state_dict  # noqa: S301 - only in the process of an input_fn
+
+
+def _configure_worker_state(worker: Mapping[str, int]) -> None:
+    # A loader that asks for it has imported the package.
+    states = sys.modules.get("cerebras.pytorch.distributed.worker_state")
+    loaders = sys.modules.get("cerebras.pytorch.utils.data.dataloader")
+    if states is not None and loaders is not None:
+        states.WorkerState.configure(loaders.DataLoaderCheckpoint(**worker, user_state_dict=None))
+
+
+# --- Where the user's loader stands: its state after the steps for which it is wanted, as plain data ------------------
+
+
+STATE_BYTES = 4 * 1024 * 1024  # of a loader's state, as text
+
+
+_METHODS = ("state_dict", "load_state_dict", "aggregate_state_dict", "deaggregate_state_dict")
+
+
+class Position:
+    """Where the loader stands: its state, for the steps for which it is wanted.
+
+    first_step: the step of the execution, from 0, that it began with. It is told how far it is since then, as if an
+    execution had begun there: what it was resumed with has the rest.
+    """
+
+    def __init__(
+        self, loader: Any, channel: Channel, prepare: dict[str, Any], state_steps: list[int], first_step: int = 0
+    ) -> None:
+        self.wanted = state_steps
+        self.recovery_step = 0  # its state is wanted as well, if there is one
+        self._first_step = first_step
+        self._loader = loader
+        self._channel = channel
+        self._prepare = prepare
+        self._batches = 0
+        self._samples = 0
+
+    def streamed(self, rows: int) -> None:
+        """A batch with so many rows is this worker's."""
+        self._batches += 1
+        self._samples += rows
+
+    def states(self, last_step: int) -> list[tuple[int, bytes]]:
+        """The loader's state as it is now, for each wanted step up to `last_step`, from where it began.
+
+        InputFailure if it has none; where that of recovery_step alone is wanted, it is empty then.
+        """
+        last_step += self._first_step
+        states = [(step, self._checkpoint_state(step)) for step in self.wanted if step <= last_step]
+        if 0 < self.recovery_step <= last_step:
+            states.append((self.recovery_step, self._recovery_state()))
+        return states
+
+    def send(self, states: list[tuple[int, bytes]]) -> None:
+        """Hand states over: they are not wanted any more."""
+        for step, text in states:
+            with os.fdopen(os.memfd_create("state", os.MFD_CLOEXEC), "r+b", buffering=0) as file:
+                file.write(text)
+                self._channel.send_file(file.fileno(), kind="state", step=step)
+            if step in self.wanted:
+                self.wanted.remove(step)
+            else:
+                self.recovery_step = 0
+
+    def send_no_recovery_state(self) -> None:
+        """The loader has failed: if its state is wanted for a recovery point, say that there is none."""
+        if self.recovery_step:
+            self.send([(self.recovery_step, b"")])
+
+    def _is_restartable(self) -> bool:
+        return all(hasattr(self._loader, method) for method in _METHODS)
+
+    def _checkpoint_state(self, step: int) -> bytes:
+        # The vendor's client does not say whether it will ask: it asks restartable loaders alone.
+        if self._prepare["vendor_builder"] and not self._is_restartable():
+            return b""
+        return self._state(step)
+
+    def _recovery_state(self) -> bytes:
+        if not self._is_restartable():
+            return b""
+        try:
+            return self._state(self.recovery_step)
+        except InputFailure:
+            return b""  # the steps can be done without it
+
+    def _state(self, step: int) -> bytes:
+        worker = {
+            "local_worker_id": self._prepare["worker"],
+            "num_workers_per_csx": self._prepare["num_workers"],
+            "num_csx": self._prepare["num_csx"],
+            "wse_id": self._prepare["wafer"],
+            "appliance_step": step - self._first_step,
+            "worker_step": self._batches,
+            "samples_streamed": self._samples,
+        }
+        os.environ["WAFERBOX_WORKER_STATE"] = json.dumps(worker)  # for cstorch.distributed.get_worker_state
+        try:
+            if self._prepare["vendor_builder"]:
+                text = json.dumps(dump_state(worker, self._loader)).encode()
+            else:
+                text = json.dumps(plain(self._loader.state_dict())).encode()
+        except InputFailure:
+            raise
+        except Exception as error:  # the user's code; it is reported
+            raise InputFailure(f"the loader's state_dict raised {summary(error)}", user_traceback(error)) from error
+        finally:
+            os.environ.pop("WAFERBOX_WORKER_STATE", None)
+        if len(text) > STATE_BYTES:
+            raise InputFailure(
+                f"the state of the loader takes {len(text)} bytes, more than {STATE_BYTES}: keep what is large out of "
+                "its state_dict; a seed and a count are enough to make an order of samples again"
+            )
+        return text
+
+
+def resume(loader: Any, states: bytes, *, is_vendors: bool) -> None:
+    """Let the loader go on from the states of all workers' loaders, a JSON list of what they have sent."""
+    restored = load_state if is_vendors else _restored
+    try:
+        state = loader.aggregate_state_dict([restored(form) for form in json.loads(states)])
+        loader.load_state_dict(loader.deaggregate_state_dict(state))
+    except Exception as error:  # the user's code; it is reported
+        raise InputFailure(f"the loader could not be resumed: {summary(error)}", user_traceback(error)) from error
+
+
+def _restored(form: Any) -> Any:
+    """The value that `plain` has made this of."""
+    torch, numpy = sys.modules["torch"], sys.modules["numpy"]
+    if not isinstance(form, list):
+        return form
+    word, *rest = form
+    if word == "dict":
+        return {_restored(key): _restored(item) for key, item in rest}
+    if word in ("list", "tuple"):
+        items = map(_restored, rest)
+        return list(items) if word == "list" else tuple(items)
+    content = bytearray(base64.b64decode(rest[-1]))
+    if word == "bytes":
+        return bytes(content)
+    dtype, shape, _ = rest
+    if word == "array":
+        return numpy.frombuffer(content, dtype=dtype).reshape(shape)
+    dtype = getattr(torch, dtype)
+    return torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
+
+
+def plain(value: Any) -> Any:
+    """A state in the form that is described in __init__. InputFailure for what has none."""
+    torch, numpy = sys.modules["torch"], sys.modules["numpy"]
+    if isinstance(value, numpy.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return ["list" if isinstance(value, list) else "tuple", *map(plain, value)]
+    if isinstance(value, dict):
+        return ["dict", *([plain(key), plain(item)] for key, item in value.items())]
+    if isinstance(value, (bytes, bytearray)):
+        return ["bytes", base64.b64encode(value).decode()]
+    if isinstance(value, torch.Tensor):
+        content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        dtype = str(value.dtype).removeprefix("torch.")
+        return ["tensor", dtype, list(value.shape), base64.b64encode(content).decode()]
+    if isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
+        return ["array", value.dtype.str, list(value.shape), base64.b64encode(value.tobytes()).decode()]
+    raise InputFailure(
+        f"the state of the loader holds a {type(value).__name__}, which cannot be saved: use numbers, strings, bytes, "
+        "tensors, arrays, and lists, tuples and dicts of these"
+    )
+
+
+# --- Calls the user's input_fn, which makes the loader ----------------------------------------------------------------
+
+
+def build(prepare: dict[str, Any], builder: bytes) -> tuple[Any, str]:
+    """Call the user's input_fn, in the state that its random generators had on the client.
+
+    Returns the loader, at the position that the client has loaded, and what the input_fn is called.
+    """
+    first, last = prepare["python_paths"], prepare["last_python_paths"]
+    sys.path[:] = [*first, *(path for path in sys.path if path not in (*first, *last)), *last]
+    if os.path.isdir(prepare["working_directory"]):  # it may not exist on another host
+        os.chdir(prepare["working_directory"])
+    rank = prepare["wafer"] * prepare["num_workers"] + prepare["worker"]
+    os.environ["WAFERBOX_STREAMER_RANK"] = str(rank)
+    os.environ["WAFERBOX_STREAMER_COUNT"] = str(prepare["num_csx"] * prepare["num_workers"])
+    os.environ["WAFERBOX_STREAMER_WAFER"] = str(prepare["wafer"])
+    os.environ["WAFERBOX_STREAMER_NUM_CSX"] = str(prepare["num_csx"])
+    if prepare["half_type"]:
+        os.environ["WAFERBOX_HALF_TYPE"] = prepare["half_type"]
+    if prepare["mixed_precision"]:
+        os.environ["WAFERBOX_MIXED_PRECISION"] = "1"
+    read = _read_vendor_builder if prepare["vendor_builder"] else _read_builder
+    try:
+        import torch  # noqa: F401 - found in sys.modules by what follows
+
+        recipe = read(builder)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "cloudpickle", "dill"):
+            raise InputFailure(f"the input_fn cannot be read here: {summary(error)}", user_traceback(error)) from error
+        raise InputFailure(f"the interpreter {sys.executable} has no {error.name}; install it there") from error
+    except Exception as error:  # the user's code; it is reported
+        raise InputFailure(f"the input_fn raised {summary(error)}", user_traceback(error)) from error
+    try:
+        if recipe["random_state"] is not None:
+            _set_random_state(recipe["random_state"])
+        loader = recipe["input_fn"](*recipe["args"], **recipe["kwargs"])
+        if (position := recipe["position"]) is not None:
+            strict = {} if position["strict"] else {"strict": False}
+            loader.load_state_dict(loader.deaggregate_state_dict(position["state"], **strict), **strict)
+    except Exception as error:  # the user's code; it is reported
+        raise InputFailure(f"the input_fn raised {summary(error)}", user_traceback(error)) from error
+    if not hasattr(loader, "__iter__"):
+        raise InputFailure(f"the input_fn returned {type(loader).__name__}, which is not an iterable of batches")
+    return loader, _source(recipe["input_fn"])
+
+
+def _read_builder(builder: bytes) -> dict[str, Any]:
+    """What a client of ours has sent. Only here is anything of a script's unpickled: this process is the user's."""
+    import cloudpickle
+
+    recipe: dict[str, Any] = cloudpickle.loads(builder)
+    return recipe
+
+
+def _read_vendor_builder(builder: bytes) -> dict[str, Any]:
+    """What the vendor's client has sent: without the state of its random generators."""
+    import dill
+
+    texts = json.loads(builder)
+    arguments = dill.loads(bytes.fromhex(texts["arguments"]))  # noqa: S301 - only here, as above
+    args, kwargs = arguments if isinstance(arguments, tuple) else ((), arguments)
+    input_fn = dill.loads(bytes.fromhex(texts["input_fn"]))  # noqa: S301 - only here, as above
+    position = None
+    if texts["position"]:
+        state, options = dill.loads(bytes.fromhex(texts["position"]))  # noqa: S301 - only here, as above
+        position = {"state": state, "strict": options.get("strict", True)}
+    return {"random_state": None, "input_fn": input_fn, "args": args, "kwargs": kwargs, "position": position}
+
+
+def _source(function: Any) -> str:
+    """A function's name, file and line, as far as it has them."""
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__code__", None)
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch = sys.modules["torch"]
+    torch.set_rng_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
+    random.setstate(state["python"])
+    sys.modules["numpy"].random.set_state(state["numpy"])  # imported with the state, an array

@@ -1,0 +1,155 @@
+"""Libraries of C++, above all LAIR kernels: built by the machine's compiler, in a folder that only this user writes."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from waferbox.lair.cpp import source_of
+from waferbox.lair.loop_program import LoopKernel
+
+COMPILE_SECONDS = 60.0
+# More than a compiler writes on its way to a library, for any source and for each character of it.
+_ROOM_BYTES, _ROOM_BYTES_OF_CHARACTER = 1 << 20, 64
+# Rounding stays that of separate operations; no number is assumed to be finite.
+_OPTIONS = (
+    *("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math"),
+    "-ffp-contract=off",
+)
+_SUM_CHARACTERS = 32
+
+# kernel(n, buffers): see waferbox.lair.cpp. It runs without Python's lock.
+Function = Callable[[int, ctypes.Array[ctypes.c_void_p]], None]
+
+
+class NotBuilt(Exception):
+    """There is no compiled kernel, and the text says why; torch's own calls do the same work."""
+
+
+class NotWritable(NotBuilt):
+    """The folder does not take what would be built, so another may."""
+
+    def __init__(self, reason: str, nbytes: int) -> None:
+        """nbytes: room that is needed."""
+        super().__init__(reason)
+        self.nbytes = nbytes
+
+
+def build(kernels: Sequence[LoopKernel], folder: Path) -> list[Function]:
+    """The kernels as functions, from the folder or compiled into it.
+
+    Raises:
+        NotBuilt: no compiler, or one that fails; or somebody else could have written to the folder.
+        NotWritable: the folder cannot be made or written, or its disk is full.
+    """
+    if not kernels:
+        return []
+    loaded = load(source_of(kernels), folder)
+    functions = []
+    for number in range(len(kernels)):
+        function = getattr(loaded, f"kernel_{number}")
+        function.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p)]
+        function.restype = None
+        functions.append(function)
+    return functions
+
+
+def load(source: str, folder: Path, options: Sequence[str] = ()) -> ctypes.CDLL:
+    """The library that a source makes. options: more of the compiler's. Raises as `build`."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise NotBuilt("there is no C++ compiler (install g++, or name one in CXX)")
+    library = _library([compiler, *_OPTIONS, *options], source, folder)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise NotBuilt(f"{library} cannot be loaded: {error}") from error
+
+
+def _library(command: Sequence[str], source: str, folder: Path) -> Path:
+    """Found in the folder, or compiled into it."""
+    key = hashlib.sha256("\0".join([source, *command, _processor()]).encode()).hexdigest()[:_SUM_CHARACTERS]
+    needed = _ROOM_BYTES + _ROOM_BYTES_OF_CHARACTER * len(source)
+    try:
+        _make_private(folder)
+        library = _find(folder, key)
+        if library is None:
+            _check_room(folder, needed)
+            library = _compile(command, source, folder, key)
+    except OSError as error:
+        raise NotWritable(error.strerror or str(error), needed) from error
+    return library
+
+
+def _processor() -> str:
+    """What -march=native means here."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith(("flags", "Features")):
+                return line
+    return platform.processor()
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise NotBuilt(f"others can write to {folder}; make it private (chmod 700)")
+
+
+def _check_room(folder: Path, nbytes: int) -> None:
+    """Raises OSError. What a compiler says when the disk is full does not name the disk."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, nbytes)
+
+
+def _find(folder: Path, key: str) -> Path | None:
+    """The library under this key, if it is what was written: its name tells its content's hash."""
+    for path in folder.glob(f"{key}.*.so"):
+        with suppress(OSError):
+            if path.name == _name(key, path.read_bytes()):
+                return path
+            path.unlink()  # damaged
+    return None
+
+
+def _name(key: str, content: bytes) -> str:
+    return f"{key}.{hashlib.sha256(content).hexdigest()[:_SUM_CHARACTERS]}.so"
+
+
+def _compile(command: Sequence[str], source: str, folder: Path, key: str) -> Path:
+    made = folder / f"{key}.{secrets.token_hex(4)}.tmp"  # others may make the same at this moment
+    try:
+        # Not from a file, whose name would be part of the library: equal kernels give equal ones.
+        _run([*command, "-x", "c++", "-", "-o", str(made)], source, folder)
+        library = folder / _name(key, made.read_bytes())
+        made.rename(library)
+        return library
+    finally:
+        with suppress(OSError):
+            made.unlink(missing_ok=True)
+
+
+def _run(command: Sequence[str], source: str, folder: Path) -> None:
+    """Raises NotBuilt. The folder takes the compiler's temporary files too, so that it alone needs room."""
+    try:
+        done = subprocess.run(
+            command,
+            input=source.encode(),
+            capture_output=True,
+            timeout=COMPILE_SECONDS,
+            check=False,
+            env={**os.environ, "TMPDIR": str(folder)},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotBuilt(f"{command[0]} cannot be run: {error}") from error
+    if done.returncode:
+        first = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+        raise NotBuilt(f"{command[0]} failed: {first}")

@@ -1,0 +1,271 @@
+"""The fork server: a process with torch imported, and without gRPC or threads, that forks the others.
+
+`python -m waferbox.launch.fork_server [--own] [--when-idle MODULE] LISTENER_FD READY_FD [MODULE ...]`;
+`waferbox.launch.fork_server_process` starts it.
+Once it has imported the modules it closes READY_FD; those of --when-idle it imports when nobody asks for anything.
+One connection asks for one process, in one message of JSON, and hears its number at once and its exit status in the
+end. A process whose connection ends is ended, unless it was asked for as one that outlives it. When standard input
+ends, or SIGTERM comes, everything is ended. With --own it stands in for the process that has started it: what does not
+outlive its connection is killed with that, as the kernel does for a child; what does goes on when standard input ends,
+and the server for as long.
+"""
+
+import argparse
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from waferbox.launch.process import MODULES, enter, run_module
+from waferbox.launch.spawn import MAX_FDS, MAX_MESSAGE_BYTES
+from waferbox.launch.stop_signals import StopSignals
+from waferbox.links.accept_loop import SHORTAGES
+
+RETRY_SECONDS = 0.1  # until the next try to accept, where the process or the system is short of something
+TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL
+
+
+@dataclass(slots=True)
+class _Forked:
+    pid: int
+    pidfd: int
+    connection: socket.socket | None  # None once whoever asked for the process has gone
+    outlives: bool  # the connection
+    kill_at: float | None = None  # when it is killed, after SIGTERM
+
+
+class ForkServer:
+    def __init__(self, listener: socket.socket, *, when_idle: Sequence[str], own: bool) -> None:
+        self._listener = listener
+        self._when_idle = list(when_idle)
+        self._own = own
+        self._selector = selectors.DefaultSelector()
+        self._children: dict[int, _Forked] = {}  # by pidfd
+        self._callers: set[socket.socket] = set()  # that have not asked yet
+        self._accept_at: float | None = None  # when connections are accepted again, after a shortage
+        self._is_short = False  # of descriptors or memory, and that has been said
+        self._closing = False
+        listener.setblocking(False)
+        self._signals = StopSignals(signal.SIGTERM)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._signals, selectors.EVENT_READ, self._terminated)
+        self._selector.register(0, selectors.EVENT_READ, self._input_ended)
+
+    def serve(self) -> None:
+        """Until standard input ends, or SIGTERM; then until the last child has."""
+        while not (self._closing and not self._children):
+            ready = self._selector.select(0.0 if self._when_idle else self._seconds_to_deadline())
+            if not ready and self._when_idle:
+                preload([self._when_idle.pop(0)])
+            for key, _ in ready:
+                if self._selector.get_map().get(key.fd) is key:  # one before may have closed it
+                    key.data()
+            now = time.monotonic()
+            if self._accept_at is not None and self._accept_at <= now:
+                self._accept_at = None
+                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            for child in self._children.values():
+                if child.kill_at is not None and child.kill_at <= now:
+                    self._signal(child, signal.SIGKILL)
+                    child.kill_at = None
+
+    def _seconds_to_deadline(self) -> float | None:
+        deadlines = [child.kill_at for child in self._children.values() if child.kill_at is not None]
+        deadlines += [] if self._accept_at is None else [self._accept_at]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _input_ended(self) -> None:
+        self._selector.unregister(0)
+        self._close(all_children=not self._own)
+
+    def _terminated(self) -> None:
+        self._selector.unregister(self._signals)
+        self._close(all_children=True)
+
+    def _close(self, *, all_children: bool) -> None:
+        if not self._closing:
+            self._closing = True
+            self._when_idle.clear()
+            if self._accept_at is None:
+                self._selector.unregister(self._listener)
+            self._accept_at = None
+            for caller in self._callers:
+                self._selector.unregister(caller)
+                caller.close()
+            self._callers.clear()
+            self._listener.close()
+        for child in self._children.values():
+            if all_children or not child.outlives:
+                self._end(child)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # the caller has left already
+        except OSError as error:
+            if error.errno not in SHORTAGES:
+                raise
+            if not self._is_short:
+                print(f"fork server: no process can be started: {error.strerror}", file=sys.stderr, flush=True)
+            self._is_short = True
+            self._selector.unregister(self._listener)
+            self._accept_at = time.monotonic() + RETRY_SECONDS
+            return
+        self._is_short = False
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        _, uid, _ = struct.unpack("3i", credentials)
+        if uid != os.getuid():
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._callers.add(connection)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read_request(connection))
+
+    def _read_request(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        self._callers.discard(connection)
+        fds: list[int] = []
+        try:
+            message, fds, flags, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, MAX_FDS)
+            if flags & socket.MSG_CTRUNC:
+                raise OSError("the fork server has no room for the descriptors of the process")
+            request = json.loads(message)
+            module, argv = request["module"], [str(argument) for argument in request["argv"]]
+            if module not in MODULES:
+                raise ValueError(f"{module!r} may not be started")
+            self._fork(connection, module, argv, fds, outlives=request.get("outlives") is True)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            with contextlib.suppress(OSError):
+                connection.send(str(error).encode()[:1000])
+            connection.close()
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _fork(
+        self, connection: socket.socket, module: str, argv: Sequence[str], fds: Sequence[int], *, outlives: bool
+    ) -> None:
+        server = os.getpid()
+        # Until the child has left the server's signals, a signal to it would be taken for one to the server.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            pid = os.fork()
+            if pid == 0:
+                os._exit(self._run_child(server, connection, module, argv, fds))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        child = _Forked(pid, pidfd, connection, outlives)
+        self._children[pidfd] = child
+        self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._reap(child))
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._abandoned(child))
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):  # whoever asked has gone already: seen at the next select
+            socket.send_fds(connection, [json.dumps({"pid": pid, "server": server}).encode()], [pidfd])
+
+    def _run_child(
+        self, server: int, connection: socket.socket, module: str, argv: Sequence[str], fds: Sequence[int]
+    ) -> int:
+        """What the new process does. It must not return into the server's loop, whatever happens."""
+        status = 1
+        try:
+            self._signals.close()
+            self._selector.close()
+            for other in self._children.values():
+                os.close(other.pidfd)
+                if other.connection is not None:
+                    other.connection.close()
+            for mine in (self._listener, connection, *self._callers):
+                mine.close()
+            enter(parent=server, fds=fds)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            status = run_module(module, argv)
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(status)
+
+    def _reap(self, child: _Forked) -> None:
+        _, status = os.waitpid(child.pid, 0)
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
+        del self._children[child.pidfd]
+        if child.connection is not None:
+            self._selector.unregister(child.connection)
+            with contextlib.suppress(OSError):
+                child.connection.send(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode())
+            child.connection.close()
+
+    def _abandoned(self, child: _Forked) -> None:
+        """The connection of a child is readable: nothing more is ever said on it, so its other end is closed."""
+        assert child.connection is not None
+        self._selector.unregister(child.connection)
+        child.connection.close()
+        child.connection = None
+        if not child.outlives:
+            self._end(child)
+
+    def _end(self, child: _Forked) -> None:
+        if self._own:
+            self._signal(child, signal.SIGKILL)
+        elif child.kill_at is None:
+            self._signal(child, signal.SIGTERM)
+            child.kill_at = time.monotonic() + TERM_SECONDS
+
+    @staticmethod
+    def _signal(child: _Forked, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(child.pidfd, number)
+
+
+def preload(modules: Sequence[str]) -> None:
+    """Import them, and keep what is here shared with the children."""
+    gc.disable()  # imports leave next to nothing to collect, and a sixth of their time would be looking for it
+    for module in modules:
+        importlib.import_module(module)
+    if "grpc" in sys.modules:
+        raise ImportError("a preloaded module imports grpc, which does not survive a fork")
+    gc.freeze()
+    gc.enable()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="waferbox.launch.fork_server")
+    parser.add_argument("--own", action="store_true")
+    parser.add_argument("--when-idle", action="append", default=[])
+    parser.add_argument("listener", type=int)
+    parser.add_argument("ready", type=int)
+    parser.add_argument("modules", nargs="*")
+    options = parser.parse_args()
+    listener = socket.socket(fileno=options.listener)
+    os.set_inheritable(listener.fileno(), False)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, by libgomp, when torch is imported
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    preload(options.modules)
+    warnings.filterwarnings(
+        "ignore", category=DeprecationWarning, message=".*fork.*"
+    )  # of idle threads, in 3.12 and later
+    os.close(options.ready)
+    ForkServer(listener, when_idle=options.when_idle, own=options.own).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

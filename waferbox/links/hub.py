@@ -1,0 +1,145 @@
+"""Where the thread of a role waits: for the next message of a link, for a window to open, or for the order to stop."""
+
+import os
+import select
+import threading
+
+from waferbox.links.link import Link, LinkLost, Message, Window
+from waferbox.links.shared_memory import Slice
+
+
+class Stopped(Exception):
+    """The wait was ended by `Hub.stop`."""
+
+
+class Hub:
+    """The links of one thread.
+
+    All waiting happens in one place, on all links at once: while a send waits for its window, or a receive for its
+    frame, whatever else arrives is taken in and kept. So a role never blocks a peer that must be heard first.
+    """
+
+    def __init__(self) -> None:
+        self._links: list[Link] = []
+        self._watched: dict[int, Link] = {}  # by descriptor; without those that have ended
+        self._waiting_to_send: set[int] = set()
+        self._stop_lock = threading.Lock()  # the number of a closed descriptor may be another's at once
+        self.waiting = False  # until something happens on a link; read from any thread
+        self._stop_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.epoll()
+        self._poll.register(self._stop_event, select.EPOLLIN)
+
+    def add(self, link: Link) -> None:
+        """Makes the link this hub's."""
+        self._links.append(link)
+        self._watched[link.fileno()] = link
+        self._poll.register(link.fileno(), select.EPOLLIN)
+
+    def stop(self) -> None:
+        """Makes every wait raise Stopped, now and from now on. From any thread."""
+        with self._stop_lock:
+            if self._stop_event >= 0:
+                os.eventfd_write(self._stop_event, 1)
+
+    def close(self) -> None:
+        """Gives the hub's own descriptors back; the links stay open. No thread may wait any more."""
+        with self._stop_lock:
+            if self._stop_event < 0:
+                return
+            self._poll.close()
+            os.close(self._stop_event)
+            self._stop_event = -1
+
+    def receive(self, link: Link, group: int, step: int) -> Message:
+        """The message of this group and step; others that come before it are kept.
+
+        Raises:
+            Stopped: somebody called `stop`.
+            LinkLost: a peer is gone, or this link's peer has ended without sending it.
+        """
+        inbox = link.inbox
+        while True:
+            for index, message in enumerate(inbox):
+                if message.group == group and message.step == step:
+                    del inbox[index]
+                    return message
+            # Often the frame is here already: one call of the kernel instead of two.
+            if not link.poll():
+                if link.ended:
+                    raise LinkLost(link.name, f"it ended before it sent group {group} of step {step}")
+                self._wait()
+
+    def wait(self) -> Message:
+        """The next message of any link, in order within a link. Raises as `receive`; LinkLost also if a link ended."""
+        while True:
+            for link in self._links:
+                if link.inbox:
+                    return link.inbox.popleft()
+            for link in self._links:
+                if link.ended:
+                    raise LinkLost(link.name, "it ended")
+            self._wait()
+
+    def send(
+        self,
+        link: Link,
+        group: int,
+        step: int,
+        payload: Slice,
+        *,
+        window: Window | None = None,
+        as_bytes: bool = False,
+    ) -> None:
+        """Sends a group: a reference to it where the lane has shared memory, its bytes elsewhere or if `as_bytes`.
+
+        Waits while the window is closed, and until the lane has taken the bytes. Raises as `receive`.
+        """
+        while not link.may_send(step, window):
+            self._wait_on(link)
+        link.post(group, step, payload, window=window, as_bytes=as_bytes)
+        while not link.flush():
+            self._wait_on(link)
+
+    def forward(self, link: Link, message: Message, *, window: Window | None = None) -> None:
+        """Sends on what came over another link; references stay references where the lane can carry them."""
+        while not link.may_send(message.step, window):
+            self._wait_on(link)
+        link.post_message(message, window=window)
+        while not link.flush():
+            self._wait_on(link)
+
+    def wait_acked(self, link: Link, step: int) -> None:
+        """Waits until the peer has acknowledged a step. Raises as `receive`."""
+        while link.acked_step < step:
+            self._wait_on(link)
+
+    def _wait_on(self, link: Link) -> None:
+        if link.poll():
+            return
+        if link.ended:
+            raise LinkLost(link.name, "it ended before it took what was sent")
+        self._wait()
+
+    def _wait(self) -> None:
+        """Waits until something happens on any link, and takes it in."""
+        for descriptor, link in self._watched.items():
+            # Acknowledgements and grants do not wait: what the lane did not take then goes out when it can.
+            if link.blocked and descriptor not in self._waiting_to_send:
+                self._waiting_to_send.add(descriptor)
+                self._poll.modify(descriptor, select.EPOLLIN | select.EPOLLOUT)
+        self.waiting = True
+        events = self._poll.poll()
+        self.waiting = False
+        for descriptor, _ in events:
+            if descriptor == self._stop_event:
+                raise Stopped
+            link = self._watched[descriptor]
+            link.poll()
+            if descriptor in self._waiting_to_send and not link.ended and link.flush():
+                self._waiting_to_send.discard(descriptor)
+                self._poll.modify(descriptor, select.EPOLLIN)
+            if link.ended:
+                # Its descriptor stays readable for ever: watching it would be spinning.
+                self._poll.unregister(descriptor)
+                self._waiting_to_send.discard(descriptor)
+                del self._watched[descriptor]

@@ -1,0 +1,261 @@
+"""One link of the data path, whichever lane it takes: messages in, messages out, and the windows that bound both.
+
+A link belongs to one thread, that of the hub it was added to. The two lanes are socket_lane (one host) and grpc_lane.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from waferbox.links.frame import INLINE_BYTES, Frame, FrameError, FrameKind
+from waferbox.links.shared_memory import SharedMemory, Slice, view_as_tensor
+
+if TYPE_CHECKING:
+    import torch
+
+# What bounds a send: credit in groups that the receiver grants, or its acknowledgements of steps.
+Window: TypeAlias = Literal["credit", "ack"]
+
+# A group of which the receiver was told nothing may be so large.
+UNEXPECTED_BYTES: Final = 64 * 1024 * 1024
+
+
+class LinkLost(ConnectionError):
+    """The process at the other end is gone, or what it sends cannot be trusted."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(f"the link to {peer} is lost: {reason}")
+        self.peer = peer
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """A whole group of one step. Either it lies in a mapped shared memory, or its bytes came along."""
+
+    link: "Link"
+    group: int
+    step: int
+    nbytes: int
+    memory: SharedMemory | None = None
+    offset: int = 0
+    payload: memoryview | None = None
+    stays_bytes: bool = False  # its sender asked for bytes, so as to write the group again at once
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes, wherever they are."""
+        if self.memory is not None:
+            return self.memory.view(self.offset, self.nbytes)
+        assert self.payload is not None
+        return self.payload
+
+    def tensor(self, dtype: "torch.dtype", shape: tuple[int, ...], offset: int) -> "torch.Tensor":
+        """A tensor of the group, `offset` bytes from the group's start; it views the message's bytes."""
+        if self.memory is not None and self.memory.whole:
+            return self.memory.tensor(dtype, shape, self.offset + offset)
+        return view_as_tensor(self.view, dtype, shape, offset)
+
+
+class Link(ABC):
+    """A link to the process called `name`. Nothing here blocks but close: waiting is the hub's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.inbox: deque[Message] = deque()
+        self.acked_step = 0
+        self.granted = 0  # by the peer, in all
+        self.received_bytes = 0  # of groups; by reference too
+        self.sent_bytes = 0  # likewise
+        self.ended = False  # the peer has said that nothing more will come
+        self._credited = 0  # groups sent against credit
+        self._credit_limit: int | None = None
+        self._ahead_limit: int | None = None
+        self._unacked: deque[int] = deque()
+        self._expected: Mapping[int, int] | None = None
+        self._assembling: dict[int, tuple[bytearray, int]] = {}  # group -> its bytes, and how many of them are here
+
+    # -- what a lane provides
+
+    @property
+    @abstractmethod
+    def lane(self) -> str:
+        """ "shared memory" or "grpc"."""
+
+    @property
+    @abstractmethod
+    def blocked(self) -> bool:
+        """Whether frames wait until the descriptor is writable; `flush` sends them then."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """A descriptor that is readable when `poll` has something to do."""
+
+    @abstractmethod
+    def poll(self) -> bool:
+        """Takes in a frame that has arrived, or some, without waiting; False if nothing has happened on the link.
+
+        LinkLost when the peer is gone without having ended the link.
+        """
+
+    @abstractmethod
+    def flush(self) -> bool:
+        """Sends what is still to be sent, without waiting; False when a sender should wait.
+
+        LinkLost when nobody takes it.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Tells the peer, and gives everything back. More than once does no harm."""
+
+    @abstractmethod
+    def _queue(self, frame: Frame, payload: memoryview | None = None) -> None:
+        """Adds a frame to what is to be sent."""
+
+    @abstractmethod
+    def _queue_reference(self, group: int, step: int, payload: Slice) -> None:
+        """Adds a group that lies in shared memory."""
+
+    @abstractmethod
+    def _queue_bytes(self, kind: FrameKind, group: int, step: int, payload: memoryview) -> None:
+        """Adds a group as bytes, in chunks of this kind: BYTES or COPY."""
+
+    @abstractmethod
+    def _queue_copy(self, message: Message) -> None:
+        """Adds a group that came as bytes, in the best way that the lane has."""
+
+    # -- sending
+
+    def limit_credit(self, groups: int) -> None:
+        """Groups sent with window "credit": at most so many that the peer has not granted back."""
+        self._credit_limit = groups
+
+    @property
+    def not_taken(self) -> int:
+        """Groups, or steps, that were sent within a window and that the peer has not taken."""
+        sent = 0 if self._credit_limit is None else self._credited - self.granted
+        return sent + len(self._unacked)
+
+    def limit_ahead(self, steps: int) -> None:
+        """Groups sent with window "ack": at most so many steps that the peer has not acknowledged."""
+        self._ahead_limit = steps
+
+    def may_send(self, step: int, window: Window | None) -> bool:
+        """Whether the window is open."""
+        if window == "credit":
+            return self._credit_limit is None or self._credited - self.granted < self._credit_limit
+        if window == "ack" and self._ahead_limit is not None:
+            while self._unacked and self._unacked[0] <= self.acked_step:
+                self._unacked.popleft()
+            begun = bool(self._unacked) and self._unacked[-1] == step
+            return begun or len(self._unacked) < self._ahead_limit
+        return True
+
+    def post(self, group: int, step: int, payload: Slice, *, window: Window | None, as_bytes: bool) -> None:
+        """Adds a group to what is to be sent; `may_send` has said yes. Its bytes may be written again after `flush`."""
+        self._count(step, window)
+        self.sent_bytes += payload.nbytes
+        if as_bytes or payload.nbytes <= INLINE_BYTES:
+            self._queue_bytes(FrameKind.BYTES, group, step, payload.view)
+        else:
+            self._queue_reference(group, step, payload)
+
+    def post_message(self, message: Message, *, window: Window | None) -> None:
+        """Adds a message that came over another link: by reference where this lane can and it may, else as bytes."""
+        self._count(message.step, window)
+        self.sent_bytes += message.nbytes
+        if message.memory is not None:
+            self._queue_reference(message.group, message.step, Slice(message.memory, message.offset, message.nbytes))
+        elif message.stays_bytes or message.nbytes <= INLINE_BYTES:
+            self._queue_bytes(FrameKind.BYTES, message.group, message.step, message.view)
+        else:
+            self._queue_copy(message)
+
+    def ack(self, step: int) -> None:
+        """Everything of the steps up to this one has been consumed."""
+        self._send_control(Frame(FrameKind.ACK, step=step))
+
+    def grant(self, groups: int) -> None:
+        """The peer may send so many groups more."""
+        self._send_control(Frame(FrameKind.CREDIT, length=groups))
+
+    def _send_control(self, frame: Frame) -> None:
+        """Sends a word about what was received; a peer that has ended the link need not hear it."""
+        if self.ended:
+            return
+        self._queue(frame)
+        try:
+            self.flush()
+        except LinkLost:
+            if not self.ended:
+                raise
+
+    def _count(self, step: int, window: Window | None) -> None:
+        if window == "credit":
+            self._credited += 1
+        elif window == "ack" and (not self._unacked or self._unacked[-1] != step):
+            self._unacked.append(step)
+
+    # -- receiving
+
+    def expect(self, sizes: Mapping[int, int]) -> None:
+        """From now on only these groups may come as bytes, and with these numbers of bytes."""
+        self._expected = sizes
+
+    def _lost(self, reason: str) -> LinkLost:
+        return LinkLost(self.name, "it has closed the link" if self.ended else reason)
+
+    def _damaged(self, error: FrameError) -> LinkLost:
+        return LinkLost(self.name, str(error))
+
+    def _control(self, frame: Frame) -> None:
+        match frame.kind:
+            case FrameKind.ACK:
+                self.acked_step = max(self.acked_step, frame.step)
+            case FrameKind.CREDIT:
+                self.granted += frame.length
+            case FrameKind.CLOSE:
+                self.ended = True
+            case kind:
+                raise self._lost(f"it sent an unexpected frame of kind {kind.name}")
+
+    def _take_bytes(self, frame: Frame, payload: memoryview, *, lasts: bool) -> None:
+        """A chunk: a whole group, or a part of the one that is being put together. lasts: so does the payload."""
+        kind, group, _, step, offset, length, total = frame
+        self._check_chunk(group, offset, length, total)
+        self.received_bytes += length
+        stays_bytes = kind is FrameKind.BYTES
+        if length == total:
+            if not lasts:
+                payload = memoryview(bytearray(payload))
+            self.inbox.append(Message(self, group, step, total, payload=payload, stays_bytes=stays_bytes))
+            return
+        buffer, filled = self._assembling.get(group, (None, 0))
+        if offset != filled or length == 0:
+            raise self._lost(f"a chunk of group {group} is missing")
+        if buffer is None:
+            buffer = bytearray(total)
+        elif len(buffer) != total:
+            raise self._lost(f"the chunks of group {group} differ in what they belong to")
+        buffer[filled : filled + length] = payload
+        filled += length
+        if filled < total:
+            self._assembling[group] = (buffer, filled)
+            return
+        del self._assembling[group]
+        self.inbox.append(Message(self, group, step, total, payload=memoryview(buffer), stays_bytes=stays_bytes))
+
+    def _check_chunk(self, group: int, offset: int, length: int, total: int) -> None:
+        allowed = UNEXPECTED_BYTES if self._expected is None else self._expected.get(group, -1)
+        if total > allowed or (total < allowed and self._expected is not None):
+            raise self._lost(f"it sent group {group} with {total} bytes, which nobody expects")
+        if offset + length > total:
+            raise self._lost(f"a chunk of group {group} does not lie in it")
+
+    def _take_reference(self, frame: Frame, memory: SharedMemory | None) -> None:
+        if memory is None or frame.offset + frame.length > memory.nbytes:
+            raise self._lost(f"a reference to group {frame.group} lies in no memory that was shared")
+        self.received_bytes += frame.length
+        self.inbox.append(Message(self, frame.group, frame.step, frame.length, memory, frame.offset))

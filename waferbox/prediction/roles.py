@@ -1,0 +1,302 @@
+"""The roles in a simulation: the SwarmX tree, wafers and MemoryX, as their programs run them."""
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+
+from waferbox.prediction.simulation import Count, Process, SimulatedCluster, SimulatedRole
+from waferbox.runtime.arena import ArenaCounts
+from waferbox.runtime.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW, is_for_coordinator_only, part_bytes
+from wsc.v1 import plan_pb2
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The SwarmX tree in a simulation, as `swarmx/swarmx_program.py`: a level has a thread that takes frames in order
+
+
+class Tree:
+    """All levels; frames enter at the wafers' end and at the shards' end."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self.wafer_released = Count(cluster.clock)  # gradient groups whose place a wafer may write again
+        self._cluster = cluster
+        self._nodes = [_Node(self, cluster, depth) for depth in range(len(cluster.levels))]
+        for node in self._nodes:
+            cluster.clock.start(node.run())
+        self._released_by_shard = [0] * len(cluster.shards)
+        gradients = set(ArenaCounts(cluster.plan.swarmx.arena).offsets)
+        self._receivers = sorted(
+            {shard for group in cluster.plan.swarmx.groups if group.id in gradients for shard in group.shards}
+        )
+        counts = ArenaCounts(cluster.plan.swarmx.arena)
+        for shard in self._receivers:
+            own = [g.id for g in cluster.plan.swarmx.groups if g.id in gradients and shard in g.shards]
+            self._released_by_shard[shard] = counts.first_of(own)
+
+    def send_weights(self, shard: int, group: plan_pb2.Group) -> None:
+        """From a shard to all wafers."""
+        root = self._nodes[0]
+        self._cluster.carry(self._cluster.shards[shard], root.host, group.nbytes, lambda: root.take_down(group))
+
+    def send_up(self, group: plan_pb2.Group, step: int) -> None:
+        """From every wafer."""
+        self.enter_from_below(len(self._nodes) - 1, self._cluster.wafer, group, step, part_bytes(group))
+
+    def enter_from_below(
+        self, depth: int, sender: SimulatedRole, group: plan_pb2.Group, step: int, nbytes: int
+    ) -> None:
+        """From each child of a node of this level."""
+        node = self._nodes[depth]
+        self._cluster.carry(
+            sender, node.host, nbytes, lambda: node.take_up(group, step), senders=self._cluster.levels[depth].children
+        )
+
+    def send_credit(self, shard: int, taken: int) -> None:
+        """Each wafer says how many weights groups of a shard it has taken."""
+        self._pass_credit(len(self._nodes) - 1, shard, taken)
+
+    def _pass_credit(self, depth: int, shard: int, taken: int) -> None:
+        latency = self._cluster.rates.latency_seconds
+        if depth < 0:
+            self._after(latency, lambda: self._cluster.credit[shard].raise_to(taken))
+            return
+        node = self._nodes[depth]
+        self._after(latency, lambda: node.take_credit(lambda: self._pass_credit(depth - 1, shard, taken)))
+
+    def release(self, shard: int, count: int) -> None:
+        """A shard has read gradient groups: so many of all, as far as it is concerned."""
+
+        def told() -> None:
+            self._released_by_shard[shard] = max(self._released_by_shard[shard], count)
+            self._nodes[0].take_release(min(self._released_by_shard[each] for each in self._receivers))
+
+        self._after(self._cluster.rates.latency_seconds, told)
+
+    def notify_released(self, depth: int, count: int) -> None:
+        """From a node of the level above; below the last there are the wafers."""
+        latency = self._cluster.rates.latency_seconds
+        if depth < len(self._nodes):
+            node = self._nodes[depth]
+            self._after(latency, lambda: node.take_release(count))
+        else:
+            self._after(latency, lambda: self.wafer_released.raise_to(count))
+
+    def take_down(self, depth: int, group: plan_pb2.Group) -> None:
+        """A frame from above is there."""
+        if depth < len(self._nodes):
+            self._nodes[depth].take_down(group)
+        else:
+            self._cluster.arrived(self._cluster.wafer, group.id).add()
+
+    def below(self, depth: int) -> SimulatedRole:
+        """Who stands for the children of a node of this level."""
+        return self._nodes[depth + 1].host if depth + 1 < len(self._nodes) else self._cluster.wafer
+
+    def _after(self, seconds: float, call: Callable[[], None]) -> None:
+        self._cluster.clock.at(self._cluster.clock.now + seconds, call)
+
+
+class _Node:
+    """What stands for the nodes of a level."""
+
+    def __init__(self, tree: Tree, cluster: SimulatedCluster, depth: int) -> None:
+        self.host = cluster.nodes[depth]
+        self._tree = tree
+        self._cluster = cluster
+        self._depth = depth
+        self._level = cluster.levels[depth]
+        self._frame_seconds = cluster.rates.frame_seconds
+        self._counts = ArenaCounts(cluster.plan.swarmx.arena)
+        self._adds = self._level.children > 1
+        self._inbox: deque[Callable[[], Process]] = deque()
+        self._came = Count(cluster.clock)
+        self._complete: deque[tuple[int, plan_pb2.Group, int]] = deque()  # the count that each awaits
+        self._released = 0
+        self._joined = 0
+
+    def run(self) -> Process:
+        """The node's thread."""
+        handled = 0
+        while True:
+            handled += 1
+            yield self._came, handled
+            yield from self._inbox.popleft()()
+
+    def take_down(self, group: plan_pb2.Group) -> None:
+        self._put(lambda: self._pass_down(group, received=1))
+
+    def take_up(self, group: plan_pb2.Group, step: int) -> None:
+        self._put(lambda: self._collect(group, step))
+
+    def take_credit(self, passed_on: Callable[[], None]) -> None:
+        self._put(lambda: self._pass_credit(passed_on))
+
+    def take_release(self, count: int) -> None:
+        self._put(lambda: self._take_release(count))
+
+    def _put(self, work: Callable[[], Process]) -> None:
+        self._inbox.append(work)
+        self._came.add()
+
+    def _pass_down(self, group: plan_pb2.Group, received: int) -> Process:
+        children = self._level.children
+        yield self.host.work((received + children) * self._frame_seconds)
+        self._cluster.carry(
+            self.host,
+            self._tree.below(self._depth),
+            self._whole_bytes(group),
+            lambda: self._tree.take_down(self._depth + 1, group),
+            copies=children,
+        )
+
+    def _pass_credit(self, passed_on: Callable[[], None]) -> Process:
+        yield self.host.work((self._level.children + 1) * self._frame_seconds)
+        passed_on()
+
+    def _take_release(self, count: int) -> Process:
+        yield self.host.work(self._frame_seconds)
+        if count <= self._released:
+            return
+        self._released = count
+        if self._adds:
+            yield from self._join_complete()
+        else:
+            self._tree.notify_released(self._depth + 1, count)
+
+    def _collect(self, group: plan_pb2.Group, step: int) -> Process:
+        yield self.host.work(self._level.children * self._frame_seconds)
+        awaited = self._counts.awaited(group.id) if self._adds else None
+        if awaited is None:
+            yield from self._join(group, step)
+        else:
+            self._complete.append((self._counts.count(awaited, step), group, step))
+            yield from self._join_complete()
+
+    def _join_complete(self) -> Process:
+        while self._complete and self._complete[0][0] <= self._released:
+            _, group, step = self._complete.popleft()
+            yield from self._join(group, step)
+            self._joined += 1
+            yield self.host.work(self._level.children * self._frame_seconds)
+            self._tree.notify_released(self._depth + 1, self._joined)
+
+    def _join(self, group: plan_pb2.Group, step: int) -> Process:
+        if self._adds:
+            nbytes = self._level.children * self._child_bytes(group)
+            yield self.host.work(nbytes / self._cluster.rates.swarmx_bytes_per_second)
+        joined = self._child_bytes(group)
+        if group.reduction == plan_pb2.REDUCTION_GATHER:
+            joined *= self._level.children
+        if self._depth:
+            yield self.host.work(self._frame_seconds)
+            self._tree.enter_from_below(self._depth - 1, self.host, group, step, joined)
+            return
+        for shard in group.shards:
+            yield self.host.work(self._frame_seconds)
+            receiver = self._cluster.shards[shard]
+            self._cluster.carry(self.host, receiver, joined, self._cluster.arrived(receiver, group.id).add)
+        if group.to_wafers:
+            yield from self._pass_down(group, received=0)
+
+    def _child_bytes(self, group: plan_pb2.Group) -> int:
+        parts = self._level.wafers if group.reduction == plan_pb2.REDUCTION_GATHER else 1
+        return part_bytes(group) * parts
+
+    def _whole_bytes(self, group: plan_pb2.Group) -> int:
+        if group.reduction != plan_pb2.REDUCTION_GATHER:
+            return group.nbytes
+        return part_bytes(group) * self._cluster.levels[0].wafers * self._cluster.levels[0].children
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Wafers and MemoryX in a simulation: their instructions one after the other, with the credit that bounds run-ahead
+
+
+def run_wafer(cluster: SimulatedCluster, tree: Tree, num_steps: int) -> Process:
+    """As `wafer/wafer_program.py`. Batches are there: workers are ahead."""
+    plan, host, frame_seconds = cluster.plan.wafer, cluster.wafer, cluster.rates.frame_seconds
+    groups = {group.id: group for group in plan.groups}
+    homes = {member.value: group.id for group in plan.groups for member in group.members if _is_sent(group)}
+    counts = ArenaCounts(plan.arena)
+    received: dict[int, int] = defaultdict(int)
+    taken: dict[int, int] = defaultdict(int)
+    for step in range(1, num_steps + 1):
+        for instruction in plan.instructions:
+            match instruction.WhichOneof("kind"):
+                case "receive":
+                    group = groups[instruction.receive.group]
+                    if group.kind == plan_pb2.GROUP_KIND_BATCH:
+                        continue
+                    received[group.id] += 1
+                    yield cluster.arrived(host, group.id), received[group.id]
+                    yield frame_seconds
+                    if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
+                        shard = group.source_shard
+                        taken[shard] += 1
+                        if taken[shard] % WEIGHTS_CREDIT_BATCH == 0:
+                            yield frame_seconds
+                            tree.send_credit(shard, taken[shard])
+                case "run":
+                    written = {homes[value] for value in instruction.run.outputs if value in homes}
+                    for count in sorted(c for group in written if (c := counts.awaited(group)) is not None):
+                        yield tree.wafer_released, counts.count(count, step)
+                    yield host.work(cluster.costs.wafer[instruction.run.kernel])
+                case "send":
+                    group = groups[instruction.send.group]
+                    awaited = counts.awaited(group.id)
+                    if awaited is not None:
+                        yield tree.wafer_released, counts.count(awaited, step)
+                    yield frame_seconds
+                    if not is_for_coordinator_only(group):
+                        tree.send_up(group, step)
+        cluster.step_ends.append(cluster.clock.now)
+
+
+def run_shard(cluster: SimulatedCluster, tree: Tree, shard: int, num_steps: int) -> Process:
+    """As `memoryx/memoryx_program.py`."""
+    plan, host, frame_seconds = cluster.plan.memoryx[shard], cluster.shards[shard], cluster.rates.frame_seconds
+    groups = {group.id: group for group in plan.groups}
+    counts = ArenaCounts(plan.arena)
+    received: dict[int, int] = defaultdict(int)
+    taken = [i.receive.group for i in plan.instructions if i.HasField("receive")]
+    from_arena = [group for group in taken if group in counts.offsets]
+    borrowed: int | None = None
+    sent = 0
+
+    def release(step: int) -> None:
+        nonlocal borrowed
+        told = counts.released_count_after(borrowed, from_arena) if borrowed is not None else None
+        borrowed = None
+        if told is not None:
+            tree.release(shard, counts.count(told, step))
+
+    for step in range(1, num_steps + 1):
+        for instruction in plan.instructions:
+            match instruction.WhichOneof("kind"):
+                case "receive":
+                    release(step)
+                    group = groups[instruction.receive.group]
+                    received[group.id] += 1
+                    yield cluster.arrived(host, group.id), received[group.id]
+                    yield host.work(frame_seconds)
+                    borrowed = group.id if group.id in counts.offsets else None
+                case "run":
+                    yield host.work(cluster.costs.memoryx[shard][instruction.run.kernel])
+                case "send":
+                    release(step)
+                    group = groups[instruction.send.group]
+                    yield host.work(frame_seconds)
+                    if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
+                        # Credit comes for several groups at once.
+                        yield cluster.credit[shard], sent - WEIGHTS_WINDOW + 1
+                        sent += 1
+                        tree.send_weights(shard, group)
+                    elif group.kind == plan_pb2.GROUP_KIND_EXCHANGE:
+                        for other in group.shards:
+                            if other != shard:
+                                receiver = cluster.shards[other]
+                                arrive = cluster.arrived(receiver, group.id).add
+                                cluster.carry(host, receiver, group.nbytes, arrive)
+        release(step)
+
+
+def _is_sent(group: plan_pb2.Group) -> bool:
+    return group.kind == plan_pb2.GROUP_KIND_REDUCTION

@@ -1,0 +1,37 @@
+"""Addresses of the form host:port: which are well-formed, and which one a server has after it was bound."""
+
+import re
+import socket
+
+import grpc
+
+from waferbox.security.tls import add_port
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
+_WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]"})
+
+
+def split_address(address: str, *, any_port: bool = False) -> tuple[str, int]:
+    """Host and port. any_port: port 0 is allowed too. Raises ValueError saying what is wrong."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not (0 if any_port else 1) <= int(match[2]) <= 65535:
+        example = "127.0.0.1:0" if any_port else "127.0.0.1:9000"
+        raise ValueError(f"{address!r} is no address: it must look like host:port, for example {example}")
+    return match[1], int(match[2])
+
+
+def bind(server: grpc.Server | grpc.aio.Server, listen: str) -> str:
+    """Add the port to a server; returns the address at which others reach it. Raises OSError if it cannot be had."""
+    try:
+        host, port = split_address(listen, any_port=True)
+        bound = add_port(server, listen)
+    except (ValueError, RuntimeError) as error:
+        raise OSError(f"cannot listen at {listen}: {error}") from error
+    if not bound or (port and bound != port):
+        raise OSError(f"cannot listen at {listen}")
+    return reached_at(host, bound)
+
+
+def reached_at(host: str, port: int) -> str:
+    """The address at which others reach who listens there."""
+    return f"{socket.gethostname() if host in _WILDCARD_HOSTS else host}:{port}"

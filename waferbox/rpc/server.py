@@ -1,0 +1,186 @@
+"""gRPC servers and channels with the options that all of the project's have, and channels through a gateway.
+
+A cluster of containers publishes one port, that of its ingress. Who comes from outside reaches the other processes
+through it: a call to `coordinator:7000 via 127.0.0.1:9000` goes to 127.0.0.1:9000 and bears the address that it is for,
+to which the gateway there (appliance.ingress.gateway) hands it on.
+"""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import grpc
+
+from waferbox.host.memory import keep_large_blocks
+from waferbox.security.guard import Guard, ServerGuard, bearer
+from waferbox.security.tls import open_channel
+from waferbox.security.tokens import command_token
+
+# What gRPC logs of a connection that breaks is no use to a user; read when the first channel or server is made.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+# What a server takes as one message. CIRH text, the plan of a role and a pickled input function are large; all else is
+# small. Larger requests are refused unread, with RESOURCE_EXHAUSTED and the cap.
+LARGE_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+SMALL_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+# What a client takes: the outputs of a step come in one message.
+MAX_RESPONSE_BYTES: Final = 256 * 1024 * 1024
+# Every open stream keeps a thread; threads are made when they are needed. A SwarmX node may have 1,024 children, each
+# with a stream; a process with more streams than that has an AsyncServer.
+MAX_THREADS: Final = 2048
+
+# Calls that have arrived and that Python has not looked at yet. By default gRPC cancels some of them when they are more
+# than 1,000, at random: those of a thousand wafers come at once.
+MAX_UNSEEN_CALLS: Final = 16_384
+
+# A peer that is silent for so long gets a ping, and is given up when it does not answer within 5/3 of it: who is cut
+# off, or hangs, is given up within 8 s.
+KEEPALIVE_VARIABLE: Final = "WAFERBOX_KEEPALIVE_SECONDS"
+KEEPALIVE_SECONDS: Final = 3.0
+TIMEOUT_PER_KEEPALIVE: Final = 5 / 3
+# A host that vanishes without a word keeps its job so long; nothing tells it from a script in a debugger.
+SUSPENDED_SECONDS: Final = 3600.0
+
+GATEWAY_KEY: Final = "wsc-target"
+# On the calls that an ingress hands on to management, and on the errors that it answers with.
+INGRESS_KEY: Final = "wsc-ingress"
+_VIA: Final = " via "
+
+_OPTIONS: Final = [
+    ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_reconnect_backoff_ms", 1_000),  # what comes back is found within a second
+]
+
+
+def _keepalive(timeout_seconds: float) -> list[tuple[str, int]]:
+    """Options that give up a peer which answers no ping for so long."""
+    timeout = round(timeout_seconds * 1000)
+    return [
+        ("grpc.keepalive_time_ms", round(_keepalive_seconds() * 1000)),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(_keepalive_seconds() * 1000 * 2 / 3)),
+        ("grpc.keepalive_timeout_ms", timeout),
+        ("grpc.http2.ping_timeout_ms", timeout),  # a minute by default, whatever the timeout of keepalive is
+    ]
+
+
+def _keepalive_seconds() -> float:
+    return float(os.environ.get(KEEPALIVE_VARIABLE, KEEPALIVE_SECONDS))
+
+
+def make_server(*, for_scripts: bool = False, job: str | None = None) -> grpc.Server:
+    """A server without ports and services; the caller adds them, starts it and stops it.
+
+    for_scripts: as server_options has it. job: as of Guard.
+    """
+    keep_large_blocks()
+    pool = ThreadPoolExecutor(max_workers=MAX_THREADS, thread_name_prefix="grpc")
+    options = server_options(LARGE_MESSAGE_BYTES, for_scripts=for_scripts)
+    return grpc.server(pool, options=options, interceptors=[ServerGuard(Guard(job=job))])
+
+
+def server_options(max_message_bytes: int, *, for_scripts: bool = False) -> list[tuple[str, int]]:
+    """The options of a server that takes requests of so many bytes at most.
+
+    for_scripts: its clients are scripts, which their users may suspend, for as long as SUSPENDED_SECONDS. One that has
+    ended is noticed all the same, by its closed socket.
+    """
+    keepalive = _keepalive(SUSPENDED_SECONDS if for_scripts else _keepalive_seconds() * TIMEOUT_PER_KEEPALIVE)
+    # One port, one process: without so_reuseport=0 a second process could take the same port.
+    unseen = [
+        ("grpc.server.max_pending_requests", MAX_UNSEEN_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_UNSEEN_CALLS),
+    ]
+    largest = ("grpc.max_receive_message_length", max_message_bytes)
+    return [*_OPTIONS, *keepalive, *unseen, largest, ("grpc.so_reuseport", 0)]
+
+
+def make_channel(address: str, token: str | None = None) -> grpc.Channel:
+    """A channel to host:port, or `through` a gateway; nothing is sent before it is used, and the caller closes it.
+
+    token: what its calls show; None: what a command of this user shows.
+    """
+    target, _, gateway = address.partition(_VIA)
+    entries = [(GATEWAY_KEY, target)] if gateway else []
+    dialled = gateway or target
+    if token := command_token(dialled) if token is None else token:
+        entries.append(bearer(token))
+    channel = open_channel(dialled, channel_options())
+    return _MarkedChannel(channel, entries) if entries else channel
+
+
+def channel_options() -> list[tuple[str, int]]:
+    """The options of a channel."""
+    keepalive = _keepalive(_keepalive_seconds() * TIMEOUT_PER_KEEPALIVE)
+    largest = ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES)
+    # An environment's HTTP proxy has no business between the processes of a cluster.
+    without_proxy = ("grpc.enable_http_proxy", 0)
+    # gRPC repeats calls that a server which stops has not seen; the reader of a stream waits for ever where that fails
+    # (1.76 to 1.85).
+    without_retries = ("grpc.enable_retries", 0)
+    return [*_OPTIONS, *keepalive, largest, without_proxy, without_retries]
+
+
+def through(gateway: str, address: str) -> str:
+    """The address that is reached through a gateway; an empty gateway is none."""
+    return f"{address}{_VIA}{gateway}" if gateway else address
+
+
+def is_from_ingress(error: grpc.Call) -> bool:
+    """Whether a call failed behind the ingress that it went to, and not on the way there."""
+    return any(key == INGRESS_KEY for key, _ in error.trailing_metadata() or ())
+
+
+class _MarkedMethod:
+    """A method of a channel, each call of which says for whom it is, and who makes it."""
+
+    def __init__(self, method: Any, entries: Sequence[tuple[str, str]]) -> None:
+        self._method = method
+        self._entries = entries
+
+    def __call__(self, request: Any, timeout: float | None = None, metadata: Any = None, **options: Any) -> Any:
+        return self._method(request, timeout, metadata=(*self._entries, *(metadata or ())), **options)
+
+    def future(self, request: Any, timeout: float | None = None, metadata: Any = None, **options: Any) -> Any:
+        return self._method.future(request, timeout, metadata=(*self._entries, *(metadata or ())), **options)
+
+
+class _MarkedChannel(grpc.Channel):
+    """A channel of such methods.
+
+    No interceptors: these look a method up in each call, which ends the process (grpcio 1.80) where another thread has
+    just closed the channel.
+    """
+
+    def __init__(self, channel: grpc.Channel, entries: Sequence[tuple[str, str]]) -> None:
+        self._channel = channel
+        self._entries = entries
+
+    def unary_unary(self, *arguments: Any, **options: Any) -> Any:
+        return _MarkedMethod(self._channel.unary_unary(*arguments, **options), self._entries)
+
+    def unary_stream(self, *arguments: Any, **options: Any) -> Any:
+        return _MarkedMethod(self._channel.unary_stream(*arguments, **options), self._entries)
+
+    def stream_unary(self, *arguments: Any, **options: Any) -> Any:
+        return _MarkedMethod(self._channel.stream_unary(*arguments, **options), self._entries)
+
+    def stream_stream(self, *arguments: Any, **options: Any) -> Any:
+        return _MarkedMethod(self._channel.stream_stream(*arguments, **options), self._entries)
+
+    def subscribe(self, *arguments: Any, **options: Any) -> None:
+        self._channel.subscribe(*arguments, **options)
+
+    def unsubscribe(self, callback: Any) -> None:
+        self._channel.unsubscribe(callback)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> "_MarkedChannel":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

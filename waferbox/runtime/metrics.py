@@ -1,0 +1,93 @@
+"""A Prometheus endpoint of a role process. Imported only where one is wanted."""
+
+from collections.abc import Callable, Iterable, Iterator
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from waferbox.rpc.address import reached_at
+from waferbox.security.guard import CHALLENGE, LOOPBACK, may_view
+from wsc.v1 import observation_pb2
+
+
+class MetricsServer:
+    """Owns the server and its thread."""
+
+    def __init__(self, collector: Collector, host: str, port: int) -> None:
+        """host: as split_address has it; beyond loopback a token is asked for. port 0: any.
+
+        Raises OSError where the port is taken.
+        """
+        registry = CollectorRegistry()
+        registry.register(collector)
+        ProcessCollector(registry=registry)
+        self._server, self._thread = start_http_server(port, host.strip("[]"), registry)
+        if host not in LOOPBACK:
+            app = self._server.get_app()
+            assert app is not None
+            self._server.set_app(_for_viewers(app))
+        self.address = reached_at(host, int(self._server.server_port))
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _for_viewers(app: WSGIApplication) -> WSGIApplication:
+    """The same for those who may look."""
+
+    def guarded(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if may_view(environ.get("HTTP_AUTHORIZATION", "")):
+            return app(environ, start_response)
+        start_response("401 Unauthorized", [CHALLENGE, ("Content-Type", "text/plain")])
+        return [b"Unauthorized"]
+
+    return guarded
+
+
+class RoleCollector(Collector):
+    """The figures of the execution that a role runs; read when somebody asks, and never else.
+
+    They begin anew with each execution, which Prometheus takes as a counter's reset.
+    """
+
+    def __init__(self, role: str, report: Callable[[], observation_pb2.NodeReport | None]) -> None:
+        """report: how it goes, while an execution runs."""
+        self._role = role
+        self._report = report
+
+    def collect(self) -> Iterator[Metric]:
+        report = self._report()
+        running = GaugeMetricFamily("waferbox_running", "Whether an execution runs.", labels=["role"])
+        running.add_metric([self._role], report is not None)
+        yield running
+        if report is not None:
+            yield from report_metrics(["role"], [([self._role], report)])
+
+
+def report_metrics(
+    labels: list[str], reports: list[tuple[list[str], observation_pb2.NodeReport]], prefix: str = "waferbox"
+) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+    """The metrics of some reports, each with the values of the labels."""
+    steps = CounterMetricFamily(f"{prefix}_steps", "Steps done in this execution.", labels=labels)
+    seconds = CounterMetricFamily(
+        f"{prefix}_step_seconds", "Where the time of this execution went.", labels=[*labels, "part"]
+    )
+    moved = CounterMetricFamily(f"{prefix}_bytes", "Bytes of groups on all links.", labels=[*labels, "direction"])
+    queued = GaugeMetricFamily(
+        f"{prefix}_queued", "Groups received and not used, or sent and not taken.", labels=[*labels, "queue"]
+    )
+    for values, report in reports:
+        steps.add_metric(values, report.step)
+        for part, value in report.seconds.items():
+            if part != "total":
+                seconds.add_metric([*values, part], value)
+        for direction, count in report.bytes.items():
+            moved.add_metric([*values, direction], count)
+        for queue, count in report.queued.items():
+            queued.add_metric([*values, queue], count)
+    yield from (steps, seconds, moved, queued)

@@ -1,0 +1,236 @@
+"""NodeService: the coordinator to whom management gave the node attaches to it, gives it commands, and has it until
+the stream ends.
+"""
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import grpc
+
+from waferbox.host.threads import CancellationToken, GuardedThread
+from waferbox.links.listener import LinkListener
+from waferbox.runtime.node_job import JobContext, NodeJob
+from waferbox.runtime.outbox import JobLogHandler, Outbox
+from waferbox.runtime.role_job import StepThreadHangs, report_failure
+from waferbox.security.guard import caller_of
+from waferbox.security.tokens import Kind
+from wsc.v1 import node_pb2, node_pb2_grpc, observation_pb2
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which coordinator may attach to a node: the one whose job management gave the node to last, and no other
+
+
+logger = logging.getLogger(__name__)
+
+
+class Leases:
+    """What a node knows of the leases of itself. Thread-safe."""
+
+    def __init__(self, instance: Callable[[], str]) -> None:
+        """instance: of the node, as of its last registration."""
+        self._instance = instance
+        self._lock = threading.Lock()
+        self._last = 0  # the number of the latest lease that was shown
+
+    def job_of(self, context: grpc.ServicerContext) -> str:
+        """The job whose coordinator calls. Aborts the call where its lease is not, or no more, one of this node."""
+        caller = caller_of(context.invocation_metadata())
+        if caller is None or caller.kind is not Kind.LEASE:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no lease of this node was shown")
+        job, instance, number = caller.names
+        with self._lock:
+            is_valid = instance == self._instance() and int(number) >= self._last
+            if is_valid:
+                self._last = int(number)
+        if not is_valid:
+            logger.warning("%s has no lease of this node: %s is not %s, or is over", job, instance, self._instance())
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "the lease is of another node, or is over")
+        return job
+
+
+# --- NodeService: a job attaches to the node, gives it commands, and has it until the stream ends ---------------------
+
+
+# How long a job waits for the one before to be dropped: closing joins threads and, at worst, waits for a link.
+PREVIOUS_JOB_SECONDS = 5.0
+CLOSE_SECONDS = 10.0
+MAX_COMMANDS = 16  # read ahead
+
+
+class NodeService(node_pb2_grpc.NodeServiceServicer):
+    """Serves one job at a time."""
+
+    def __init__(
+        self,
+        make_job: Callable[[JobContext], NodeJob],
+        listener: LinkListener,
+        leases: Leases,
+        on_hang: Callable[[str], None],
+    ) -> None:
+        """on_hang(message): an execution does not end, so that this process can do nothing but end."""
+        self._make_job = make_job
+        self._listener = listener
+        self._leases = leases
+        self._on_hang = on_hang
+        self._free = threading.Semaphore(1)
+        self._attached_job = node_pb2.AttachJob()
+        self._job: NodeJob | None = None
+
+    def report(self) -> observation_pb2.NodeReport | None:
+        """How it goes with the job that has the node, while there is one and it runs an execution."""
+        job = self._job
+        return None if job is None else job.report()
+
+    @property
+    def attached_job(self) -> node_pb2.AttachJob:
+        """The job that has the node, and as what; empty while there is none."""
+        return self._attached_job
+
+    def Attach(
+        self, request_iterator: Iterator[node_pb2.AttachRequest], context: grpc.ServicerContext
+    ) -> Iterator[node_pb2.AttachResponse]:
+        job = self._leases.job_of(context)
+        if not self._free.acquire(timeout=PREVIOUS_JOB_SECONDS):
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this node works for job {self._attached_job.job}")
+        outbox = Outbox()
+
+        def on_defect(error: Exception) -> None:
+            outbox.fail(error)
+            self._leave(outbox)
+
+        serve = partial(self._serve, job, request_iterator, outbox)
+        GuardedThread(serve, name="attachment", on_defect=on_defect).start()
+        # Where the client is gone gRPC stops asking for responses; the thread ends by itself, with the requests.
+        try:
+            yield from outbox
+        except Exception as error:
+            logger.exception("a defect in what a node reports")
+            yield outbox.failure(error)
+
+    def close(self) -> None:
+        """Wait until the job is dropped; the server must have been stopped, which ends its stream."""
+        if not self._free.acquire(timeout=CLOSE_SECONDS):
+            logger.error("job %s was not dropped within %g s", self._attached_job.job, CLOSE_SECONDS)
+
+    def _serve(self, job: str, requests: Iterator[node_pb2.AttachRequest], outbox: Outbox) -> None:
+        """One job, from its first message until its stream ends."""
+        first = None
+        with contextlib.suppress(grpc.RpcError):  # the coordinator is gone before it has said what for
+            first = next(requests, None)
+        if first is not None and first.WhichOneof("kind") == "attach" and first.attach.job == job:
+            self._attached_job = first.attach
+            job_context = JobContext(
+                job=first.attach.job,
+                node=first.attach.node,
+                index=first.attach.index,
+                lane=first.attach.lane,
+                listener=self._listener,
+                emit=outbox.put,
+            )
+            with JobLogHandler(job_context.node, outbox.log):
+                self._work(job_context, _Commands(requests, outbox.fail), outbox)
+        self._leave(outbox)
+
+    def _leave(self, outbox: Outbox) -> None:
+        """The job has no more to do with this node."""
+        self._attached_job = node_pb2.AttachJob()
+        self._free.release()
+        outbox.close()
+
+    def _work(self, context: JobContext, commands: "_Commands", outbox: Outbox) -> None:
+        job = self._job = self._make_job(context)
+        try:
+            outbox.open(context.node, job.report, job.check_progress)
+            outbox.put(node_pb2.AttachResponse(attached=node_pb2.Attached(endpoint=self._listener.endpoint())))
+            for command, cancellation in commands:
+                try:
+                    _dispatch(job, command, cancellation, outbox)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator hears of it
+                    if not cancellation.cancelled:
+                        report_failure(context, error)
+        finally:
+            self._job = None
+            try:
+                job.close()
+            except StepThreadHangs as error:
+                self._on_hang(f"{context.node} of {context.job}: {error}")
+
+
+class _Commands:
+    """What the coordinator says, to be iterated over; a thread reads ahead, to see soon what ends a wait."""
+
+    def __init__(self, requests: Iterator[node_pb2.AttachRequest], on_defect: Callable[[Exception], None]) -> None:
+        """on_defect(error): the thread has ended by it; the commands end with it."""
+        self._requests = requests
+        self._on_defect = on_defect
+        self._read: queue.Queue[tuple[node_pb2.AttachRequest, CancellationToken] | None] = queue.Queue(MAX_COMMANDS)
+        self._ended = CancellationToken()
+        self._load = CancellationToken()  # of the last Load
+        self._loaded = 0  # its execution
+
+    def __iter__(self) -> Iterator[tuple[node_pb2.AttachRequest, CancellationToken]]:
+        """Once. A command's token is cancelled when nobody wants its answer any more.
+
+        That is at the end of the stream, and for a Load when its execution is stopped or another is loaded instead.
+        """
+        reader = GuardedThread(self._read_ahead, name="commands", on_defect=self._failed)
+        reader.start()
+        yield from iter(self._read.get, None)
+        reader.join()
+
+    def _read_ahead(self) -> None:
+        with contextlib.suppress(grpc.RpcError):  # the coordinator is gone, or has cancelled: the way a job ends
+            for request in self._requests:
+                self._read.put((request, self._token(request)))
+        self._end()
+
+    def _token(self, request: node_pb2.AttachRequest) -> CancellationToken:
+        match request.WhichOneof("kind"):
+            case "load":
+                self._load.cancel()
+                self._load, self._loaded = CancellationToken(), request.load.execution
+                return self._load
+            case "stop" if request.stop.execution == self._loaded:
+                self._load.cancel()
+        return self._ended
+
+    def _failed(self, error: Exception) -> None:
+        self._on_defect(error)
+        self._end()
+
+    def _end(self) -> None:
+        self._ended.cancel()
+        self._load.cancel()
+        self._read.put(None)
+
+
+def _dispatch(job: NodeJob, request: node_pb2.AttachRequest, cancellation: CancellationToken, outbox: Outbox) -> None:
+    match request.WhichOneof("kind"):
+        case "prepare_input":
+            job.prepare_input(request.prepare_input)
+        case "load":
+            missing = job.load(request.load, cancellation)
+            loaded = node_pb2.Loaded(execution=request.load.execution, missing_states=missing)
+            outbox.put(node_pb2.AttachResponse(loaded=loaded))
+        case "start":
+            job.start(request.start)
+        case "stop":
+            job.stop(request.stop.execution)
+            stopped = node_pb2.Stopped(execution=request.stop.execution)
+            outbox.put(node_pb2.AttachResponse(stopped=stopped))
+        case "release_snapshot":
+            job.release_snapshot(request.release_snapshot.step)
+        case "keep_recovery_point":
+            job.keep_recovery_point(request.keep_recovery_point)
+        case "drop_recovery_points":
+            job.drop_recovery_points(request.drop_recovery_points.before)
+        case "copy_recovery_point":
+            job.copy_recovery_point(request.copy_recovery_point)
+        case "trace":
+            job.trace(request.trace)
+        case kind:
+            logger.warning("a message that this node does not know: %s", kind)

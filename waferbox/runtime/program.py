@@ -1,0 +1,154 @@
+"""What the step programs of a wafer and of MemoryX have in common: a list of calls, made once and run in each step.
+
+A plan names values by number; a program keeps them in a list, by a dense index given out at load. Nothing is looked up
+by name, and no message is read, while a step runs.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from waferbox.links.hub import Hub
+from waferbox.links.link import Link, Window
+from waferbox.runtime.groups import ReceivedGroup, SendBuffers
+from waferbox.runtime.progress import Progress, Recorder, group_label
+from waferbox.runtime.schedule import StepSchedule, is_for_coordinator_only, worker_of_step
+from wsc.v1 import plan_pb2
+
+Action = Callable[[int], None]  # one instruction, called with the step
+
+
+class Values:
+    """The values of a step, by dense index."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Any] = []  # a tensor, or None while there is no such value
+        self._indices: dict[int, int] = {}
+
+    def index(self, value: int) -> int:
+        """The index of a value of the plan; given out when it is asked for first."""
+        index = self._indices.get(value)
+        if index is None:
+            index = self._indices[value] = len(self.tensors)
+            self.tensors.append(None)
+        return index
+
+    def indices(self, values: Iterable[int]) -> list[int]:
+        return [self.index(value) for value in values]
+
+
+class Entry(NamedTuple):
+    """An action, and what it is called on a timeline."""
+
+    action: Action
+    what: str
+    detail: str
+    only_outputs: bool = False
+    region: str = ""
+
+
+def run_recorded(entries: Iterable[Entry], recorder: Recorder, schedule: StepSchedule, step: int) -> None:
+    """One step, each action of which becomes a span."""
+    now, outputs_leave, recorded_step = time.perf_counter, schedule.outputs_leave(step), schedule.global_step(step)
+    for action, what, detail, only_outputs, region in entries:
+        if only_outputs and not outputs_leave:
+            continue
+        begin = now()
+        action(step)
+        recorder.add(what, detail, recorded_step, begin, now(), region)
+
+
+class Program:
+    """Actions in order; some of them only in steps in which outputs leave."""
+
+    def __init__(self, hub: Hub, work: str) -> None:
+        """work: what the kernels do, such as "compute"."""
+        self.hub = hub
+        self.values = Values()
+        self.progress = Progress(work)
+        self._work = work
+        self._entries: list[Entry] = []
+
+    def add(self, action: Action, detail: str, *, what: str = "", only_outputs: bool = False) -> None:
+        """detail: a layer, a group. what: "wait", "send", or nothing for the program's work."""
+        self.add_entry(Entry(action, what or self._work, detail, only_outputs))
+
+    def add_entry(self, entry: Entry) -> None:
+        self._entries.append(entry)
+
+    def run(self, schedule: StepSchedule, after_step: Action | None = None) -> Mapping[str, float]:
+        """All steps; returns the seconds by what they were spent on. after_step is called after each step."""
+        all_actions = [entry.action for entry in self._entries]
+        quiet_actions = [entry.action for entry in self._entries if not entry.only_outputs]
+        progress, now = self.progress, time.perf_counter
+        begin = now()
+        try:
+            with torch.inference_mode():
+                for step in range(1, schedule.num_steps + 1):
+                    recorder = progress.recorder
+                    if recorder is None:
+                        for action in all_actions if schedule.outputs_leave(step) else quiet_actions:
+                            action(step)
+                    else:
+                        run_recorded(self._entries, recorder, schedule, step)
+                        if schedule.global_step(step) + 1 >= recorder.end:
+                            progress.end_trace()
+                    if after_step is not None:
+                        after_step(step)
+                    progress.step, progress.total = schedule.global_step(step), now() - begin
+        finally:
+            progress.end_trace()
+        return progress.seconds()
+
+    def add_receive(self, group: plan_pb2.Group, links: Sequence[Link], *, keep: bool = False) -> None:
+        """Wait for a group and take its members. Of several links (workers) each supplies its steps.
+
+        keep: its sender may write it again before its members are read for the last time.
+        """
+        hub, progress, tensors = self.hub, self.progress, self.values.tensors
+        received = ReceivedGroup(group, keep=keep)
+        indices = self.values.indices(member.value for member in received.members)
+        group_id, num_links, views_of = group.id, len(links), received.tensors
+        now = time.perf_counter
+
+        def receive(step: int) -> None:
+            link = links[worker_of_step(step, num_links)]
+            begin = now()
+            message = hub.receive(link, group_id, step)
+            progress.wait += now() - begin
+            for index, tensor in zip(indices, views_of(message), strict=True):
+                tensors[index] = tensor
+
+        self.add(receive, group_label(group), what="wait")
+
+    def close(self) -> None:
+        """Drop the calls, and with them every tensor that they hold."""
+        self._entries.clear()
+        self.values.tensors.clear()
+
+    def add_send(
+        self,
+        group: plan_pb2.Group,
+        links: Sequence[Link],
+        buffers: SendBuffers,
+        *,
+        as_bytes: bool,
+        window: Window | None = None,
+    ) -> None:
+        """Send a group, complete with the values that must be copied into it, over each of the links."""
+        hub, progress, tensors = self.hub, self.progress, self.values.tensors
+        group_id, payload = group.id, buffers.slice(group.id)
+        copies = [(self.values.index(value), tensor) for value, tensor in buffers.copies(group.id)]
+        now = time.perf_counter
+
+        def send(step: int) -> None:
+            for index, tensor in copies:
+                tensor.copy_(tensors[index])
+            begin = now()
+            for link in links:
+                hub.send(link, group_id, step, payload, window=window, as_bytes=as_bytes)
+            progress.send += now() - begin
+
+        self.add(send, group_label(group), what="send", only_outputs=is_for_coordinator_only(group))

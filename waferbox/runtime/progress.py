@@ -1,0 +1,232 @@
+"""How far an execution is and where its time went: recorded, reported about once a second, and watched, so that one
+that hangs is ended.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from waferbox.links.link import Link
+from wsc.v1 import node_pb2, observation_pb2, plan_pb2
+
+# --- How far an execution is and where its time went; and, in steps that are traced, what it did when -----------------
+#
+# All of it is written by the thread of the execution alone. Other threads read it: they may see a moment between two
+# writes, which is good enough for a figure that somebody looks at.
+
+
+MAX_SPANS = 100_000  # of one trace: more would be no picture
+BATCH_SPANS = 2_000
+
+
+class Recorder:
+    """The spans of some steps of an execution, on their way to the coordinator."""
+
+    def __init__(
+        self, node: str, request: observation_pb2.Trace, emit: Callable[[node_pb2.AttachResponse], None]
+    ) -> None:
+        """request: which steps. emit is called by close."""
+        self.first = request.first_step
+        self.end = request.first_step + request.num_steps  # the first step that is not recorded any more
+        self._node = node
+        self._emit = emit
+        self._spans: list[tuple[str, str, int, float, float, str]] = []
+        # All processes of a host read the same clock; one reading for all spans keeps them in order.
+        self._epoch = time.time() - time.perf_counter()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def add(self, what: str, detail: str, step: int, begin: float, end: float, region: str = "") -> None:
+        """begin, end: as time.perf_counter has them. Of another step than those that are wanted: no effect."""
+        if self.first <= step < self.end and len(self._spans) < MAX_SPANS:
+            self._spans.append((what, detail, step, begin, end, region))
+
+    def close(self) -> None:
+        """Send what there is, the first time that it is called. From any thread."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for first in range(0, len(self._spans), BATCH_SPANS):
+            batch = [self._span(*span) for span in self._spans[first : first + BATCH_SPANS]]
+            self._emit(node_pb2.AttachResponse(spans=observation_pb2.Spans(spans=batch)))
+        self._emit(node_pb2.AttachResponse(spans=observation_pb2.Spans(last=True)))
+
+    def _span(self, what: str, detail: str, step: int, begin: float, end: float, region: str) -> observation_pb2.Span:
+        return observation_pb2.Span(
+            node=self._node,
+            what=what,
+            detail=detail,
+            step=step,
+            begin=self._epoch + begin,
+            seconds=end - begin,
+            region=region,
+        )
+
+
+class Progress:
+    """Of one execution of one role."""
+
+    __slots__ = ("_work", "disk", "done_steps", "recorder", "send", "step", "total", "wait", "waits")
+
+    def __init__(self, work: str) -> None:
+        """work: what the time is spent on that is spent neither waiting nor sending, such as "compute"."""
+        self._work = work
+        self.step = 0  # steps done, of the execution
+        self.done_steps = 0  # of them, in earlier epochs
+        self.total = 0.0  # seconds until then; this and the next three
+        self.wait = 0.0
+        self.send = 0.0
+        self.disk = 0.0  # waiting for a disk
+        self.waits = False  # now, for somebody who may take as long as he likes; waits on links are the hub's
+        self.recorder: Recorder | None = None
+
+    def begin(self, done_steps: int) -> None:
+        """The steps are about to be run, behind those that were done in earlier epochs."""
+        self.step = self.done_steps = done_steps
+
+    def seconds(self) -> dict[str, float]:
+        """Where the time went."""
+        work = max(0.0, self.total - self.wait - self.send - self.disk)
+        parts = {"total": self.total, "wait": self.wait, self._work: work}
+        return parts | {what: spent for what, spent in (("send", self.send), ("disk", self.disk)) if spent}
+
+    def end_trace(self) -> None:
+        """Send what was recorded."""
+        recorder, self.recorder = self.recorder, None
+        if recorder is not None:
+            recorder.close()
+
+
+def group_label(group: plan_pb2.Group) -> str:
+    """What a group is called on a timeline."""
+    kind = plan_pb2.GroupKind.Name(group.kind).removeprefix("GROUP_KIND_").lower()
+    if group.kind == plan_pb2.GROUP_KIND_BATCH:
+        return kind
+    if group.kind == plan_pb2.GROUP_KIND_WEIGHTS and not group.members:
+        return "step token"
+    return f"{kind} {group.layer or group.id}"
+
+
+def short_list(names: Sequence[str]) -> str:
+    """The first name, and how many there are besides."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+# --- What a process of a job says of itself about once a second -------------------------------------------------------
+
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes() -> int:
+    """The physical memory that this process has."""
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * _PAGE_BYTES
+
+
+def process_report(node: str) -> observation_pb2.NodeReport:
+    """What can be said of any process."""
+    return observation_pb2.NodeReport(
+        node=node, time=time.time(), cpu_seconds=time.process_time(), memory_bytes=resident_bytes()
+    )
+
+
+def node_report(node: str, execution: int, progress: Progress, links: Iterable[Link]) -> observation_pb2.NodeReport:
+    """What can be said of one that runs an execution."""
+    links = list(links)
+    report = process_report(node)
+    report.execution, report.step, report.done_steps = execution, progress.step, progress.done_steps
+    report.seconds.update(progress.seconds())
+    report.bytes["received"] = sum(link.received_bytes for link in links)
+    report.bytes["sent"] = sum(link.sent_bytes for link in links)
+    report.queued["received"] = sum(len(link.inbox) for link in links)
+    report.queued["sent"] = sum(link.not_taken for link in links)
+    return report
+
+
+# --- Notices an execution that hangs: its thread has been busy with one thing for far too long ------------------------
+#
+# A thread that waits owes nothing: for its peers, for a slow input_fn, for a client that runs a slow closure or sits
+# in a
+# debugger. One that does not wait owes an end of what it does: a kernel, a copy, a send. It gets less time for that
+# where
+# its process computes nothing meanwhile, and no disk is read or written for it.
+
+
+HANG_VARIABLE: Final = "WAFERBOX_HANG_SECONDS"
+DEFAULT_HANG_SECONDS: Final = 60.0
+IDLE_PARTS: Final = 3  # of that time, one for a process that does nothing
+IDLE_SHARE: Final = 0.02  # of a processor; heartbeats and reports take less
+MAX_COUNTED_SECONDS: Final = 2.0  # between two looks; more has passed only where this process was suspended
+
+
+def hang_seconds() -> float:
+    """How long a role may be busy with one kernel before it is said to hang; one that does nothing, a third of it.
+
+    Raises:
+        ValueError: the environment says something else than a positive number.
+    """
+    text = os.environ.get(HANG_VARIABLE)
+    if text is None:
+        return DEFAULT_HANG_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ValueError(f"{HANG_VARIABLE}={text}: it must be a number of seconds greater than 0")
+    return seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What this process has taken until now, with all its threads."""
+
+    cpu_seconds: float
+    disk_bytes: int  # read and written; 0 where the system does not say
+
+    @classmethod
+    def now(cls) -> "Usage":
+        nbytes = 0
+        with contextlib.suppress(OSError):
+            counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+            nbytes = int(counts["read_bytes"]) + int(counts["write_bytes"])
+        return cls(cpu_seconds=time.process_time(), disk_bytes=nbytes)
+
+
+class ProgressWatchdog:
+    """Of one execution. Used by one thread, about once a second."""
+
+    def __init__(self, seconds: float) -> None:
+        """seconds: as hang_seconds."""
+        self._seconds = seconds
+        self._seen: tuple[object, ...] | None = None
+        self._looked = 0.0
+        self._busy = 0.0
+        self._usage = Usage(cpu_seconds=0.0, disk_bytes=0)  # when it began to be busy
+
+    def hang(self, progress: Progress, usage: Usage, *, waits: bool, moved_bytes: int) -> str:
+        """What it does, in words, where it has been busy for too long and nothing came of it; empty: all is well.
+
+        usage: now. waits: whether it waits for somebody else now. moved_bytes: received and sent until now.
+        """
+        now = time.monotonic()
+        passed, self._looked = now - self._looked, now
+        seen = (progress.step, progress.wait, progress.send, progress.disk, moved_bytes)
+        if waits or seen != self._seen:
+            self._seen, self._busy, self._usage = seen, 0.0, usage
+        else:
+            self._busy += min(passed, MAX_COUNTED_SECONDS)
+        if self._busy > self._seconds:
+            return f"it has been busy with one thing for more than {self._seconds:g} s"
+        idle_seconds = self._seconds / IDLE_PARTS
+        computes = usage.cpu_seconds - self._usage.cpu_seconds >= IDLE_SHARE * self._busy
+        if self._busy > idle_seconds and not computes and usage.disk_bytes == self._usage.disk_bytes:
+            return f"it has been busy with one thing for more than {idle_seconds:g} s, and computes nothing"
+        return ""

@@ -1,0 +1,284 @@
+"""What all roles do alike with the commands of a job: load a program, run it in a thread, report how that ended, drop
+it.
+"""
+
+import logging
+import sys
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from waferbox.host.memory import is_refused_memory
+from waferbox.host.threads import CancellationToken, GuardedThread
+from waferbox.links.hub import Hub, Stopped
+from waferbox.links.link import Link, LinkLost
+from waferbox.runtime.node_job import JobContext, JobFailure, LinkKey
+from waferbox.runtime.progress import Progress, ProgressWatchdog, Recorder, Usage, hang_seconds, node_report
+from waferbox.runtime.schedule import StepSchedule, check_groups
+from wsc.v1 import node_pb2, observation_pb2
+
+# --- The thread of one execution on one node: runs the steps, and tells the coordinator how it ended ------------------
+
+
+class StepThreadHangs(RuntimeError):
+    """The thread of an execution does not end; only the end of the process ends it."""
+
+    def __init__(self, message: str, stack: str) -> None:
+        """stack: of the thread, as in a traceback."""
+        super().__init__(message)
+        self.stack = stack
+
+
+class StepThread:
+    """Runs `steps` in a thread of its own, once, and reports how it ended.
+
+    Returned seconds, by what they were spent on: Finished. Stopped: silence, for whoever interrupts knows. LinkLost: a
+    Failure of KIND_NODE with the peer. JobFailure: as it says. Anything else is a defect: a Failure of KIND_INTERNAL.
+    """
+
+    def __init__(
+        self, context: JobContext, number: int, steps: Callable[[], Mapping[str, float]], interrupt: Callable[[], None]
+    ) -> None:
+        """interrupt makes every wait inside steps raise Stopped: Hub.stop, and whatever else steps waits for."""
+        self._context = context
+        self._number = number
+        self._steps = steps
+        self._interrupt = interrupt
+        self._interrupted = False
+        self._steps_over = False
+        self._thread = GuardedThread(self._run, name=f"execution-{context.node}", on_defect=self._failed)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether steps are run; not so any more when the coordinator is told of their end."""
+        return self._thread.is_alive() and not self._steps_over
+
+    def stop(self, seconds: float) -> None:
+        """Interrupt and join; once it has been called, no failure is reported. To be called once or more.
+
+        Raises StepThreadHangs: the thread has not ended in so many seconds.
+        """
+        self._interrupted = True
+        self._interrupt()
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                raise StepThreadHangs(f"{self._thread.name} did not end within {seconds:g} s", self.stack())
+
+    def stack(self) -> str:
+        """What the thread does now, as in a traceback; empty if it has ended."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame))
+
+    def _run(self) -> None:
+        try:
+            seconds = self._run_steps()
+        except Stopped:
+            return
+        except (JobFailure, LinkLost) as error:
+            self._failed(error)
+        else:
+            finished = node_pb2.Finished(execution=self._number, seconds=seconds)
+            self._context.emit(node_pb2.AttachResponse(finished=finished))
+
+    def _run_steps(self) -> Mapping[str, float]:
+        try:
+            return self._steps()
+        finally:
+            self._steps_over = True
+
+    def _failed(self, error: Exception) -> None:
+        if not self._interrupted:
+            report_failure(self._context, error)
+
+
+def report_failure(context: JobContext, error: Exception) -> None:
+    """Tell the coordinator of an exception that ended an execution, or came out of a command."""
+    if isinstance(error, JobFailure):
+        context.fail(error.kind, error.message, error.traceback, error.peer)
+    elif isinstance(error, LinkLost):
+        context.fail(node_pb2.Failure.KIND_NODE, str(error), peer=error.peer)
+    elif isinstance(error, StepThreadHangs):
+        context.fail(node_pb2.Failure.KIND_INTERNAL, f"{context.node} hangs: {error}", error.stack, is_unfit=True)
+    else:
+        text = "".join(traceback.format_exception(error))
+        message, is_unfit = f"{type(error).__name__}: {error}", is_refused_memory(error)
+        if is_unfit:
+            message = f"{context.node} was refused memory: {message}"
+        context.fail(node_pb2.Failure.KIND_INTERNAL, message, text, is_unfit=is_unfit)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What wafers, SwarmX and MemoryX do alike with the commands of a job: load a program, run it in a thread, drop it
+
+
+logger = logging.getLogger(__name__)
+
+HUNG_STOP_SECONDS = 2.0  # that an execution which is known to hang gets to end nevertheless
+
+
+class StepProgram(Protocol):
+    """A plan part made ready to run."""
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is; read from any thread."""
+
+    def run(self, schedule: StepSchedule) -> Mapping[str, float]:
+        """All steps of an execution; returns the seconds by what they were spent on."""
+
+    def interrupt(self) -> None:
+        """Make waits of run that are not the hub's raise Stopped. From any thread."""
+
+    def close(self) -> None:
+        """Drop buffers. run has returned, and the links are closed."""
+
+
+class RoleJob(ABC):
+    """A NodeJob of a role with a step program."""
+
+    def __init__(self, context: JobContext) -> None:
+        self.context = context
+        self._number: int | None = None
+        self._hub: Hub | None = None
+        self._links: dict[LinkKey, Link] = {}
+        self._program: StepProgram | None = None
+        self._execution: StepThread | None = None
+        self._watchdog: ProgressWatchdog | None = None
+        self._hangs = False
+        self._last_load = node_pb2.Load()  # the last that brought a plan
+
+    @abstractmethod
+    def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> StepProgram:
+        """The program of a Load. The links are open, and in the hub."""
+
+    def missing_states(self) -> Sequence[str]:
+        """Which states of the program that was just compiled nobody has written."""
+        return ()
+
+    @property
+    def running(self) -> bool:
+        """Whether steps are being run."""
+        return self._execution is not None and self._execution.running
+
+    @property
+    def running_execution(self) -> int | None:
+        """The number of the execution whose steps are being run."""
+        return self._number if self.running else None
+
+    def prepare_input(self, request: node_pb2.PrepareInput) -> None:
+        raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"{self.context.node} takes no input function")
+
+    def load(self, request: node_pb2.Load, cancellation: CancellationToken) -> Sequence[str]:
+        self._drop()
+        self._complete(request)
+        plans = (request.wafer, request.memoryx, request.swarmx, request.pipeline)
+        for groups in (plan.groups for plan in plans):
+            check_groups(groups)
+        begin = time.monotonic()
+        self._links = self.context.open_links(request.links, cancellation)
+        self._hub = Hub()
+        for link in self._links.values():
+            self._hub.add(link)
+        self._program = self.compile(request, self._hub, self._links)
+        self._number = request.execution
+        logger.info("execution %d is loaded, after %.2f s", request.execution, time.monotonic() - begin)
+        return self.missing_states()
+
+    def start(self, request: node_pb2.Start) -> None:
+        program, hub = self._program, self._hub
+        if program is None or hub is None or request.execution != self._number or self._execution is not None:
+            raise JobFailure(
+                node_pb2.Failure.KIND_INTERNAL, f"execution {request.execution} cannot start: {self._number} is loaded"
+            )
+        schedule = StepSchedule.from_start(request)
+
+        def interrupt() -> None:
+            hub.stop()
+            program.interrupt()
+
+        program.progress.begin(schedule.done_steps)
+        self._execution = StepThread(self.context, request.execution, lambda: program.run(schedule), interrupt)
+        self._watchdog = ProgressWatchdog(hang_seconds())
+        self._execution.start()
+        done = f", of which {request.done_steps} are done" if request.done_steps else ""
+        logger.info("execution %d begins: %d steps%s", request.execution, request.num_steps, done)
+
+    def stop(self, execution: int) -> None:
+        if execution == self._number:
+            self._drop()
+
+    def release_snapshot(self, step: int) -> None:
+        raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"{self.context.node} keeps no snapshots")
+
+    def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:  # noqa: B027 - a default
+        """A role that has nothing which the job would go on from does nothing."""
+
+    def drop_recovery_points(self, before: int) -> None:  # noqa: B027 - a default
+        """A role that keeps no recovery points does nothing."""
+
+    def copy_recovery_point(self, request: node_pb2.CopyRecoveryPoint) -> None:
+        raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"{self.context.node} keeps no recovery points")
+
+    def report(self) -> observation_pb2.NodeReport | None:
+        # From another thread: what is dropped meanwhile still has its figures.
+        program, number, links = self._program, self._number, self._links
+        if program is None or number is None or self._execution is None:
+            return None
+        return node_report(self.context.node, number, program.progress, links.values())
+
+    def check_progress(self) -> None:
+        # From another thread, as report.
+        program, hub, execution, watchdog = self._program, self._hub, self._execution, self._watchdog
+        if program is None or hub is None or execution is None or watchdog is None or not execution.running:
+            return
+        moved = sum(link.received_bytes + link.sent_bytes for link in list(self._links.values()))
+        hang = watchdog.hang(
+            program.progress, Usage.now(), waits=hub.waiting or program.progress.waits, moved_bytes=moved
+        )
+        if hang:
+            self._watchdog, self._hangs = None, True
+            self.context.fail(
+                node_pb2.Failure.KIND_INTERNAL,
+                f"{self.context.node} hangs in step {program.progress.step + 1}: {hang}",
+                execution.stack(),
+                is_unfit=True,
+            )
+
+    def trace(self, request: observation_pb2.Trace) -> None:
+        recorder = Recorder(self.context.node, request, self.context.emit)
+        if self._program is None or request.execution != self._number or not self.running:
+            recorder.close()
+            return
+        self._program.progress.end_trace()
+        self._program.progress.recorder = recorder
+
+    def close(self) -> None:
+        self._drop()
+
+    def _complete(self, request: node_pb2.Load) -> None:
+        """Give a Load that brings no plan that of the Load before."""
+        if not request.same_plan:
+            self._last_load = request
+        elif (plan := self._last_load.WhichOneof("plan")) is not None:
+            getattr(request, plan).CopyFrom(getattr(self._last_load, plan))
+
+    def _drop(self) -> None:
+        """End the execution, whatever it does, and drop what belongs to it."""
+        if self._execution is not None:
+            self._execution.stop(HUNG_STOP_SECONDS if self._hangs else hang_seconds())
+        if self._program is not None:
+            self._program.progress.end_trace()  # of one that was asked for when the steps were over
+        if self._hub is not None:
+            self._hub.close()
+        for link in self._links.values():
+            link.close()
+        if self._program is not None:
+            self._program.close()
+        self._number = self._hub = self._program = self._execution = self._watchdog = None
+        self._links = {}

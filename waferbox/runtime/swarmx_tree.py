@@ -1,0 +1,74 @@
+"""The shape of the SwarmX tree of a job: who adds up what, on the way from the wafers to MemoryX."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FAN_IN = 4  # children of a SwarmX node at most, where there are nodes enough
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmXTreeNode:
+    """One SwarmX node of a tree. Node 0 is the root. Children are all wafers or all SwarmX nodes, in wafer order."""
+
+    index: int
+    parent: int | None
+    position: int  # among its parent's children
+    wafers: tuple[int, ...] = ()
+    children: tuple[int, ...] = ()
+
+
+def tree_size(num_wafers: int) -> int:
+    """How many SwarmX nodes a tree over so many wafers has."""
+    size = 0
+    width = num_wafers
+    while True:
+        width = -(-width // FAN_IN)
+        size += width
+        if width <= 1:
+            return max(1, size)
+
+
+def swarmx_tree(num_wafers: int, num_available: int) -> tuple[SwarmXTreeNode, ...]:
+    """The tree, root first: one node if that is enough, or if there are too few for a tree. num_available >= 1."""
+    assert num_wafers >= 1
+    assert num_available >= 1
+    if num_available < tree_size(num_wafers):
+        return (SwarmXTreeNode(index=0, parent=None, position=0, wafers=tuple(range(num_wafers))),)
+    # Levels from the wafers up; the members of a level are numbered within it.
+    levels: list[list[Sequence[int]]] = []
+    width = num_wafers
+    while not levels or width > 1:
+        levels.append(_even_parts(range(width)))
+        width = len(levels[-1])
+    levels.reverse()
+    first = [0]  # index of the first node of each level
+    for level in levels:
+        first.append(first[-1] + len(level))
+    places: list[SwarmXTreeNode] = []
+    for depth, level in enumerate(levels):
+        for number, members in enumerate(level):
+            parent, position = _parent(levels[depth - 1], number) if depth else (None, 0)
+            lowest = depth == len(levels) - 1
+            places.append(
+                SwarmXTreeNode(
+                    index=first[depth] + number,
+                    parent=None if parent is None else first[depth - 1] + parent,
+                    position=position,
+                    wafers=tuple(members) if lowest else (),
+                    children=() if lowest else tuple(first[depth + 1] + member for member in members),
+                )
+            )
+    return tuple(places)
+
+
+def _even_parts(items: Sequence[int]) -> list[Sequence[int]]:
+    """In as few parts of at most FAN_IN as possible, of about equal length."""
+    count = -(-len(items) // FAN_IN)
+    return [items[part * len(items) // count : (part + 1) * len(items) // count] for part in range(count)]
+
+
+def _parent(level: list[Sequence[int]], member: int) -> tuple[int, int]:
+    for parent, members in enumerate(level):
+        if member in members:
+            return parent, members.index(member)
+    raise AssertionError(f"node {member} has no parent")

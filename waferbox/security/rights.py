@@ -1,0 +1,74 @@
+"""The one table of rights: for every method of every service, who may call it, and for whose job."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from waferbox.security.tokens import Kind
+
+
+class JobScope(enum.Enum):
+    """Which jobs a caller may call a method for."""
+
+    ANY = "any"  # or the method is for none
+    OWN = "own"  # the request names it: users their own jobs, a script and a member its own, admin and viewer any
+    SERVED = "served"  # the one that the process works for, or, where messages are handed on, whoever gets them
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """What a method requires. kinds: one of these; none: everybody may, without a token."""
+
+    kinds: frozenset[Kind]
+    whose: JobScope = JobScope.ANY
+    note: str = ""  # what is checked besides, by the method itself
+
+
+def _right(*kinds: Kind, whose: JobScope = JobScope.ANY, note: str = "") -> Right:
+    return Right(frozenset(kinds), whose, note)
+
+
+_MEMBERS: Final = (Kind.NODE, Kind.MANAGEMENT, Kind.COORDINATOR)
+_READ: Final = _right(*_MEMBERS, Kind.USER, Kind.ADMIN, Kind.VIEWER)
+_OWN_JOB: Final = _right(Kind.USER, Kind.ADMIN, whose=JobScope.OWN)
+_SCRIPT: Final = _right(Kind.JOB, whose=JobScope.SERVED)
+_STATE: Final = _right(Kind.JOB, whose=JobScope.OWN)
+_ANY_CALLER: Final = _right()
+
+RIGHTS: Final[Mapping[str, Right]] = {
+    "/wsc.v1.Management/Register": _right(Kind.NODE),
+    "/wsc.v1.Management/CreateJob": _right(Kind.USER, Kind.ADMIN, note="the job is the user's"),
+    "/wsc.v1.Management/Coordinate": _right(Kind.COORDINATOR, note="the hello names the coordinator's own job"),
+    "/wsc.v1.Management/AdoptJob": _right(Kind.COORDINATOR, note="the hello names the coordinator's own job"),
+    "/wsc.v1.Management/ListNodes": _READ,
+    "/wsc.v1.Management/ListJobs": _READ,
+    "/wsc.v1.Management/GetJob": _READ,
+    "/wsc.v1.Management/CancelJob": _OWN_JOB,
+    "/wsc.v1.Management/SetPriority": _OWN_JOB,
+    "/wsc.v1.Management/LabelJob": _OWN_JOB,
+    "/wsc.v1.Management/Shutdown": _right(Kind.ADMIN),
+    "/wsc.v1.Observation/WatchJob": _right(Kind.USER, Kind.ADMIN, Kind.VIEWER, whose=JobScope.OWN),
+    "/wsc.v1.Observation/TraceJob": _OWN_JOB,
+    "/wsc.v1.Ingress/RunCoordinator": _right(Kind.MANAGEMENT),
+    "/wsc.v1.Ingress/EndCoordinator": _right(Kind.MANAGEMENT),
+    "/wsc.v1.Coordinator/Session": _SCRIPT,
+    "/wsc.v1.Coordinator/Compile": _SCRIPT,
+    "/wsc.v1.Coordinator/PrepareInput": _SCRIPT,
+    "/wsc.v1.Coordinator/Shards": _SCRIPT,
+    "/wsc.v1.Coordinator/Execute": _SCRIPT,
+    "/wsc.v1.Coordinator/Finish": _SCRIPT,
+    "/wsc.v1.NodeService/Attach": _right(
+        Kind.LEASE, note="the lease is of this node, for the job that attaches, and no later one is known"
+    ),
+    "/wsc.v1.StateService/OpenState": _STATE,
+    "/wsc.v1.StateService/ReadState": _STATE,
+    "/wsc.v1.StateService/WriteState": _STATE,
+    "/wsc.v1.StateService/StageStates": _STATE,
+    "/wsc.v1.StateService/InitialiseStates": _STATE,
+    "/wsc.v1.StateService/ReadRecoveryPoint": _right(Kind.MEMBER, whose=JobScope.OWN),
+    "/wsc.v1.Link/Stream": _right(Kind.NODE, Kind.JOB, note="both ends prove that they know the link's own token"),
+    "/grpc.health.v1.Health/Check": _ANY_CALLER,
+    "/grpc.health.v1.Health/Watch": _ANY_CALLER,
+    "/grpc.health.v1.Health/List": _ANY_CALLER,
+}

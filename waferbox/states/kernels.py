@@ -1,0 +1,144 @@
+"""Kernels that update states, bound to the buffers that their results go to."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from xdsl.dialects.builtin import ModuleOp
+
+from waferbox.cirh.dialect.types import TensorInfo
+from waferbox.cirh.execution.elementwise import ElementwiseKernel
+from waferbox.cirh.execution.kernel import Kernel
+from waferbox.cirh.modules.verify import verify
+from waferbox.cirh.text.parser import parse_module
+from waferbox.host.folders import why_not_kept
+from waferbox.lair.kernel import GeneratedKernel, generate
+from waferbox.lair.library import NotBuilt, NotWritable
+from waferbox.links.shared_memory import SharedMemory
+from waferbox.runtime.logs import advise
+
+Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+Buffers = Sequence[torch.Tensor | None]  # one for each result
+
+
+class StateKernel:
+    """One kernel of a plan. Built once; bound for each Run."""
+
+    def __init__(self, module: ModuleOp, generated: GeneratedKernel | None, states: SharedMemory) -> None:
+        """states: the shared memory that the states lie in."""
+        self._generated = generated
+        self._elementwise = None if generated is not None else ElementwiseKernel.build(module)
+        self._general = Kernel(module) if generated is None and self._elementwise is None else None
+        self._begin = states.tensor(torch.uint8, (1,), 0).data_ptr()
+        self._end = self._begin + states.nbytes
+
+    @property
+    def may_show_inputs(self) -> bool:
+        """Whether results without a place may be views of inputs."""
+        return self._general is not None
+
+    def may_be_parted(self, states: Buffers, places: Buffers) -> bool:
+        """Whether it can be done part by part, each over some of the elements: all results of many have their place."""
+        return self._generated is not None and all(
+            state is not None or place is not None or not result.shape
+            for state, place, result in zip(states, places, self._generated.outputs, strict=True)
+        )
+
+    def bind(
+        self, states: Buffers, places: Buffers, passing: Sequence[int] = (), part: tuple[int, int] = (0, 1)
+    ) -> Call:
+        """A call that leaves result i in the state buffer states[i], or else, where there is one, in places[i].
+
+        Args:
+            passing: inputs that it keeps no reference to, since they are others in each call.
+            part: number and count of the parts that it is done in, if it may be parted.
+        """
+        if self._general is not None:
+            return self._bind_general(self._general, states, places)
+        # Straight into the buffers: such a kernel reads an element for the last time before it writes it.
+        bound: Callable[[Sequence[torch.Tensor]], None]
+        if self._generated is not None:
+            buffers = _buffers(states, places, self._generated.outputs)
+            bound = self._generated.bind(buffers, passing, part)
+        else:
+            assert self._elementwise is not None
+            buffers = _buffers(states, places, self._elementwise.outputs)
+            bound = partial(self._elementwise, out=buffers)
+
+        def call(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            bound(inputs)
+            return buffers
+
+        return call
+
+    def _bind_general(self, kernel: Kernel, states: Buffers, places: Buffers) -> Call:
+        """Into buffers of the kernel's own, and only then over the states, any of which it may have read last."""
+        commits = [(i, state) for i, state in enumerate(states) if state is not None]
+        begin, end = self._begin, self._end
+
+        def call(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            results = kernel(inputs, places)
+            for i, result in enumerate(results):
+                # A view of a state would change with it, now or at a later commit.
+                if begin <= result.data_ptr() < end and places[i] is None:
+                    results[i] = result.clone()
+            for i, state in commits:
+                state.copy_(results[i])
+                results[i] = state
+            return results
+
+        return call
+
+
+class StateKernels:
+    """Makes the kernels of plans, and keeps what it needs for those of the last one, which may be loaded again."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, str] = {}
+        self._modules: dict[int, ModuleOp] = {}
+        self._generated: dict[int, GeneratedKernel] = {}
+
+    def make(self, texts: Mapping[int, str], states: SharedMemory, folder: Path) -> dict[int, StateKernel]:
+        """The kernels of a plan, from their text, under the same numbers.
+
+        What LAIR can express is generated and compiled, or found in the folder; torch's calls do the rest.
+        Raises CirhError for text that is not valid.
+        """
+        if texts != self._texts:
+            modules = {}
+            for number, text in texts.items():
+                modules[number] = parse_module(text)
+                verify(modules[number])
+            self._texts, self._modules, self._generated = dict(texts), modules, _generate(modules, folder)
+        return {
+            number: StateKernel(module, self._generated.get(number), states) for number, module in self._modules.items()
+        }
+
+
+def _generate(modules: Mapping[int, ModuleOp], folder: Path) -> dict[int, GeneratedKernel]:
+    """The kernels that can be generated: kept in the folder, or else for this once."""
+    reason: NotBuilt | str
+    try:
+        return generate(modules, folder)
+    except NotWritable as error:
+        reason = why_not_kept(folder, error.nbytes, str(error))
+        # A library stays mapped when its file is gone.
+        with suppress(OSError, NotBuilt), TemporaryDirectory(prefix="waferbox-") as elsewhere:
+            generated = generate(modules, Path(elsewhere))
+            advise("kernels", f"Updates are compiled anew for each execution, as they cannot be kept in {reason}")
+            return generated
+    except NotBuilt as error:
+        reason = error
+    advise("kernels", f"Updates run operation by operation, at about a fifth of the speed: {reason}")
+    return {}
+
+
+def _buffers(states: Buffers, places: Buffers, results: Sequence[TensorInfo]) -> list[torch.Tensor]:
+    buffers = []
+    for state, place, result in zip(states, places, results, strict=True):
+        buffer = state if state is not None else place
+        buffers.append(buffer if buffer is not None else torch.empty(result.shape, dtype=result.dtype))
+    return buffers

@@ -1,0 +1,289 @@
+"""The recovery points that a process keeps of the states of a job: which, when, and the thread that writes them."""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from waferbox.host.folders import RECOVERY_VARIABLE, why_not_kept
+from waferbox.host.threads import GuardedThread
+from waferbox.links.hub import Stopped
+from waferbox.runtime.logs import advise
+from waferbox.runtime.node_job import JobFailure
+from waferbox.runtime.progress import Progress
+from waferbox.runtime.schedule import StepSchedule
+from waferbox.states.point_file import DamagedPoint, PointFile, PointWriter, copy_point
+from waferbox.states.point_folders import folder_identity, make_member_folder, remove_partial, remove_points
+from waferbox.states.point_share import PointShare
+from waferbox.states.store import Snapshots, StateStore
+from wsc.v1 import node_pb2, plan_pb2
+
+# A folder that is not touched for long is swept; a job may rest longer than that.
+TOUCH_SECONDS: Final = 3600.0
+
+_Work = Callable[[], None]
+
+
+class PointShares:
+    """Of one member of one job. Points are begun in the thread of the steps; commands come from another."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        folder: Callable[[], Path],
+        owner: str,
+        announce: Callable[[node_pb2.RecoveryPointKept], None],
+        on_defect: Callable[[Exception], None],
+        fetch: Callable[[Path], bool] = lambda path: False,
+    ) -> None:
+        """
+        folder: makes up the folder of the points, or raises ValueError for a member that can have none.
+        announce: tells the coordinator that a point is complete. on_defect(error): what the thread has ended by.
+        fetch(path): gets a point that cannot be read here from another member; False if none has it. May raise OSError.
+        """
+        self.due_step = 0  # of the execution: a point is to be kept after it; 0: after none
+        self._store = store
+        self._folder = folder
+        self._owner = owner
+        self._announce = announce
+        self._on_defect = on_defect
+        self._fetch = fetch
+        self._changed = threading.Condition()
+        self._interrupted = False
+        self._due = self._first = self._last = 0  # points
+        self._newest: PointShare | None = None  # that was begun, or put back
+        self._newest_number = 0
+        self._advised = False
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._thread: GuardedThread | None = None
+
+    # -- commands
+
+    def expect(self, start: node_pb2.Start) -> None:
+        """An execution is about to start."""
+        with self._changed:
+            self._first, self._last, self.due_step = start.recovery_point, start.last_recovery_point, 0
+
+    def expect_after(self, step: int, number: int) -> None:
+        """Keep a point after this step of the execution, if it has not passed."""
+        with self._changed:
+            self.due_step, self._due = step, number
+
+    def drop(self, before: int) -> None:
+        """Remove the points with smaller numbers."""
+        folder = self._folder()
+        with self._changed:
+            if self._newest is not None and self._newest_number < before:
+                self._newest.end()
+                self._newest = None
+            self._do(lambda: remove_points(folder, before))
+
+    def load(self, plan: plan_pb2.MemoryXPlan, number: int) -> list[str]:
+        """Lay the states out for a plan, and put those of a point back if its number is not 0.
+
+        Returns the names of those that nobody has written. JobFailure where the point cannot be read.
+        """
+        with self._changed:
+            self._interrupted, self.due_step = False, 0
+            if number and self._newest is not None:
+                self._newest.end()
+                self._newest = None
+        return self._put_back(plan, number) if number else self._store.load(plan)
+
+    def _put_back(self, plan: plan_pb2.MemoryXPlan, number: int) -> list[str]:
+        path = self._folder() / str(number)
+        try:
+            try:
+                missing = self._read(plan, path)
+            except (OSError, DamagedPoint):
+                if not self._fetch(path):
+                    raise
+                missing = self._read(plan, path)
+        except (OSError, DamagedPoint) as error:
+            raise JobFailure(node_pb2.Failure.KIND_NODE, f"recovery point {number} cannot be read: {error}") from error
+        with self._changed:
+            self._newest, self._newest_number = self._store.begin_recovery_point(required=True), number
+            self._newest.complete = True
+            self._newest.end()
+        return [name for name in missing if not self._store.is_written(name)]
+
+    def _read(self, plan: plan_pb2.MemoryXPlan, path: Path) -> list[str]:
+        """Raises OSError, DamagedPoint."""
+        file = PointFile(path, self._owner)
+        try:
+            missing = self._store.load(plan, file.places)
+            for name, place in self._store.places().items():
+                if name in file.places and place.is_like(file.places[name]):
+                    with self._store.states.passing((place.offset, place.nbytes)):
+                        file.read(name, self._store.memory.view(place.offset, place.nbytes))
+                    self._store.mark_written([name])
+        finally:
+            file.close()
+        return missing
+
+    def loaded_point(self) -> node_pb2.RecoveryPointKept:
+        """What there is to be told of the point that was loaded: it is kept here, though perhaps nowhere else."""
+        with self._changed:
+            assert self._newest is not None, "it has just been loaded"
+            return _kept(self._folder(), self._newest_number, self._newest.nbytes)
+
+    def interrupt(self) -> None:
+        """Make waits for a point raise Stopped, until load."""
+        with self._changed:
+            self._interrupted = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Give up what is not complete, and end the thread. The files stay."""
+        with self._changed:
+            if self._newest is not None:
+                self._newest.end()
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join()
+
+    # -- in the thread of the steps
+
+    def keep_first(self, progress: Progress) -> None:
+        """The first step is about to begin. Stopped when interrupted."""
+        self._keep_required(self._first, progress)
+
+    def keep_due(self, step: int) -> None:
+        """The step that points were due after has ended."""
+        with self._changed:
+            if self.due_step != step:
+                return  # another has taken its place just now
+            number, self.due_step = self._due, 0
+        self._keep(number, required=False)
+
+    def keep_last(self, progress: Progress) -> None:
+        """The last step has ended. Stopped when interrupted."""
+        self._keep_required(self._last, progress)
+
+    def _keep_required(self, number: int, progress: Progress) -> None:
+        if number:
+            progress.waits = True  # for the disk, if the one before is not complete
+            self._keep(number, required=True)
+            progress.waits = False
+
+    def _keep(self, number: int, *, required: bool) -> None:
+        begin, folder = time.monotonic(), self._folder()
+        with self._changed:
+            newest = self._newest
+            if newest is not None and newest.unchanged:
+                newest.required |= required
+                before, self._newest_number = self._newest_number, number
+                self._do(lambda: self._link(folder, newest, before, number, begin))
+                return
+            if newest is not None and not newest.ended:
+                if not newest.required:
+                    newest.end()
+                elif not required:
+                    return
+                else:
+                    self._changed.wait_for(lambda: newest.ended or self._interrupted)
+                    if self._interrupted:
+                        raise Stopped
+            self._newest = point = self._store.begin_recovery_point(required=required)
+            self._newest_number = number
+            self._do(lambda: self._write(folder, point, number, begin))
+
+    # -- in the thread that writes
+
+    def _do(self, work: _Work) -> None:
+        """Work is done in order."""
+        if self._thread is None:
+            self._thread = GuardedThread(self._run, name="recovery-points", on_defect=self._failed)
+            self._thread.start()
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                work = self._work.get(timeout=TOUCH_SECONDS)
+            except queue.Empty:
+                with contextlib.suppress(OSError):
+                    os.utime(self._folder())
+                continue
+            if work is None:
+                return
+            work()
+            with self._changed:
+                self._changed.notify_all()
+
+    def _failed(self, error: Exception) -> None:
+        self.interrupt()
+        self._on_defect(error)
+
+    def _write(self, folder: Path, point: PointShare, number: int, begin: float) -> None:
+        try:
+            make_member_folder(folder)
+            remove_partial(folder)
+            stays = self._store.settings.folder is None
+            file = PointWriter(folder, number, point.places, self._owner, stays_in_memory=stays)
+            try:
+                point.write_to(file)
+            finally:
+                file.discard()
+        except OSError as error:
+            self._failed_to_write(point, folder, number, error)
+        finally:
+            point.close()
+        if point.complete:
+            self._announce_kept(folder, number, point, begin)
+
+    def _link(self, folder: Path, point: PointShare, before: int, number: int, begin: float) -> None:
+        """A point of the same states as one before is the same file."""
+        if not point.complete:  # it could not be written, which was told of it alone
+            self._announce(node_pb2.RecoveryPointKept(recovery_point=number, given_up=True))
+            return
+        try:
+            copy_point(folder, before, number)
+        except OSError as error:
+            self._failed_to_write(point, folder, number, error)
+        else:
+            self._announce_kept(folder, number, point, begin, same_as=before)
+
+    def _failed_to_write(self, point: PointShare, folder: Path, number: int, error: OSError) -> None:
+        """Nobody else can make the point; the job goes on without it."""
+        with self._changed:
+            if self._newest is point:
+                self._newest = None
+            told, self._advised = self._advised, True
+        self._announce(node_pb2.RecoveryPointKept(recovery_point=number, given_up=True))
+        if not told:
+            why = why_not_kept(folder, point.nbytes, error.strerror, RECOVERY_VARIABLE)
+            advise("recovery", f"If a process dies the job starts again from further back: no recovery point in {why}")
+
+    def _announce_kept(self, folder: Path, number: int, point: PointShare, begin: float, same_as: int = 0) -> None:
+        kept = _kept(folder, number, point.nbytes)
+        kept.same_as, kept.seconds = same_as, time.monotonic() - begin
+        self._announce(kept)
+
+
+def _kept(folder: Path, number: int, nbytes: int) -> node_pb2.RecoveryPointKept:
+    kept = node_pb2.RecoveryPointKept(recovery_point=number, nbytes=nbytes)
+    with contextlib.suppress(OSError):
+        kept.folder = folder_identity(folder.parent.parent)
+    return kept
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is kept of the states at the end of a step: the recovery point and the snapshot that are due then
+
+
+def keep_due_states(
+    recovery_points: PointShares, snapshots: Snapshots, schedule: StepSchedule, progress: Progress, step: int
+) -> None:
+    """In the thread of the steps. step: of the epoch. Stopped when the execution is interrupted meanwhile."""
+    global_step = schedule.global_step(step)
+    if recovery_points.due_step == global_step:
+        recovery_points.keep_due(global_step)
+    if schedule.keeps_snapshot(step):
+        progress.waits = True  # for a client that has not done with the snapshot before
+        snapshots.take(global_step)
+        progress.waits = False

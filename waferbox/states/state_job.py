@@ -1,0 +1,119 @@
+"""A job on a process that keeps its states: a shard of MemoryX, or the wafer in layer pipelined mode."""
+
+from collections.abc import Callable, Sequence
+
+from waferbox.host.folders import recovery_root
+from waferbox.host.threads import CancellationToken
+from waferbox.runtime.node_job import JobContext
+from waferbox.runtime.role_job import RoleJob, report_failure
+from waferbox.states.kernels import StateKernels
+from waferbox.states.point_copies import PointCopies, owner_name
+from waferbox.states.point_folders import member_folder
+from waferbox.states.point_shares import PointShares
+from waferbox.states.state_memory import StateSettings
+from waferbox.states.state_service import StateService
+from waferbox.states.store import Snapshots, StateStore
+from wsc.v1 import node_pb2, plan_pb2
+
+
+class KeptStates:
+    """Of one job: they last as long as it, and are shown to the client."""
+
+    def __init__(
+        self, context: JobContext, service: StateService, settings: StateSettings, is_running: Callable[[], bool]
+    ) -> None:
+        """settings: where they lie. is_running: whether steps change the states now."""
+        self._context = context
+        self._service = service
+        self.store = StateStore(settings)
+        self.kernels = StateKernels()
+        self.snapshots = Snapshots(self.store, self._announce)
+        self.copies = PointCopies(
+            recovery_root,
+            context.job,
+            context.node,
+            lambda copied: context.emit(node_pb2.AttachResponse(recovery_point_copied=copied)),
+            on_defect=lambda error: report_failure(context, error),
+            stays_in_memory=settings.folder is None,
+        )
+        self.recovery_points = PointShares(
+            self.store,
+            lambda: member_folder(recovery_root(), context.job, context.node),
+            owner_name(context.job, context.node),
+            lambda kept: context.emit(node_pb2.AttachResponse(recovery_point_kept=kept)),
+            on_defect=lambda error: report_failure(context, error),
+            fetch=self.copies.fetch,
+        )
+        self.missing: Sequence[str] = ()  # of the plan that was loaded last: those that nobody has written
+        service.add_job(
+            context.job,
+            self.store,
+            self.snapshots,
+            is_running,
+            self.copies.find,
+            on_defect=lambda error: report_failure(context, error),
+        )
+
+    def load(self, plan: plan_pb2.MemoryXPlan, recovery_point: int) -> None:
+        """Lay the states out for a plan; those of a recovery point, if its number is not 0, are put back."""
+        self.snapshots.reset()
+        with self._service.alone(self._context.job):
+            self.missing = self.recovery_points.load(plan, recovery_point)
+        if recovery_point:
+            kept = self.recovery_points.loaded_point()
+            self._context.emit(node_pb2.AttachResponse(recovery_point_kept=kept))
+
+    def close(self) -> None:
+        """Drop everything; no execution uses it any more."""
+        self._service.remove_job(self._context.job)
+        self.snapshots.reset()
+        self.recovery_points.close()
+        self.copies.close()
+        self.store.close()
+
+    def _announce(self, step: int) -> None:
+        self._context.emit(node_pb2.AttachResponse(snapshot=node_pb2.Snapshot(step=step)))
+
+
+class StateJob(RoleJob):
+    """A job on a process that keeps its states, which the client sees as a shard."""
+
+    def __init__(self, context: JobContext, service: StateService, settings: StateSettings) -> None:
+        super().__init__(context)
+        self._states = KeptStates(context, service, settings, lambda: self.running)
+
+    def missing_states(self) -> Sequence[str]:
+        return self._states.missing
+
+    def load(self, request: node_pb2.Load, cancellation: CancellationToken) -> Sequence[str]:
+        self._states.copies.expect_loss(request.copies_at, cancellation)
+        if request.links or not request.recovery_point:
+            return super().load(request, cancellation)
+        # Between executions: what the process in whose place this one is has kept is put back, and nothing is run.
+        self._drop()
+        self._complete(request)
+        states = request.pipeline.states if request.HasField("pipeline") else request.memoryx.states
+        self._states.load(plan_pb2.MemoryXPlan(states=states), request.recovery_point)
+        return self.missing_states()
+
+    def start(self, request: node_pb2.Start) -> None:
+        self._states.recovery_points.expect(request)
+        super().start(request)
+
+    def release_snapshot(self, step: int) -> None:
+        self._states.snapshots.release(step)
+
+    def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:
+        if self.running_execution == request.execution:
+            self._states.recovery_points.expect_after(request.step, request.recovery_point)
+
+    def drop_recovery_points(self, before: int) -> None:
+        self._states.recovery_points.drop(before)
+        self._states.copies.drop(before)
+
+    def copy_recovery_point(self, request: node_pb2.CopyRecoveryPoint) -> None:
+        self._states.copies.copy(request)
+
+    def close(self) -> None:
+        super().close()
+        self._states.close()

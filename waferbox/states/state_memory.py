@@ -1,0 +1,120 @@
+"""The memory that the states of a job lie in: shared memory or, where it may be larger than memory, a file."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from waferbox.host.threads import GuardedThread
+from waferbox.links.shared_memory import SharedMemory
+from waferbox.runtime.node_job import JobFailure
+from waferbox.states.file_pages import FilePages, discard_pages
+from waferbox.states.pager import Extent
+from wsc.v1 import node_pb2
+
+CHUNK_BYTES: Final = 4 << 20  # that are copied at a time
+TRANSFER_BYTES: Final = 16 << 20  # of a file that may be in memory while somebody reads or writes it as a whole
+TRIM_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSettings:
+    """Where this process keeps states."""
+
+    folder: Path | None = None  # of the files that they are in; None: they are in memory
+    limit_bytes: int | None = None  # of all that this process has in memory; None: what the host has
+
+
+class StateMemory:
+    """One piece of memory, all of it zero at first."""
+
+    def __init__(self, nbytes: int, settings: StateSettings, purpose: str) -> None:
+        """purpose: what it is for, in the message of a JobFailure where the disk has no room for it."""
+        self.memory = _create(nbytes, settings.folder, purpose)
+        self.pages = FilePages(self.memory) if self.memory.in_file else None
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes
+
+    def evict(self, extent: Extent) -> None:
+        """Take what lies there out of memory, if it is in a file."""
+        if self.pages is not None and extent[1]:
+            self.pages.evict(*extent)
+
+    @contextmanager
+    def passing(self, extent: Extent) -> Iterator[None]:
+        """While somebody reads or writes there from one end to the other: of a file, little is in memory for that."""
+        pages = self.pages
+        if pages is None or not extent[1]:
+            yield
+            return
+        ended = threading.Event()
+        defects: list[Exception] = []
+
+        def trim() -> None:
+            while not ended.wait(TRIM_SECONDS):
+                if pages.resident_bytes(*extent) > TRANSFER_BYTES // 2:
+                    pages.evict(*extent)
+
+        thread = GuardedThread(trim, name="write-behind", on_defect=defects.append)
+        if extent[1] > TRANSFER_BYTES:
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if thread.ident is not None:
+                thread.join()
+            pages.evict(*extent)
+        if defects:
+            raise defects[0]
+
+    def copy_from(self, source: "StateMemory", source_offset: int, offset: int, nbytes: int) -> None:
+        """Copy bytes of other memory; of files no more than a few chunks are in memory for that."""
+        for done in range(0, nbytes, CHUNK_BYTES):
+            length = min(CHUNK_BYTES, nbytes - done)
+            if source.pages is not None:
+                source.pages.read_ahead(source_offset + done, length)
+                source.pages.read(source_offset + done, length, for_writing=False)
+            if self.pages is None:
+                target = self.memory.tensor(torch.uint8, (length,), offset + done)
+                target.copy_(source.memory.tensor(torch.uint8, (length,), source_offset + done))
+                continue
+            # Not by way of the mapping: pages that are written as a whole need not be read before.
+            written = os.pwrite(self.memory.fileno(), source.memory.view(source_offset + done, length), offset + done)
+            if written != length:
+                raise OSError(f"the disk has taken {written} of {length} bytes of the states")
+            self.pages.start_writing(offset + done, length)
+            if done:
+                self.pages.evict(offset + done - CHUNK_BYTES, CHUNK_BYTES)
+        if nbytes and self.pages is not None:
+            self.evict((offset + (nbytes - 1) // CHUNK_BYTES * CHUNK_BYTES, (nbytes - 1) % CHUNK_BYTES + 1))
+
+    def discard(self, extent: Extent) -> None:
+        """Give back the memory, and the room on the disk, of what lies there; nobody reads it again."""
+        discard_pages(self.memory, *extent)
+
+    def close(self) -> None:
+        """Nothing may use it any more."""
+        self.memory.close()
+
+
+def _create(nbytes: int, folder: Path | None, purpose: str) -> SharedMemory:
+    if folder is None:
+        return SharedMemory.create(nbytes)
+    try:
+        return SharedMemory.create_in(folder, nbytes)
+    except OSError as error:
+        disk = os.statvfs(folder)
+        raise JobFailure(
+            node_pb2.Failure.KIND_USER,
+            f"MemoryX needs {nbytes / 1e9:.3g} GB in {folder} for {purpose}, where "
+            f"{disk.f_bavail * disk.f_frsize / 1e9:.3g} GB are free ({error.strerror}): make room there, or start "
+            f"MemoryX with a --state-dir on another disk, or more shards of MemoryX, which share the states",
+        ) from error

@@ -1,0 +1,343 @@
+"""StateService: the states of a job on their way between a shard and the client.
+
+OpenState gives a token for a link; each transfer is one call, during which the tensors travel over that link as bytes:
+one frame for each name, in order, whose group is the position in the names and whose step is the request's. A state
+that a program can make is made here instead.
+"""
+
+import functools
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import grpc
+import torch
+
+from waferbox.cirh import CirhError
+from waferbox.cirh.execution import initialisation
+from waferbox.links.hub import Hub, Stopped
+from waferbox.links.link import Link, LinkLost
+from waferbox.links.listener import LinkListener, PendingLink
+from waferbox.links.shared_memory import Slice
+from waferbox.states.layout import StateExtent
+from waferbox.states.point_copies import parts_of
+from waferbox.states.staging import NotStagedError, Staging, run_all
+from waferbox.states.store import Snapshots, StateStore
+from wsc.v1 import node_pb2, node_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+CLIENT_LINK_SECONDS = 10.0
+MAX_NAMES = 1 << 16  # of states, in one call
+
+
+class StateTransferSession:
+    """One client's link."""
+
+    def __init__(self, pending: PendingLink) -> None:
+        self._pending = pending
+        self._link: Link | None = None
+        self.hub = Hub()
+
+    def link(self) -> Link:
+        """The link, which the client opens before its first transfer."""
+        if self._link is None:
+            self._link = self._pending.wait(CLIENT_LINK_SECONDS)
+            self.hub.add(self._link)
+        return self._link
+
+    def close(self) -> None:
+        self.hub.close()
+        if self._link is None:
+            self._pending.close()
+        else:
+            self._link.close()
+
+
+@dataclass(slots=True)
+class JobStates:
+    """What the service knows of a job."""
+
+    store: StateStore
+    snapshots: Snapshots
+    is_running: Callable[[], bool]
+    find_point: Callable[[str, int], Path]
+    on_defect: Callable[[Exception], None]
+    staging: Staging
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held by a transfer, and while a plan is loaded
+    sessions: dict[str, StateTransferSession] = field(default_factory=dict)
+
+
+class _JobRequest(Protocol):
+    job: str
+
+
+_Request = TypeVar("_Request", bound=_JobRequest)
+_Response = TypeVar("_Response")
+
+
+def _reports_defects(
+    method: "Callable[[StateService, _Request, grpc.ServicerContext], _Response]",
+) -> "Callable[[StateService, _Request, grpc.ServicerContext], _Response]":
+    """An exception that is no answer to the caller ends the job, with its traceback."""
+
+    @functools.wraps(method)
+    def call(service: "StateService", request: _Request, context: grpc.ServicerContext) -> _Response:
+        try:
+            return method(service, request, context)
+        except Exception as error:
+            if context.code() is None:  # type: ignore[attr-defined]  # nobody has called abort
+                logger.exception("a defect in %s", method.__name__)
+                service.report_defect(request.job, error)
+                context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+            raise
+
+    return call
+
+
+class StateService(node_pb2_grpc.StateServiceServicer):
+    """Serves the jobs that this process works for."""
+
+    def __init__(self) -> None:
+        self._listener: LinkListener | None = None
+        self._jobs: dict[str, JobStates] = {}
+
+    def listen_with(self, listener: LinkListener) -> None:
+        """Take the clients' links with the node's listener; before the server starts."""
+        self._listener = listener
+
+    def add_to(self, server: grpc.Server, listener: LinkListener) -> None:
+        """Serve the service, with the links of the node's listener."""
+        self.listen_with(listener)
+        node_pb2_grpc.add_StateServiceServicer_to_server(self, server)
+
+    def add_job(
+        self,
+        job: str,
+        store: StateStore,
+        snapshots: Snapshots,
+        is_running: Callable[[], bool],
+        find_point: Callable[[str, int], Path],
+        on_defect: Callable[[Exception], None],
+    ) -> None:
+        """Show a job's states. While is_running() its live state can be neither read nor written.
+
+        find_point(member, number): the file of a recovery point; may raise FileNotFoundError, ValueError.
+        on_defect(error): a call has ended by an exception that nobody expected.
+        """
+        # What is staged lies in memory as a whole.
+        staging = Staging(has_room=store.settings.limit_bytes is None)
+        self._jobs[job] = JobStates(store, snapshots, is_running, find_point, on_defect, staging)
+
+    def remove_job(self, job: str) -> None:
+        """Break off the job's transfers and forget it: its store can be closed."""
+        states = self._jobs.pop(job)
+        states.staging.close()
+        for session in list(states.sessions.values()):
+            session.hub.stop()
+        with states.lock:
+            for session in states.sessions.values():
+                session.close()
+
+    def report_defect(self, job: str, error: Exception) -> None:
+        """A call of the job has ended by an exception that nobody expected."""
+        states = self._jobs.get(job)
+        if states is not None:
+            states.on_defect(error)
+
+    @contextmanager
+    def alone(self, job: str) -> Iterator[None]:
+        """While no transfer of the job is going on."""
+        with self._jobs[job].lock:
+            yield
+
+    @_reports_defects
+    def OpenState(
+        self, request: node_pb2.OpenStateRequest, context: grpc.ServicerContext
+    ) -> node_pb2.OpenStateResponse:
+        states = self._states(request.job, context)
+        assert self._listener is not None, "the node listens"
+        token = secrets.token_hex(16)
+        states.sessions[token] = StateTransferSession(self._listener.expect(token, "client"))
+        return node_pb2.OpenStateResponse(token=token, endpoint=self._listener.endpoint())
+
+    @_reports_defects
+    def WriteState(
+        self, request: node_pb2.TransferStateRequest, context: grpc.ServicerContext
+    ) -> node_pb2.TransferStateResponse:
+        with self._transfer(request, context) as (states, session):
+            _refuse_while_running(states, context)
+            store = states.store
+            places = _places(request.names, store.places(), context)
+            parts = _parts(request, places, context)
+            link = session.link()
+            link.expect({group: nbytes for group, (_, nbytes) in enumerate(parts)})
+            store.before_write(request.names)
+            for group, (place, (offset, nbytes)) in enumerate(zip(places, parts, strict=True)):
+                message = session.hub.receive(link, group, request.step)
+                if message.nbytes != nbytes:
+                    context.abort(
+                        grpc.StatusCode.INVALID_ARGUMENT,
+                        f"{request.names[group]} has {nbytes} bytes, {message.nbytes} came",
+                    )
+                with store.states.passing((place.offset + offset, nbytes)):
+                    target = store.memory.tensor(torch.uint8, (nbytes,), place.offset + offset)
+                    target.copy_(message.tensor(torch.uint8, (nbytes,), 0))
+                if offset + nbytes == place.nbytes:
+                    store.mark_written([request.names[group]])
+        return node_pb2.TransferStateResponse(nbytes=sum(nbytes for _, nbytes in parts))
+
+    @_reports_defects
+    def ReadState(
+        self, request: node_pb2.TransferStateRequest, context: grpc.ServicerContext
+    ) -> node_pb2.TransferStateResponse:
+        with self._transfer(request, context) as (states, session):
+            if request.step:
+                with ExitStack() as stack:
+                    try:
+                        snapshot = stack.enter_context(states.snapshots.reading(request.step))
+                    except KeyError:
+                        context.abort(grpc.StatusCode.NOT_FOUND, f"there is no snapshot of step {request.step}")
+                    parts = _parts(request, _places(request.names, snapshot.places, context), context)
+                    for group, (name, (offset, nbytes)) in enumerate(zip(request.names, parts, strict=True)):
+                        payload = snapshot.part(name, offset, nbytes)
+                        with snapshot.aside.passing((payload.offset, nbytes)):
+                            _send(session, group, request.step, payload)
+            else:
+                _refuse_while_running(states, context)
+                store = states.store
+                written = {name: place for name, place in store.places().items() if store.is_written(name)}
+                places = _places(request.names, written, context)
+                parts = _parts(request, places, context)
+                for group, (place, (offset, nbytes)) in enumerate(zip(places, parts, strict=True)):
+                    payload = Slice(store.memory, place.offset + offset, nbytes)
+                    with store.states.passing((payload.offset, nbytes)):
+                        _send(session, group, request.step, payload)
+        return node_pb2.TransferStateResponse(nbytes=sum(nbytes for _, nbytes in parts))
+
+    @_reports_defects
+    def StageStates(
+        self, request: node_pb2.StageStatesRequest, context: grpc.ServicerContext
+    ) -> node_pb2.StageStatesResponse:
+        states = self._states(request.job, context)
+        try:
+            return node_pb2.StageStatesResponse(staged=states.staging.make(request.states))
+        except CirhError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    @_reports_defects
+    def InitialiseStates(
+        self, request: node_pb2.InitialiseStatesRequest, context: grpc.ServicerContext
+    ) -> node_pb2.InitialiseStatesResponse:
+        states = self._states(request.job, context)
+        with states.lock:
+            _refuse_while_running(states, context)
+            names = [state.name for state in request.states]
+            _places(names, states.store.places(), context)
+            states.store.before_write(names)
+
+            def make(state: node_pb2.InitialState) -> None:
+                target = states.store.tensor(state.name)
+                place = states.store.places()[state.name]
+                with states.store.states.passing((place.offset, place.nbytes)):
+                    if state.HasField("program"):
+                        initialisation.run(state.program, target)
+                        return
+                    staged = states.staging.take(state.name)
+                    if staged is None or staged.numel() != target.numel() or staged.dtype != target.dtype:
+                        raise NotStagedError(f"no such value of {state.name} was staged")
+                    target.view(-1).copy_(staged)
+
+            try:
+                run_all(make, request.states)
+            except NotStagedError as error:
+                context.abort(grpc.StatusCode.DATA_LOSS, str(error))  # the client has the programs
+            except CirhError as error:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            states.store.mark_written(names)
+            states.staging.clear()
+        return node_pb2.InitialiseStatesResponse()
+
+    def ReadRecoveryPoint(
+        self, request: node_pb2.ReadRecoveryPointRequest, context: grpc.ServicerContext
+    ) -> Iterator[node_pb2.RecoveryPointPart]:
+        states = self._states(request.job, context)
+        try:
+            yield from parts_of(states.find_point(request.member, request.recovery_point))
+        except (FileNotFoundError, ValueError) as error:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no such recovery point is here: {error}")
+        except OSError as error:
+            context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+
+    def _states(self, job: str, context: grpc.ServicerContext) -> JobStates:
+        states = self._jobs.get(job)
+        if states is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"this shard keeps no state of a job {job}")
+        return states
+
+    @contextmanager
+    def _transfer(
+        self, request: node_pb2.TransferStateRequest, context: grpc.ServicerContext
+    ) -> Iterator[tuple[JobStates, StateTransferSession]]:
+        """One transfer at a time. A session that did not end its transfer as it should is dropped, with its link."""
+        states = self._states(request.job, context)
+        with states.lock:
+            session = states.sessions.get(request.token)
+            if session is None:
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "no such token: open the state first")
+            ended = threading.Event()
+
+            def end() -> None:  # the call is over, by itself or because the client has given it up
+                if not ended.is_set():
+                    session.hub.stop()
+
+            context.add_callback(end)
+            try:
+                yield states, session
+                ended.set()
+            except LinkLost as lost:
+                context.abort(grpc.StatusCode.UNAVAILABLE, str(lost))
+            except Stopped:
+                context.abort(grpc.StatusCode.CANCELLED, "the transfer was broken off")
+            finally:
+                if not ended.is_set():
+                    ended.set()
+                    del states.sessions[request.token]
+                    session.close()
+
+
+def _refuse_while_running(states: JobStates, context: grpc.ServicerContext) -> None:
+    if states.is_running():
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the state changes while an execution runs: take a snapshot")
+
+
+def _places(
+    names: Sequence[str], places: Mapping[str, StateExtent], context: grpc.ServicerContext
+) -> list[StateExtent]:
+    if len(names) > MAX_NAMES:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a call names at most {MAX_NAMES} states, not {len(names)}")
+    unknown = [name for name in names if name not in places]
+    if unknown:
+        context.abort(grpc.StatusCode.NOT_FOUND, f"this shard has no state {', '.join(unknown[:10])}")
+    return [places[name] for name in names]
+
+
+def _parts(
+    request: node_pb2.TransferStateRequest, places: Sequence[StateExtent], context: grpc.ServicerContext
+) -> list[tuple[int, int]]:
+    """Offset and length in bytes, within each state, of what is to be sent of it."""
+    if not request.HasField("part"):
+        return [(0, place.nbytes) for place in places]
+    part = request.part
+    if len(places) != 1 or part.offset + part.nbytes > places[0].nbytes:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the part asked for does not lie within one state")
+    return [(part.offset, part.nbytes)]
+
+
+def _send(session: StateTransferSession, group: int, step: int, payload: Slice) -> None:
+    session.hub.send(session.link(), group, step, payload, window=None, as_bytes=True)
