@@ -193,10 +193,10 @@ def _watch_coordinator(hook: Hook) -> None:
 
 def _watch_keeper(hook: Hook) -> None:
     from waferbox.states.point_file import PointFile, PointWriter
-    from waferbox.states.point_shares import RecoveryPoints
+    from waferbox.states.point_shares import PointShares
     from waferbox.states.store import Snapshots
 
-    before(RecoveryPoints, "keep_due", lambda *_: hook.reached("keep"))
+    before(PointShares, "keep_due", lambda *_: hook.reached("keep"))
     before(PointWriter, "__init__", lambda *_: hook.reached("open point"))
     before(PointWriter, "write", lambda *_: hook.reached("write point"))
     before(PointWriter, "complete", lambda *_: hook.reached("complete point"))
