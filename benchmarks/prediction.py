@@ -111,7 +111,7 @@ def predicted(place: str, model: str, wafers: int, plan: plan_pb2.Plan) -> Predi
 
 def bench(repeats: int) -> None:
     """Both places, all models."""
-    print("growth: wafers that sleep their predicted time; as many rows for each, whatever their number")
+    print("prediction: wafers that sleep their predicted time; as many rows for each, whatever their number")
     for place, counts in COUNTS.items():
         for model in WAFERS:
             print(f"  {model}, {place}", flush=True)

@@ -1,7 +1,7 @@
-"""Writes the tree of folders, and what each holds, into docs/architecture.md. `python docs/folders.py`.
+"""Writes the tree of folders, with the contents of each, into docs/architecture.md. `python docs/folders.py`.
 
-What a folder holds is said in the first line of its `__init__.py`. The tree is all between `## Folders` and the next
-heading.
+The text of a folder is the first sentence of its `__init__.py`. The tree stands between `## Folders` and the next
+heading, below the paragraph that introduces it.
 """
 
 import ast
@@ -22,22 +22,25 @@ TOPS: Final = (
     "workers",
     "wafer",
     "waferbox",
-    "nodes",
-    "interconnect",
-    "cirh",
-    "lair",
 )
+# Folders whose own folders the tree shows. The rest is left out, so that the tree fits one screen.
+OPENED: Final = frozenset(["client/cstorch/_internal", "appliance", "appliance/compiler", "waferbox"])
+# Shown although their siblings are not: those have the names of the real API.
+ADDED: Final = frozenset(["client/cstorch/_internal"])
 
 
-def _said(folder: Path) -> str:
+def _description(folder: Path) -> str:
+    """The first sentence of its docstring."""
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
-    return " ".join(text.partition("\n\n")[0].split()).removesuffix(".")
+    return re.split(r"\. (?=[A-Z])", " ".join(text.partition("\n\n")[0].split()))[0].removesuffix(".")
 
 
 def _lines(folder: Path, depth: int) -> list[tuple[str, str]]:
-    lines = [("  " * depth + (str(folder.relative_to(ROOT)) if depth == 0 else folder.name) + "/", _said(folder))]
-    for inner in sorted(folder.glob("*/__init__.py")):
-        lines.extend(_lines(inner.parent, depth + 1))
+    path = str(folder.relative_to(ROOT))
+    lines = [("  " * depth + (path if depth == 0 else folder.name) + "/", _description(folder))]
+    for inner in sorted(init.parent for init in folder.glob("*/__init__.py")):
+        if path in OPENED or str(inner.relative_to(ROOT)) in ADDED:
+            lines.extend(_lines(inner, depth + 1))
     return lines
 
 
@@ -45,7 +48,7 @@ def tree() -> str:
     """The folders, a line each."""
     lines = [line for top in TOPS for line in _lines(ROOT / top, 0)]
     width = max(len(name) for name, _ in lines) + 2
-    text = "\n".join(f"{name:<{width}}{said}".rstrip() for name, said in lines)
+    text = "\n".join(f"{name:<{width}}{description}".rstrip() for name, description in lines)
     return f"```text\n{text}\n```\n"
 
 
@@ -55,7 +58,7 @@ def page() -> str:
     assert found, f"docs/architecture.md has no {HEADING}"
     introduction = re.match(r"\n(?:[^ #\n`].*\n)*", rest)
     assert introduction is not None
-    after = re.search(r"^## ", rest, re.M)
+    after = re.search(r"^##+ ", rest, re.M)
     assert after is not None
     return f"{begin}{HEADING}{introduction.group(0)}\n{tree()}\n{rest[after.start() :]}"
 

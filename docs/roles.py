@@ -11,7 +11,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 PAGES: Final = ROOT / "docs" / "roles"
 FOLDERS: Final = {
-    "client": ("client/cstorch",),
+    "client": ("client/cstorch", "client/cstorch/_internal"),
     "coordinator": ("appliance/coordinator",),
     "ingress": ("appliance/ingress",),
     "management": (
@@ -20,20 +20,20 @@ FOLDERS: Final = {
         "appliance/job_history.py",
         "appliance/management",
     ),
-    "memoryx": ("memoryx",),
+    "memoryx": ("memoryx", "waferbox/states"),
     "node": (
-        "waferbox/runtime/lifecycle",
-        "waferbox/runtime/steps",
-        "waferbox/runtime/telemetry",
+        "waferbox/roles.py",
+        "waferbox/runtime",
         "waferbox/launch",
         "waferbox/links",
         "waferbox/rpc",
         "waferbox/security",
+        "waferbox/host",
     ),
     "swarmx": ("swarmx",),
     "vendor_gateway": ("vendor_gateway",),
     "wafer": ("wafer",),
-    "worker": ("workers",),
+    "worker": ("workers", "waferbox/input_process"),
 }
 HEADING: Final = "## Files\n"
 
