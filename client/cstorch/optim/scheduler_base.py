@@ -141,7 +141,7 @@ class Scheduler(ABC):
         """Loads the counter and the settings. The counter stays the same tensor.
 
         Args:
-            state_dict: A saved state. The names of settings are the schedule's (`end_learning_rate`) or general (`end_val`).
+            state_dict: A saved state. Its names are this schedule's (`end_learning_rate`) or general (`end_val`).
 
         Raises:
             ValueError: A setting is none of this schedule, or there is no counter; nothing is changed.
