@@ -127,7 +127,7 @@ def configure_lr_scheduler(
         ::
 
             schedule = cstorch.optim.configure_lr_scheduler(
-                optimizer, {"scheduler": "CosineDecay", "learning_rate": 0.1, "end_learning_rate": 0, "total_iters": 100}
+                optimizer, {"scheduler": "CosineDecay", "learning_rate": 0.1, "end_learning_rate": 0, "total_iters": 9}
             )
     """
     if learning_rate is None or learning_rate == [] or learning_rate == {}:
