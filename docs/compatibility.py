@@ -216,8 +216,16 @@ def _has_member(value: Any, name: str) -> bool:
     """Whether a class has a method of this name, or makes such an attribute."""
     if hasattr(value, name):
         return True
-    sources = (inspect.getsource(kind) for kind in inspect.getmro(value) if kind is not object)
+    sources = (_source(kind) for kind in inspect.getmro(value) if kind is not object)
     return any(re.search(rf"\bself\.{name}(:[^=\n]+)? = ", source) for source in sources)
+
+
+def _source(kind: type[Any]) -> str:
+    """The source of a class; empty for one that is made from a table, whose attributes are those of its bases."""
+    try:
+        return inspect.getsource(kind)
+    except OSError:
+        return ""
 
 
 def _reason(module: str, name: str) -> str:

@@ -6,10 +6,26 @@ from cstorch.errors import UsageError
 
 
 def FusedTopK(*args: Any, **kwargs: Any) -> NoReturn:
-    """Would sample among the k most probable tokens. Raises UsageError always."""
+    """Raises an error: sampling among the k most probable tokens is not supported.
+
+    Args:
+        *args: Those of the real system.
+        **kwargs: Those of the real system.
+
+    Raises:
+        UsageError: Always.
+    """
     raise UsageError("cstorch.cirh.FusedTopK samples on the wafer, which Waferbox cannot do: use torch.topk")
 
 
 def FusedTopP(*args: Any, **kwargs: Any) -> NoReturn:
-    """Would sample among the most probable tokens that make up p. Raises UsageError always."""
+    """Raises an error: sampling among the most probable tokens that make up p is not supported.
+
+    Args:
+        *args: Those of the real system.
+        **kwargs: Those of the real system.
+
+    Raises:
+        UsageError: Always.
+    """
     raise UsageError("cstorch.cirh.FusedTopP samples on the wafer, which Waferbox cannot do: use torch.argmax")

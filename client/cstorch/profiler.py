@@ -11,16 +11,22 @@ logger = logging.getLogger("cstorch")
 
 
 def schedule(*, start_step: int, end_step: int) -> Callable[[], list[int]]:
-    """Which steps are to be profiled: from one to another; -1: none."""
+    """Returns a schedule of the steps to profile.
+
+    Args:
+        start_step: The first step; -1: none.
+        end_step: The last step.
+    """
     return lambda: [start_step, end_step]
 
 
 class profile:
-    """A context. It measures nothing, and says so once if its schedule asks for steps.
+    """A context that measures nothing, and logs so once if its schedule has steps.
 
     Args:
-        schedule: what `schedule` returns.
-        host_activities, on_trace_ready: accepted; there is no trace.
+        schedule: What `schedule` returned.
+        host_activities: Accepted without effect.
+        on_trace_ready: Accepted without effect: there is no trace.
     """
 
     appliance_response: Any = None
@@ -49,8 +55,12 @@ class profile:
         pass
 
     def get_summary(self) -> str:
-        """Nothing was measured."""
+        """Returns an empty string: nothing was measured."""
         return ""
 
     def export_chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes nothing: there is no trace."""
+        """Writes nothing: there is no trace.
+
+        Args:
+            path: The file that the real system would write.
+        """

@@ -1,12 +1,17 @@
-"""The schedules of releases 1.6 to 1.9: under their older names, and with one more argument behind the others.
+"""The schedules of releases 1.6 to 1.9: under their older names, with the parameter `disable_lr_steps_reset`.
 
-It is `disable_lr_steps_reset`, which changes nothing: schedules count the steps of the optimizer and are never reset.
+The parameter changes nothing: schedules count the steps of the optimizer and are never reset.
 """
 
-from typing import Any
+import inspect
+import types
+from typing import Any, Final
+
+import torch
 
 from cstorch._internal.generations import inherit
 from cstorch.optim import lr_scheduler
+from cstorch.optim.scheduler_base import Tags, bound, with_signature
 
 __all__ = [
     "Constant",
@@ -28,118 +33,82 @@ __all__ = [
 
 __getattr__ = inherit("cerebras_pytorch.optim.lr_scheduler", "cstorch.optim.lr_scheduler")
 
-
-class Constant(lr_scheduler.ConstantLR):
-    """cstorch.optim.lr_scheduler.ConstantLR."""
-
-    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(optimizer, *args[:2], **_without_reset(kwargs))
+_RESET: Final = "disable_lr_steps_reset"
+_RESET_ENTRY: Final = f"{_RESET}: Changes nothing: the counter of steps is never reset."
 
 
-class Polynomial(lr_scheduler.PolynomialLR):
-    """cstorch.optim.lr_scheduler.PolynomialLR."""
+def _older(newer: type[Any], name: str) -> type[Any]:
+    """Returns a schedule under its older name, with `disable_lr_steps_reset` before `param_group_tags`."""
+    newer_parameters = inspect.signature(newer.__init__).parameters
+    *settings, tags = newer_parameters.values()
+    reset = inspect.Parameter(_RESET, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=False, annotation=bool)
+    signature = inspect.Signature([*settings, reset, tags], return_annotation=None)
 
-    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(optimizer, *args[:5], **_without_reset(kwargs))
+    def __init__(self: lr_scheduler.LRScheduler, *args: Any, **kwargs: Any) -> None:
+        given = bound(signature, self, args, kwargs)
+        given.pop(_RESET, None)
+        newer.__init__(self, **given)
 
-
-class Exponential(lr_scheduler.ExponentialLR):
-    """cstorch.optim.lr_scheduler.ExponentialLR."""
-
-    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(optimizer, *args[:4], **_without_reset(kwargs))
-
-
-class InverseExponentialTimeDecay(lr_scheduler.InverseExponentialTimeDecayLR):
-    """cstorch.optim.lr_scheduler.InverseExponentialTimeDecayLR."""
-
-    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(optimizer, *args[:5], **_without_reset(kwargs))
+    doc = (newer.__doc__ or "").replace("    param_group_tags:", f"    {_RESET_ENTRY}\n    param_group_tags:")
+    constructor = with_signature(__init__, signature, name, __name__)
+    members = {"__init__": constructor, "__doc__": doc, "__module__": __name__}
+    return types.new_class(name, (newer,), exec_body=lambda body: body.update(members))
 
 
-class InverseSquareRootDecay(lr_scheduler.InverseSquareRootDecayLR):
-    """cstorch.optim.lr_scheduler.InverseSquareRootDecayLR."""
-
-    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(optimizer, *args[:3], **_without_reset(kwargs))
-
-
-class CosineDecay(lr_scheduler.CosineDecayLR):
-    """cstorch.optim.lr_scheduler.CosineDecayLR."""
-
-    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(optimizer, *args[:3], **_without_reset(kwargs))
-
-
-class CosineAnnealing(lr_scheduler.CosineAnnealingLR):
-    """cstorch.optim.lr_scheduler.CosineAnnealingLR."""
-
-    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(optimizer, *args[:3], **_without_reset(kwargs))
-
-
-class MultiStep(lr_scheduler.MultiStepLR):
-    """cstorch.optim.lr_scheduler.MultiStepLR."""
-
-    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(optimizer, *args[:3], **_without_reset(kwargs))
-
-
-class Lambda(lr_scheduler.LambdaLR):
-    """cstorch.optim.lr_scheduler.LambdaLR."""
-
-    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(optimizer, *args[:1], **_without_reset(kwargs))
-
-
-class Multiplicative(lr_scheduler.MultiplicativeLR):
-    """cstorch.optim.lr_scheduler.MultiplicativeLR."""
-
-    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(optimizer, *args[:2], **_without_reset(kwargs))
-
-
-class CosineAnnealingWarmRestarts(lr_scheduler.CosineAnnealingWarmRestarts):
-    """cstorch.optim.lr_scheduler.CosineAnnealingWarmRestarts."""
-
-    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(optimizer, *args[:4], **_without_reset(kwargs))
-
-
-class CyclicLR(lr_scheduler.CyclicLR):
-    """cstorch.optim.lr_scheduler.CyclicLR."""
-
-    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(optimizer, *args[:7], **_without_reset(kwargs))
-
-
-class OneCycleLR(lr_scheduler.OneCycleLR):
-    """cstorch.optim.lr_scheduler.OneCycleLR."""
-
-    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(optimizer, *args[:7], **_without_reset(kwargs))
+Constant = _older(lr_scheduler.ConstantLR, "Constant")
+Polynomial = _older(lr_scheduler.PolynomialLR, "Polynomial")
+Exponential = _older(lr_scheduler.ExponentialLR, "Exponential")
+InverseExponentialTimeDecay = _older(lr_scheduler.InverseExponentialTimeDecayLR, "InverseExponentialTimeDecay")
+InverseSquareRootDecay = _older(lr_scheduler.InverseSquareRootDecayLR, "InverseSquareRootDecay")
+CosineDecay = _older(lr_scheduler.CosineDecayLR, "CosineDecay")
+CosineAnnealing = _older(lr_scheduler.CosineAnnealingLR, "CosineAnnealing")
+CosineAnnealingWarmRestarts = _older(lr_scheduler.CosineAnnealingWarmRestarts, "CosineAnnealingWarmRestarts")
+MultiStep = _older(lr_scheduler.MultiStepLR, "MultiStep")
+Lambda = _older(lr_scheduler.LambdaLR, "Lambda")
+Multiplicative = _older(lr_scheduler.MultiplicativeLR, "Multiplicative")
+CyclicLR = _older(lr_scheduler.CyclicLR, "CyclicLR")
+OneCycleLR = _older(lr_scheduler.OneCycleLR, "OneCycleLR")
 
 
 class ScalePerParamLR(lr_scheduler.ScalePerParamLR):
-    """cstorch.optim.lr_scheduler.ScalePerParamLR."""
+    """A schedule whose value is multiplied, for each parameter group, by the group's "adjust_learning_rate".
 
-    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(optimizer, *args[:1], **_without_reset(kwargs))
-
-
-class Step(lr_scheduler.StepLR):
-    """cstorch.optim.lr_scheduler.StepLR, whose arguments stand in another order."""
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        scheduler: The schedule to scale, of this optimizer.
+        decay_steps: Changes nothing: the schedule has its own number of steps.
+        disable_lr_steps_reset: Changes nothing: the counter of steps is never reset.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+    """
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: torch.optim.Optimizer,
+        scheduler: lr_scheduler.LRScheduler,
+        decay_steps: int | None = None,
+        disable_lr_steps_reset: bool = False,
+        param_group_tags: Tags = None,
+    ) -> None:
+        super().__init__(optimizer, scheduler, param_group_tags)
+
+
+class Step(lr_scheduler.StepLR):
+    """A decay in equal steps: `StepLR`, with its arguments in another order.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        initial_learning_rate: The learning rate at epoch 0.
+        gamma: The factor of each decay.
+        step_size: The number of epochs between two decays, at least 1.
+        disable_lr_steps_reset: Changes nothing: the counter of steps is never reset.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
         initial_learning_rate: float,
         gamma: float,
         step_size: int,
         disable_lr_steps_reset: bool = False,
     ) -> None:
         super().__init__(optimizer, initial_learning_rate, step_size, gamma)
-
-
-def _without_reset(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name != "disable_lr_steps_reset"}

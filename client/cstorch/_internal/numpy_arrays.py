@@ -8,7 +8,11 @@ BFLOAT16 = np.dtype((np.int16, {"bfloat16": (np.int16, 0)}))
 
 
 def to_numpy(tensor: torch.Tensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
-    """The values of a tensor as an array, which shares its memory where it can; bfloat16 as its bit patterns."""
+    """Returns the values of a tensor as an array, which shares its memory if possible; bfloat16 as its bit patterns.
+
+    Args:
+        tensor: The tensor.
+    """
     tensor = tensor.detach().cpu()
     if tensor.dtype != torch.bfloat16:
         return tensor.numpy()
@@ -17,7 +21,11 @@ def to_numpy(tensor: torch.Tensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.g
 
 
 def from_numpy(array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> torch.Tensor:
-    """The tensor of an array, with its memory; of bfloat16 for what `to_numpy` gives for it, or ml_dtypes' bfloat16."""
+    """Returns the tensor of an array, with its memory; bfloat16 for arrays of `to_numpy` and of ml_dtypes.
+
+    Args:
+        array: The array.
+    """
     if "bfloat16" in (array.dtype.fields or {}) or array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

@@ -11,11 +11,18 @@ from cstorch.backends.mixed_precision import get_half_dtype
 
 @contextmanager
 def autocast(dtype: torch.dtype | None = None) -> Iterator[None]:
-    """On the CPU backend torch.autocast, and on the cluster nothing: there the compiler inserts the casts, where
-    `enable_mixed_precision` asks for them. A context, or a decorator of a function.
+    """Computes in half precision on the CPU backend; a context, or a decorator of a function.
+
+    On the cluster it changes nothing: there the compiler inserts the casts, if `enable_mixed_precision` was called.
 
     Args:
-        dtype: what to compute in; by default the half.
+        dtype: The type to compute in; None: the half type.
+
+    Example:
+        ::
+
+            with cstorch.amp.autocast():
+                loss = model(batch)
     """
     if use_cs():
         yield

@@ -23,26 +23,41 @@ _STATES: Final = ("loss_scale", "steps_since_rescale", "overflows_since_rescale"
 
 
 class GradScaler:
-    """Scales the loss before the backward pass, and the gradients back before the update.
+    """Scales the loss before the backward pass, and the gradients back before the update. Used in a traced step.
 
-    A dynamic scale is state of the traced step. A step whose gradients are not all finite changes neither parameters
-    nor optimizer state. If more than `overflow_tolerance` of the steps since the scale last changed were such, it is
-    halved; else, `steps_per_increase` steps after it last changed, it is doubled. A static scale stays what it is, and
-    no step is skipped. On the CPU backend nothing is scaled, and there is no state.
+    A dynamic scale is state of the step. A step whose gradients are not all finite changes neither parameters nor
+    optimizer state. If more than `overflow_tolerance` of the steps since the last change of the scale overflowed, the
+    scale is halved; otherwise it is doubled `steps_per_increase` steps after its last change. A static scale never
+    changes, and skips no step. On the CPU backend nothing is scaled, and there is no state.
 
     Args:
         loss_scale: "dynamic", or the static scale; None and 0 are 1.
-        init_scale: where a dynamic scale begins; by default 2^15 for float16, 2^31 for cbfloat16, 1 for bfloat16.
-        steps_per_increase: of a dynamic scale; by default 2000.
-        min_loss_scale: of a dynamic scale; by default 2^-14.
-        max_loss_scale: of a dynamic scale; by default that of init_scale.
-        overflow_tolerance: the fraction of steps with infinite or undefined gradients, from 0 to less than 1, that does
-            not yet halve the scale.
-        max_gradient_norm: clips the norm over all gradients of an optimizer in its step.
+        init_scale: The first dynamic scale; None: 2^15 for float16, 2^31 for cbfloat16, 1 for bfloat16.
+        steps_per_increase: The number of steps without overflow after which the scale is doubled; None: 2000.
+        min_loss_scale: The least dynamic scale; None: 2^-14.
+        max_loss_scale: The greatest dynamic scale; None: `init_scale`, or its default if that is greater.
+        overflow_tolerance: The fraction of steps with overflow, from 0 to less than 1, that does not yet halve the
+            scale.
+        max_gradient_norm: The greatest norm over all gradients of an optimizer, to which `step` clips them; None: no
+            clipping.
 
     Raises:
-        ConfigurationError: one of them is not what it has to be.
-        UsageError: by its methods, if it is dynamic and was made before the backend of a cluster.
+        ConfigurationError: A setting is out of range.
+        UsageError: Raised by the methods of a dynamic scaler that was made before the backend of a cluster.
+
+    Example:
+        ::
+
+            scaler = cstorch.amp.GradScaler(loss_scale="dynamic")
+
+            @cstorch.trace
+            def training_step(batch):
+                loss = model(batch)
+                optimizer.zero_grad()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                return loss
     """
 
     def __init__(
@@ -111,10 +126,10 @@ class GradScaler:
         return True
 
     def state_dict(self, destination: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The state of a dynamic scale by name; nothing on the CPU backend or of a static scale.
+        """Returns the state of a dynamic scale by name; nothing on the CPU backend or for a static scale.
 
         Args:
-            destination: takes the state, and is returned.
+            destination: A dictionary that takes the state and is returned; None: a new one.
         """
         destination = {} if destination is None else destination
         if self._has_state:
@@ -122,10 +137,13 @@ class GradScaler:
         return destination
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the state of a dynamic scale. What has no state takes none; one saved without any changes nothing.
+        """Loads the state of a dynamic scale. A scaler without state ignores it; an empty state changes nothing.
+
+        Args:
+            state_dict: What `state_dict` returned.
 
         Raises:
-            ValueError: part of the state is missing.
+            ValueError: Part of the state is missing.
         """
         if not self._has_state or not state_dict:
             return
@@ -137,30 +155,37 @@ class GradScaler:
                 getattr(self, f"_{name}").copy_(torch.as_tensor(state_dict[name]))
 
     def get_non_clamped_scale(self) -> torch.Tensor | float:
-        """The scale as it was set or loaded, be it out of bounds."""
+        """Returns the scale as it was set or loaded, even out of its bounds."""
         if self._has_state:
             return self._loss_scale
         return self._static_scale if self._is_csx else 1.0
 
     def get_scale(self) -> torch.Tensor | float:
-        """The scale: a float32 tensor of rank 0 if dynamic; 1 on the CPU backend."""
+        """Returns the scale: a float32 tensor of rank 0 if dynamic; 1 on the CPU backend."""
         scale = self.get_non_clamped_scale()
         return scale.clamp(self._smallest, self._largest) if isinstance(scale, torch.Tensor) else scale
 
     def get_num_skipped_steps(self) -> torch.Tensor | int:
-        """How many steps were skipped."""
+        """Returns the number of skipped steps: an int64 tensor of rank 0 if the scale is dynamic, else 0."""
         return self._num_skipped_steps if self._has_state else 0
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss, scaled; itself on the CPU backend."""
+        """Returns the scaled loss; the loss itself on the CPU backend.
+
+        Args:
+            loss: The loss of the step.
+        """
         return loss * self.get_scale() if self._is_csx else loss
 
     @torch.no_grad()
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Scales the gradients of the optimizer back, in place; for who reads or clips them before the step.
+        """Scales the gradients of an optimizer back, in place, so that they can be read or clipped before `step`.
+
+        Args:
+            optimizer: The optimizer. Its gradients are those of the scaled loss.
 
         Raises:
-            UsageError: it was done in this step, or this is no traced step.
+            UsageError: The gradients were unscaled in this step already, or no step is being traced.
         """
         if not self._is_csx:
             return
@@ -181,10 +206,13 @@ class GradScaler:
     def clip_gradients_and_return_isfinite(
         self, optimizers: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
     ) -> torch.Tensor | bool:
-        """Unscales gradients, if that was not done, and clips their norm to max_gradient_norm, if there is one.
+        """Unscales gradients that are still scaled, and clips their norm to `max_gradient_norm`, if there is one.
+
+        Args:
+            optimizers: An optimizer, or several.
 
         Returns:
-            Whether all were finite, as a boolean tensor of rank 0; True on the CPU backend.
+            Whether all gradients were finite, as a boolean tensor of rank 0; True on the CPU backend.
         """
         chosen = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
         return self._clip(chosen) if self._is_csx else True
@@ -201,7 +229,16 @@ class GradScaler:
         return _all_finite(notes, optimizers)
 
     def step_if_finite(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """A step of the optimizer that changes nothing where its gradients are not all finite; as `step`."""
+        """Performs a step of the optimizer, which changes nothing if its gradients are not all finite.
+
+        Args:
+            optimizer: The optimizer. Its gradients are those of the scaled loss.
+            *args: The arguments of its step.
+            **kwargs: The arguments of its step.
+
+        Returns:
+            What its step returned.
+        """
         if not self._is_csx:
             return optimizer.step(*args, **kwargs)
         with torch.no_grad():
@@ -212,15 +249,15 @@ class GradScaler:
         return result
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Unscales and clips gradients, if that was not done, and updates; a dynamic scale only where they are finite.
+        """Unscales and clips gradients, if not done yet, and updates; with a dynamic scale only if they are finite.
 
         Args:
-            optimizer: whose gradients are those of the scaled loss.
-            args: of its step.
-            kwargs: of its step.
+            optimizer: The optimizer. Its gradients are those of the scaled loss.
+            *args: The arguments of its step.
+            **kwargs: The arguments of its step.
 
         Returns:
-            What its step returns.
+            What its step returned.
         """
         if self._has_state:
             return self.step_if_finite(optimizer, *args, **kwargs)
@@ -228,13 +265,13 @@ class GradScaler:
         return optimizer.step(*args, **kwargs)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """Ends the step: the dynamic scale follows from the gradients of all optimizers that were unscaled in it.
+        """Ends the step: computes the next dynamic scale from the gradients that were unscaled in it.
 
         Args:
-            new_scale: set the scale to this instead.
+            new_scale: The next scale, in place of the computed one.
 
         Raises:
-            UsageError: no gradients were unscaled in this step, or a static scale is to be set.
+            UsageError: No gradients were unscaled in this step, or the scale is static and a new one is given.
         """
         if new_scale is not None and not self._is_dynamic:
             raise UsageError("a static loss scale stays what it is: make the GradScaler with loss_scale='dynamic'")
@@ -247,10 +284,13 @@ class GradScaler:
 
     @torch.no_grad()
     def update_scale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """As `update`, from the gradients of some optimizers.
+        """Computes the next dynamic scale from the gradients of some optimizers.
+
+        Args:
+            optimizers: The optimizers.
 
         Raises:
-            UsageError: they were not unscaled in this step.
+            UsageError: Their gradients were not unscaled in this step.
         """
         if not self._has_state:
             return
@@ -285,16 +325,17 @@ def optimizer_step(
     max_gradient_norm: float | None = None,
     max_gradient_value: float | None = None,
 ) -> None:
-    """One update, from zero_grad on: backward, unscale, clip, step, update of the scale.
+    """Performs one update, from `zero_grad` on: backward, unscale, clip, step, update of the scale.
 
     Args:
-        loss: of the step; rank 0.
-        grad_scaler: a GradScaler, or None to leave gradients as they are.
-        max_gradient_norm: clip the norm over all gradients to this.
-        max_gradient_value: clip every element of a gradient to this; not together with max_gradient_norm.
+        loss: The loss of the step, of rank 0.
+        optimizer: The optimizer of the parameters.
+        grad_scaler: The scaler; None: gradients are not scaled.
+        max_gradient_norm: The greatest norm over all gradients, to which they are clipped; None: no clipping.
+        max_gradient_value: The greatest magnitude of an element of a gradient; excludes `max_gradient_norm`.
 
     Raises:
-        ConfigurationError: both limits are given, or one is negative.
+        ConfigurationError: Both limits are given, or one is negative.
     """
     if max_gradient_norm is not None and max_gradient_value is not None:
         raise ConfigurationError("max_gradient_norm and max_gradient_value exclude each other: choose one")

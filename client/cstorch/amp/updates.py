@@ -12,7 +12,7 @@ from cstorch.errors import UsageError
 
 
 class StepNotes:
-    """What is known of optimizers in the step that is being traced."""
+    """The norms of gradients and the marked tensors of each optimizer, in the step that is being traced."""
 
     def __init__(self) -> None:
         self.norms: dict[torch.optim.Optimizer, torch.Tensor] = {}  # of the unscaled gradients, before any clipping
@@ -24,10 +24,10 @@ _notes: "weakref.WeakKeyDictionary[StepRecorder, StepNotes]" = weakref.WeakKeyDi
 
 
 def step_notes() -> StepNotes:
-    """The notes of the step that this thread traces.
+    """Returns the notes of the step that this thread traces.
 
     Raises:
-        UsageError: it traces none.
+        UsageError: This thread traces none.
     """
     recorder = context.recorder
     if recorder is None:
@@ -36,31 +36,39 @@ def step_notes() -> StepNotes:
 
 
 def unscaled_norm(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
-    """The norm over all gradients of the optimizer, as a GradScaler has unscaled them in this step, if it has."""
+    """Returns the norm over all gradients of the optimizer that a GradScaler has unscaled in this step; else None."""
     return None if context.recorder is None else step_notes().norms.get(optimizer)
 
 
 def isfinite(optimizer: torch.optim.Optimizer) -> torch.Tensor | bool:
-    """Whether all gradients of the optimizer are finite in this step, as a boolean tensor of rank 0.
+    """Whether all gradients of an optimizer are finite in this step, as a boolean tensor of rank 0.
 
-    True where no GradScaler has unscaled its gradients in this step, as on the CPU.
+    Args:
+        optimizer: The optimizer.
+
+    Returns:
+        The tensor; True if no GradScaler has unscaled the gradients in this step, as on the CPU.
     """
     norm = unscaled_norm(optimizer)
     return True if norm is None else norm < math.inf
 
 
 def update_if_finite(optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> None:
-    """Marks a tensor of an own optimizer before its step changes it in place.
+    """Marks a tensor of an optimizer of the script's own before its step changes the tensor in place.
 
-    If a GradScaler then skips the step for gradients that are not finite, the tensor keeps the value that it has now.
-    Parameters and the state of the optimizer need no mark.
+    If a GradScaler then skips the step for gradients that are not finite, the tensor gets its present value back.
+    Parameters and the optimizer's state need no mark.
+
+    Args:
+        optimizer: The optimizer.
+        tensor: The tensor.
     """
     if context.recorder is not None:
         step_notes().marked.setdefault(optimizer, []).append((tensor, tensor.detach().clone()))
 
 
 class ConditionalUpdate:
-    """Remembers all that a step of the optimizer may change; `choose` then keeps the change or takes it back."""
+    """A copy of all that a step of the optimizer may change; `choose` then keeps the change or takes it back."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -74,7 +82,7 @@ class ConditionalUpdate:
 
     @torch.no_grad()
     def choose(self, finite: torch.Tensor) -> None:
-        """Keeps what changed where `finite`, a boolean of rank 0, is true."""
+        """Keeps what changed if `finite`, a boolean of rank 0, is true; restores the values otherwise."""
         for values in _states(self._optimizer):
             for name, value in values.items():
                 before = self._before.get((id(values), name))
@@ -95,7 +103,7 @@ def _states(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
 
 
 def gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The gradients that a step of the optimizer reads."""
+    """Returns the gradients that a step of the optimizer reads."""
     return [parameter.grad for parameter in _updated(optimizer) if parameter.grad is not None]
 
 
@@ -103,8 +111,10 @@ def clip_norm(optimizer: torch.optim.Optimizer, largest: float, norm: torch.Tens
     """Clips the norm over all gradients of the optimizer.
 
     Args:
-        norm: what it is, if that is known: it need not be computed again, and gradients that were only unscaled since
-            are then not written before the update reads them.
+        optimizer: The optimizer.
+        largest: The greatest norm.
+        norm: The norm, if it is known. It is then not computed again, and gradients that were only unscaled are not
+            written before the update reads them.
     """
     parameters = list(_updated(optimizer))
     if norm is None:

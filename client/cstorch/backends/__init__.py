@@ -11,5 +11,9 @@ csx = Csx()
 
 
 def reset() -> None:
-    """Gives all flags their defaults."""
+    """Sets all flags to their defaults.
+
+    Raises:
+        UsageError: It is called inside the loop of an executor.
+    """
     csx.reset()

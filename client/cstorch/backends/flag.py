@@ -18,13 +18,13 @@ class Flag(Generic[Value]):
     """One flag of a group.
 
     Args:
-        default: its value until it is set.
-        check: returns the value as it is kept.
-        without_effect: why setting it changes nothing, for a flag that steers what Waferbox has not.
+        default: The value until the flag is set.
+        check: A function that returns the value to keep, or raises ConfigurationError.
+        without_effect: The reason that setting it changes nothing; empty if it has an effect.
 
     Raises:
-        ConfigurationError: on setting it to what `check` refuses.
-        UsageError: on setting it inside the loop of an executor.
+        ConfigurationError: `check` refuses the value that is set.
+        UsageError: The flag is set inside the loop of an executor.
     """
 
     def __init__(self, default: Value, check: Callable[[Any], Value], *, without_effect: str = "") -> None:
@@ -64,10 +64,13 @@ class Flag(Generic[Value]):
 
 
 class Flags:
-    """A group of flags, which may hold other groups; called, a context with other values: `with group(flag=value):`.
+    """A group of flags, which may hold other groups. `with group(flag=value):` sets flags temporarily.
 
     Args:
-        path: of the group below `cstorch.backends`.
+        path: The path of the group below `cstorch.backends`.
+
+    Raises:
+        AttributeError: The group has no such flag.
     """
 
     def __init__(self, path: str) -> None:
@@ -91,16 +94,16 @@ class Flags:
         return AttributeError(f"cstorch.backends.{self.path} has no flag {name!r}: {hint}")
 
     def flags(self) -> list[str]:
-        """The names of the group's own flags."""
+        """Returns the names of the group's own flags."""
         return [name for name in dir(type(self)) if isinstance(getattr(type(self), name), Flag)]
 
     def groups(self) -> dict[str, "Flags"]:
-        """The groups in it, by name."""
+        """Returns the groups within, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Flags)}
 
     @contextmanager
     def __call__(self, **flags: Any) -> Iterator[None]:
-        """Within it, flags of the group have other values."""
+        """Sets flags of the group within a `with` block."""
         before = dict(self.values)
         try:
             for name, value in flags.items():
@@ -113,7 +116,7 @@ class Flags:
                 self.values.update(before)
 
     def reset(self) -> None:
-        """Gives the flags of the group, and of the groups in it, their defaults."""
+        """Sets the flags of the group, and of the groups within, to their defaults."""
         if self.values:
             _check_outside_loop()
             self.values.clear()
@@ -127,28 +130,28 @@ def _check_outside_loop() -> None:
 
 
 def boolean(value: Any) -> bool:
-    """True or False."""
+    """Returns True or False, or raises ConfigurationError."""
     if not isinstance(value, bool):
         raise ConfigurationError("must be True or False")
     return value
 
 
 def count(value: Any) -> int:
-    """An int of at least 1."""
+    """Returns an int of at least 1, or raises ConfigurationError."""
     if type(value) is not int or value < 1:
         raise ConfigurationError("must be an int of at least 1")
     return value
 
 
 def whole_number(value: Any) -> int:
-    """An int of at least 0."""
+    """Returns an int of at least 0, or raises ConfigurationError."""
     if type(value) is not int or value < 0:
         raise ConfigurationError("must be an int of at least 0")
     return value
 
 
 def one_of(*values: Value) -> Callable[[Any], Value]:
-    """One of these, of the same type."""
+    """Returns a check for one of these values, of the same type."""
 
     def check(value: Any) -> Value:
         if value not in values or type(value) not in map(type, values):
@@ -160,7 +163,7 @@ def one_of(*values: Value) -> Callable[[Any], Value]:
 
 
 def optional(check: Callable[[Any], Value]) -> Callable[[Any], Value | None]:
-    """None, or what another check takes."""
+    """Returns a check for None, or for the values of another check."""
 
     def either(value: Any) -> Value | None:
         return None if value is None else check(value)
@@ -169,12 +172,12 @@ def optional(check: Callable[[Any], Value]) -> Callable[[Any], Value | None]:
 
 
 def text(value: Any) -> str:
-    """A string."""
+    """Returns a string, or raises ConfigurationError."""
     if not isinstance(value, str):
         raise ConfigurationError("must be a str")
     return value
 
 
 def anything(value: Any) -> Any:
-    """Whatever it is."""
+    """Returns the value."""
     return value

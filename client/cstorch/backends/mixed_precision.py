@@ -1,6 +1,6 @@
-"""Whether steps are compiled for mixed precision, and in which half.
+"""Whether steps are compiled for mixed precision, and with which half type.
 
-A worker tells its child process, which runs the input_fn, what the script has chosen, by environment variables.
+The child process of a worker, which runs the input_fn, reads the script's choice from environment variables.
 """
 
 import os
@@ -30,11 +30,17 @@ _settings = _Settings(
 
 
 def set_half_dtype(value: HalfName | torch.dtype) -> torch.dtype:
-    """Chooses the half of mixed precision, float16 at first, and returns its torch dtype (float16 for cbfloat16).
+    """Chooses the half type of mixed precision, which is float16 at first.
+
+    Args:
+        value: "float16", "bfloat16" or "cbfloat16", or a torch dtype.
+
+    Returns:
+        The torch dtype of the half type, which is float16 for cbfloat16.
 
     Raises:
-        ConfigurationError: it is none.
-        UsageError: inside the loop of an executor.
+        ConfigurationError: The type is no half type.
+        UsageError: It is called inside the loop of an executor.
     """
     name = str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
     if name not in _DTYPES:
@@ -45,35 +51,59 @@ def set_half_dtype(value: HalfName | torch.dtype) -> torch.dtype:
 
 
 def get_half_dtype() -> torch.dtype:
-    """The torch dtype of the half; float16 for cbfloat16."""
+    """Returns the torch dtype of the half type, which is float16 for cbfloat16."""
     return _DTYPES[_settings.half]
 
 
 def get_half_dtype_str() -> str:
-    """The name of the half."""
+    """Returns the name of the half type."""
     return _settings.half
 
 
 def get_floating_point_dtype(default: torch.dtype = torch.float32) -> torch.dtype:
-    """The half's torch dtype if steps are compiled for mixed precision, or else the default."""
+    """Returns the torch dtype of the half type if steps are compiled for mixed precision, or else the default.
+
+    Args:
+        default: The type in full precision.
+    """
     return get_half_dtype() if mixed_precision() else default
 
 
 def get_floating_point_dtype_str(default: str = "float32") -> str:
-    """The half's name if steps are compiled for mixed precision, or else the default."""
+    """Returns the name of the half type if steps are compiled for mixed precision, or else the default.
+
+    Args:
+        default: The name of the type in full precision.
+    """
     return get_half_dtype_str() if mixed_precision() else default
 
 
 def is_cbfloat16_tensor(tensor: torch.Tensor) -> bool:
-    """Whether a float16 tensor stands for one of cbfloat16: whether that is the half."""
+    """Whether a tensor stands for one of cbfloat16: it is of float16, and the half type is cbfloat16.
+
+    Args:
+        tensor: The tensor.
+    """
     return _settings.half == "cbfloat16" and tensor.dtype is torch.float16
 
 
 def enable_mixed_precision(enable: bool = True) -> bool:
-    """Steps that are compiled from now on compute in mixed precision, or in float32 throughout. Returns `enable`.
+    """Chooses whether the steps that are compiled from now on compute in mixed precision.
+
+    Args:
+        enable: True for mixed precision; False for float32 throughout.
+
+    Returns:
+        `enable`.
 
     Raises:
-        UsageError: inside the loop of an executor.
+        UsageError: It is called inside the loop of an executor.
+
+    Example:
+        Before the model is compiled::
+
+            cstorch.amp.set_half_dtype("bfloat16")
+            cstorch.amp.enable_mixed_precision()
     """
     _check_outside_loop()
     _settings.enabled = enable

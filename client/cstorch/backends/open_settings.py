@@ -10,8 +10,11 @@ _INDENT = "  "
 class OpenSettings:
     """A tree of settings that takes any name, however deep, as a protocol message, a map or a list would.
 
-    `settings.a.b = 1`, `settings.a["b"] = 1` and `settings.a.items.add(b=1)` all work, also on names that nobody has
-    set before. What was never set is false, has length 0, and adds to a value as nothing.
+    `settings.a.b = 1`, `settings.a["b"] = 1` and `settings.a.items.add(b=1)` all work, also on names that were never
+    set. A name that was never set is false, has length 0, and adds nothing to a value.
+
+    Args:
+        **fields: The first settings.
     """
 
     def __init__(self, **fields: Any) -> None:
@@ -38,23 +41,34 @@ class OpenSettings:
         self.ClearField(name)
 
     def HasField(self, name: str) -> bool:
-        """Whether something is set there."""
+        """Whether the name is set.
+
+        Args:
+            name: The name of the setting.
+        """
         return name in self._set_fields()
 
     def ClearField(self, name: str) -> None:
-        """Takes back what is set there."""
+        """Removes a setting.
+
+        Args:
+            name: The name of the setting.
+        """
         self._fields.pop(name, None)
 
     def Clear(self) -> None:
-        """Takes back all."""
+        """Removes all settings."""
         self._fields.clear()
         self._elements.clear()
 
     def MergeFrom(self, other: "OpenSettings") -> None:
-        """Sets all that is set in another tree; lists are joined.
+        """Sets all that is set in another tree, and appends its lists.
+
+        Args:
+            other: The other tree.
 
         Raises:
-            TypeError: it is no such tree.
+            TypeError: `other` is no such tree.
         """
         if not isinstance(other, OpenSettings):
             raise TypeError(f"settings are merged from settings, not from a {type(other).__name__}")
@@ -70,7 +84,14 @@ class OpenSettings:
         self.extend(other._elements)
 
     def CopyFrom(self, other: "OpenSettings") -> None:
-        """Becomes equal to another tree. Raises as MergeFrom."""
+        """Makes the tree equal to another.
+
+        Args:
+            other: The other tree.
+
+        Raises:
+            TypeError: `other` is no such tree.
+        """
         if other is not self:
             self.Clear()
             self.MergeFrom(other)
@@ -97,38 +118,64 @@ class OpenSettings:
         return key in self._set_fields() or key in self._elements
 
     def get(self, key: str, default: Any = None) -> Any:
-        """What is set there, or the default."""
+        """Returns a setting, or the default.
+
+        Args:
+            key: The name of the setting.
+            default: The value if it is not set.
+        """
         return self._set_fields().get(key, default)
 
     def pop(self, key: str, default: Any = None) -> Any:
-        """What is set there, or the default; nothing is set there then."""
+        """Removes a setting and returns it, or the default.
+
+        Args:
+            key: The name of the setting.
+            default: The value if it is not set.
+        """
         return self._fields.pop(key, default)
 
     def keys(self) -> list[str]:
-        """The names at which something is set."""
+        """Returns the names that are set."""
         return list(self._set_fields())
 
     def items(self) -> list[tuple[str, Any]]:
-        """The names at which something is set, and what."""
+        """Returns the names that are set, with their values."""
         return list(self._set_fields().items())
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Sets what a mapping has."""
+        """Sets all items of a mapping.
+
+        Args:
+            values: The mapping.
+        """
         for key, value in values.items():
             self[key] = value
 
     # As a list.
 
     def append(self, value: Any) -> None:
-        """Adds an element."""
+        """Appends an element.
+
+        Args:
+            value: The element.
+        """
         self._elements.append(_kept(value))
 
     def extend(self, values: Any) -> None:
-        """Adds elements."""
+        """Appends elements.
+
+        Args:
+            values: The elements.
+        """
         self._elements.extend(map(_kept, values))
 
     def add(self, **fields: Any) -> "OpenSettings":
-        """Adds an element that is a tree itself, and returns it."""
+        """Appends an element that is a tree itself, and returns it.
+
+        Args:
+            **fields: The settings of the new tree.
+        """
         self._elements.append(element := OpenSettings(**fields))
         return element
 
@@ -164,7 +211,7 @@ class OpenSettings:
         }
 
     def _lines(self) -> Iterator[str]:
-        """The text form of protocol messages."""
+        """Yields the lines of the text form of protocol messages."""
         for name, value in self._set_fields().items():
             if not isinstance(value, OpenSettings):
                 yield f"{name}: {_text_of(value)}"

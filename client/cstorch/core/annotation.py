@@ -16,13 +16,15 @@ DEVICES = ("wgth", "acth", "wafer")
 
 
 class AnnotationMode:
-    """What annotations are made of."""
+    """The parts of annotations."""
 
     @dataclass
     class Config:
-        """The base of an annotation's settings.
+        """The base class of an annotation's settings.
 
-        enable_fwd, enable_bwd: whether it is for operations of the forward pass, and of the backward pass.
+        Args:
+            enable_fwd: Whether operations of the forward pass are annotated.
+            enable_bwd: Whether operations of the backward pass are annotated.
         """
 
         enable_fwd: bool
@@ -30,7 +32,12 @@ class AnnotationMode:
 
     @dataclass
     class Attribute:
-        """What an annotation says of an operation."""
+        """One attribute of an annotated operation.
+
+        Args:
+            name: The name of the attribute.
+            value: Its value.
+        """
 
         name: str
         value: Any
@@ -41,11 +48,12 @@ def create_annotation(
     get_attribute_fn: Callable[[Any, bool], AnnotationMode.Attribute],
     **kwargs: Any,
 ) -> Callable[[Function], Function]:
-    """A decorator for functions whose operations are to be annotated.
+    """Returns a decorator for functions whose operations are to be annotated. Here it checks its arguments only.
 
     Args:
-        annotation_config: made of `kwargs`, which it checks.
-        get_attribute_fn: gives the attribute for the config, in the forward or the backward pass.
+        annotation_config: The class of the settings, which checks them.
+        get_attribute_fn: A function of the settings, and whether it is the backward pass, that returns the attribute.
+        **kwargs: The settings.
     """
     config = annotation_config(**kwargs)
     for is_backward in (False, True):
@@ -59,17 +67,19 @@ _level: ContextVar[int | None] = ContextVar("level", default=None)
 def pol(
     level: int | None = None, bwd_level: int | None = None, enable_fwd: bool = True, enable_bwd: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator for functions that would be computed at another optimization level than the rest of the step.
+    """Returns a decorator for functions that ask for an optimization level of their own.
 
-    Here the level of the whole step, `cstorch.backends.csx.precision.optimization_level`, holds for them as well.
+    Here the level of the whole step, `cstorch.backends.csx.precision.optimization_level`, holds for these functions
+    too.
 
     Args:
-        level: 0, 1 or 2; None for that of the step.
-        bwd_level: of the backward pass; None for `level`.
-        enable_fwd, enable_bwd: whether it is for the forward pass, and for the backward pass.
+        level: 0, 1 or 2; None: the level of the step.
+        bwd_level: The level of the backward pass; None: `level`.
+        enable_fwd: Whether the level is for the forward pass.
+        enable_bwd: Whether the level is for the backward pass.
 
     Raises:
-        ConfigurationError: there is no such level.
+        ConfigurationError: There is no such level.
     """
     for value in (level, bwd_level):
         if value is not None and (type(value) is not int or value not in (0, 1, 2)):
@@ -90,7 +100,7 @@ def pol(
 
 
 def current_pol() -> int:
-    """The optimization level that is asked for where it is called."""
+    """Returns the optimization level that is asked for where it is called: 0, 1 or 2."""
     level = _level.get()
     return backends.csx.precision.optimization_level if level is None else level
 
@@ -99,12 +109,17 @@ def current_pol() -> int:
 def device_annotation(
     device: Literal["wgth", "acth", "wafer"], enable_fwd: bool = True, enable_bwd: bool = True
 ) -> Iterator[None]:
-    """A decorator, or context, for operations that are to run on weight hosts, activation hosts or the wafer.
+    """Marks operations that are to run on weight hosts, activation hosts or the wafer; a decorator, or a context.
 
-    Here the compiler decides that for itself.
+    Here it has no effect: the compiler chooses the processes itself.
+
+    Args:
+        device: "wgth", "acth" or "wafer".
+        enable_fwd: Whether the mark is for the forward pass.
+        enable_bwd: Whether the mark is for the backward pass.
 
     Raises:
-        ConfigurationError: there is no such device.
+        ConfigurationError: There is no such device.
     """
     if device not in DEVICES:
         raise ConfigurationError(f"the device of an annotation must be one of {', '.join(DEVICES)}, not {device!r}")

@@ -17,21 +17,61 @@ Result = TypeVar("Result")
 
 
 def step_closure(closure: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
-    """Makes a function that runs when the tensors that it is called with have values.
+    """Makes a function run when the tensors that it is called with have values; a decorator.
 
-    On CSX a call is queued and returns None. When the outputs of the step are there, the calls run in order on the
-    script's thread, with CPU tensors, on activation steps only. What a closure sees is the last value that the step
-    gave a tensor. Called in the traced function, it runs again for every step with the Python arguments of the first
-    call. On the CPU, and outside an executor, it runs at once.
+    On CSX a call is queued and returns None. When the outputs of the step have arrived, the calls run in order on the
+    script's thread, with CPU tensors, on activation steps only. A closure receives the last value that the step gave a
+    tensor. A closure that is called in the traced function runs again for every step, with the Python arguments of the
+    first call. On the CPU, and outside an executor, it runs at once.
+
+    Args:
+        closure: The function.
+
+    Returns:
+        A function with the same parameters, which returns None where the call is queued.
+
+    Raises:
+        TypeError: `closure` is not callable.
+
+    Example:
+        ::
+
+            @cstorch.step_closure
+            def log_loss(loss):
+                print(f"step {executor.user_iteration}: {float(loss)}")
+
+            for batch in executor:
+                log_loss(training_step(batch))
     """
     return _deferred(closure, at_checkpoint=False)
 
 
 def checkpoint_closure(closure: Callable[Parameters, Result]) -> Callable[Parameters, Result | None]:
-    """Like `step_closure`, for a function that runs on checkpoint steps only, after the step closures.
+    """Makes a function run on checkpoint steps only, after the step closures; a decorator.
 
-    Inside it the state of exactly that step can be read and saved: `cstorch.save({"model": model.state_dict()}, path)`.
-    Outside an executor it runs at once, as a step closure does.
+    Within the function the state of exactly that step can be read and saved. Outside an executor it runs at once, as a
+    step closure does.
+
+    Args:
+        closure: The function.
+
+    Returns:
+        A function with the same parameters, which returns None where the call is queued.
+
+    Raises:
+        TypeError: `closure` is not callable.
+
+    Example:
+        ::
+
+            @cstorch.checkpoint_closure
+            def save_checkpoint():
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                cstorch.save(state, f"checkpoint_{executor.user_iteration}.mdl")
+
+            for batch in executor:
+                training_step(batch)
+                save_checkpoint()
     """
     return _deferred(closure, at_checkpoint=True)
 
@@ -56,10 +96,14 @@ def _deferred(function: Callable[Parameters, Result], *, at_checkpoint: bool) ->
 
 
 def summarize_scalar(name: str, scalar: torch.Tensor) -> None:
-    """Gives the executor's writer the value that a rank 0 tensor has at the end of every activation step.
+    """Passes the value of a tensor at the end of every activation step to the executor's writer.
+
+    Args:
+        name: The name of the summary.
+        scalar: A tensor of rank 0; outside CSX a number too.
 
     Raises:
-        TypeError: on CSX, scalar is a Python number: the step is traced once, so it would be the same in all steps.
+        TypeError: On CSX, `scalar` is a Python number, which would be the same in all steps of a trace.
     """
     if not isinstance(scalar, torch.Tensor) and use_cs():
         raise TypeError(
@@ -70,7 +114,12 @@ def summarize_scalar(name: str, scalar: torch.Tensor) -> None:
 
 
 def summarize_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Gives the executor's writer the value that a tensor has at the end of every activation step."""
+    """Passes the value of a tensor at the end of every activation step to the executor's writer.
+
+    Args:
+        name: The name of the summary.
+        tensor: The tensor, of any shape.
+    """
     _add_tensor(name, tensor)
 
 

@@ -25,10 +25,10 @@ logger = logging.getLogger("cstorch.compile")
 
 
 class CompiledModel:
-    """A model on the backend's device. Calls it, and has all its attributes.
+    """A model on the backend's device. It is called as the model, and has all of the model's attributes.
 
-    Raises:
-        UsageError: on load_state_dict(assign=True), which would replace the tensors that the cluster knows.
+    Args:
+        model: The model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -47,7 +47,16 @@ class CompiledModel:
         setattr(self.module, name, value)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """As nn.Module.load_state_dict, into the tensors that are there."""
+        """Loads a state dict into the tensors of the model, as `nn.Module.load_state_dict`.
+
+        Args:
+            state_dict: What `state_dict` returned.
+            strict: Whether all names must fit.
+            assign: Must be False.
+
+        Raises:
+            UsageError: `assign` is True, which would replace tensors that the cluster keeps.
+        """
         if assign:
             raise UsageError("load_state_dict(assign=True) replaces tensors that the cluster knows; leave assign out")
         return self.module.load_state_dict(state_dict, strict=strict)
@@ -57,16 +66,28 @@ class CompiledModel:
 
 
 def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledModel:
-    """Moves a model to the backend's device, which it then has as `device`, and makes its tensors state. Nothing is
-    compiled before the first step.
+    """Moves a model to the backend's device and makes its tensors state. Nothing is compiled before the first step.
+
+    The model then has the device as its attribute `device`.
 
     Args:
-        model: any module; its parameters keep their identity.
-        backend: the backend of this process, or its name; by default the one that there is, else the CPU.
+        model: Any module. Its parameters stay the same tensors.
+        backend: The backend of this process, or its name; None: the one that there is, else the CPU.
+
+    Returns:
+        The model on the device, to be called in the traced step.
 
     Raises:
-        TypeError: model is not a module.
-        UsageError: the backend is another one than that of this process, or the model is made by torch.jit.script.
+        TypeError: `model` is not a module.
+        UsageError: The backend is not that of this process, the model is made by torch.jit.script, or a loop is
+            running.
+
+    Example:
+        ::
+
+            cstorch.backend("CSX")
+            model = cstorch.compile(Model())
+            optimizer = cstorch.optim.AdamW(model.parameters(), lr=1e-3)
     """
     if isinstance(model, CompiledModel):
         return model
@@ -109,12 +130,38 @@ Result = TypeVar("Result")
 
 
 def trace(step_fn: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Makes a function a step: what it does is what runs on the cluster.
+    """Makes a function a step, which runs on the cluster; a decorator.
 
-    On CSX the body is recorded in the first step; later calls return what the first one returned. Tensors have no
-    values in it, Python values are those of the first call, and state must exist before. What is returned can be handed
-    to step closures. In the second step the body runs again, to warn of Python values that make it another program: a
-    TraceError with WAFERBOX_STRICT=1. On the CPU the body runs every time.
+    On CSX the body is recorded in the first step, and later calls return what the first one returned. Tensors have no
+    values in it, Python values are those of the first call, and state must exist before. The returned tensors can be
+    given to step closures. In the second step the body runs again, to warn of Python values that would change the
+    program: a TraceError with WAFERBOX_STRICT=1. On the CPU the body runs every time.
+
+    Args:
+        step_fn: The function of one whole step: forward, backward, update.
+
+    Returns:
+        A function with the same parameters.
+
+    Raises:
+        TypeError: `step_fn` is not callable.
+        UsageError: Raised by the call on CSX outside the loop of an executor.
+        TraceError: Raised by the call if the body does something that cannot be traced, such as reading a value.
+
+    Example:
+        ::
+
+            @cstorch.trace
+            def training_step(batch):
+                inputs, labels = batch
+                loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                return loss
+
+            for batch in executor:
+                log_loss(training_step(batch))
     """
     if not callable(step_fn):
         raise TypeError(f"trace decorates a function, not {type(step_fn).__name__}")

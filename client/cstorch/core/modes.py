@@ -8,10 +8,14 @@ EVAL_ALL = "eval_all"
 
 
 def get_modes() -> tuple[str, ...]:
-    """All of them."""
+    """Returns the names of all modes."""
     return TRAIN, EVAL, TRAIN_AND_EVAL, INFERENCE, EVAL_ALL
 
 
 def is_valid(mode: str) -> bool:
-    """Whether it is one of them."""
+    """Whether a name is that of a mode.
+
+    Args:
+        mode: The name.
+    """
     return mode in get_modes()

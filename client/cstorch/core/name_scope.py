@@ -16,27 +16,41 @@ _names: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary(
 
 @contextmanager
 def name_scope(name: str, raw: bool = False) -> Iterator[str]:
-    """Within it, operations of the traced step belong to a part of this name of the module that runs.
+    """Makes operations of the traced step, within it, belong to a part of this name of the module that runs.
 
     Args:
-        name: of the part.
-        raw: of no effect: names are always taken as they are.
+        name: The name of the part.
+        raw: Accepted without effect: names are always taken as they are.
+
+    Example:
+        In a module's `forward`::
+
+            with cstorch.name_scope("attention"):
+                scores = q @ k.transpose(-1, -2)
     """
     with name_operations(name):
         yield name
 
 
 def set_debug_scope(name: str) -> None:
-    """Names the operations that follow, on the real system. Of no effect here: say it with `name_scope`."""
+    """Accepts a name for the operations that follow, without effect: use `name_scope`.
+
+    Args:
+        name: The name; None: no name.
+
+    Raises:
+        TypeError: The name is no str.
+    """
     if name is not None and not isinstance(name, str):
         raise TypeError(f"a scope is named by a str, not {type(name).__name__}")
 
 
 def add_debug_name(module: nn.Module, root_name: str | None = None) -> None:
-    """Names a module and all in it by their paths.
+    """Names a module and all modules in it by their paths.
 
     Args:
-        root_name: the name of the module itself, by default that of its class.
+        module: The module.
+        root_name: The name of the module itself; None: the name of its class.
     """
     root = type(module).__name__ if root_name is None else root_name
     for path, child in module.named_modules():
@@ -44,5 +58,9 @@ def add_debug_name(module: nn.Module, root_name: str | None = None) -> None:
 
 
 def get_debug_name(module: nn.Module) -> str:
-    """The name that `add_debug_name` gave a module, else that of its class."""
+    """Returns the name that `add_debug_name` gave a module, or else the name of its class.
+
+    Args:
+        module: The module.
+    """
     return _names.get(module, type(module).__name__)

@@ -7,21 +7,24 @@ from cstorch.backend import has_backend, use_cs
 
 
 def get_rng_state() -> torch.Tensor:
-    """Where the random numbers of steps are, as a CPU tensor; it can be saved with a checkpoint.
+    """Returns the state of the random numbers of steps, as a CPU tensor that can be saved with a checkpoint.
 
-    On CSX this is the counter of dropout and all other random operations of traced steps, int64 of rank 0. It begins
-    with the seed that torch has when a step is traced (torch.manual_seed) and moves on with every step that draws
-    numbers; they are the same for every num_csx. On the CPU, steps draw from torch's own generator, and this is its
-    state: other numbers than on CSX.
+    On CSX the state is the counter of dropout and all other random operations of traced steps, int64 of rank 0. It
+    begins with torch's seed (torch.manual_seed) at the time of the trace and advances with every step that draws
+    numbers. The numbers are the same for every num_csx. On the CPU, steps draw from torch's own generator, and this is
+    its state: other numbers than on CSX.
 
     Raises:
-        StateError: the execution under way has changed it; read it in a checkpoint closure, or after the loop.
+        StateError: The running execution has changed the state: read it in a checkpoint closure, or after the loop.
     """
     return random_counter.tensor().cpu() if has_backend() and use_cs() else torch.get_rng_state()
 
 
 def set_rng_state(state: torch.Tensor) -> None:
-    """Goes on from what `get_rng_state` returned on the same backend. Not while a loop runs.
+    """Sets the state of the random numbers of steps. Not while a loop runs.
+
+    Args:
+        state: What `get_rng_state` returned on the same backend.
 
     Raises:
         ValueError: `state` is none of this backend.

@@ -16,52 +16,92 @@ def _scope(like: torch.Tensor | None = None) -> AbstractContextManager[Any]:
 
 
 def tensor(data: Any, **settings: Any) -> torch.Tensor:
-    """torch.tensor, on the device of the backend."""
+    """Returns a tensor of data on the device of the backend, as torch.tensor.
+
+    Args:
+        data: Numbers, in lists or not.
+        **settings: Those of torch.tensor, such as `dtype`.
+    """
     with _scope():
         return torch.tensor(data, **settings)
 
 
 def full(shape: Sequence[int], value: float, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of one value, on the device of the backend."""
+    """Returns a tensor of one value on the device of the backend.
+
+    Args:
+        shape: The shape.
+        value: The value of every element.
+        dtype: The type; None: torch's default for the value.
+    """
     with _scope():
         return torch.full(tuple(shape), value, dtype=dtype)
 
 
 def full_like(other: torch.Tensor, value: float, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of one value, with the shape and type of another, on the device of the backend."""
+    """Returns a tensor of one value, in the shape of another, on the device of the backend.
+
+    Args:
+        other: The tensor with the shape.
+        value: The value of every element.
+        dtype: The type; None: that of `other`.
+    """
     with _scope(other):
         return torch.full(tuple(other.shape), value, dtype=dtype or other.dtype)
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of zeros, on the device of the backend; it takes no room until it is written."""
+    """Returns a tensor of zeros on the device of the backend. It takes no memory until it is written.
+
+    Args:
+        shape: The shape.
+        dtype: The type; None: torch's default.
+    """
     with _scope():
         return torch.zeros(tuple(shape), dtype=dtype)
 
 
 def zeros_like(other: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of zeros, with the shape and type of another, on the device of the backend, without memory."""
+    """Returns a tensor of zeros, in the shape of another, on the backend's device. It takes no memory until written.
+
+    Args:
+        other: The tensor with the shape.
+        dtype: The type; None: that of `other`.
+    """
     with _scope(other):
         return torch.zeros(tuple(other.shape), dtype=dtype or other.dtype)
 
 
 def ones(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of ones, on the device of the backend."""
+    """Returns a tensor of ones on the device of the backend.
+
+    Args:
+        shape: The shape.
+        dtype: The type; None: torch's default.
+    """
     return full(shape, 1, dtype=dtype or torch.get_default_dtype())
 
 
 def ones_like(other: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of ones, with the shape and type of another, on the device of the backend."""
+    """Returns a tensor of ones, in the shape of another, on the device of the backend.
+
+    Args:
+        other: The tensor with the shape.
+        dtype: The type; None: that of `other`.
+    """
     return full_like(other, 1, dtype=dtype)
 
 
 def make_constant(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor as a constant of the traced step: its value of now, in every step. Outside of one, on the device.
+    """Returns a CPU tensor as a constant of the traced step, with its present value in every step.
 
-    On the CPU it is the tensor itself.
+    Outside a step it returns a copy on the device; on the CPU the tensor itself.
+
+    Args:
+        tensor: The tensor.
 
     Raises:
-        TypeError: it is no tensor.
+        TypeError: `tensor` is no tensor.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"make_constant takes a tensor, not {type(tensor).__name__}")

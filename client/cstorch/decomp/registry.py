@@ -15,18 +15,25 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def register_decomposition(
     op: OpOverload | OpOverloadPacket, device: Literal["CSX", "CPU"] = "CSX"
 ) -> Callable[[Function], Function]:
-    """A decorator: the function is called in the place of the operation, with its arguments, while a step is traced.
+    """Returns a decorator: its function is called in place of an operation of torch while a step is traced.
 
-    Its results must have the shapes and types that the operation's would have. Gradients are torch's own for the
-    operation. What the function calls is recorded; if it calls the operation, that is recorded as it is.
+    The results must have the shapes and types of the operation's. Gradients are torch's own for the operation. What the
+    function calls is recorded; if it calls the operation, that is recorded as it is.
 
     Args:
-        op: such as `torch.ops.aten.gelu.default`; `torch.ops.aten.gelu` for all its overloads.
+        op: The operation, such as `torch.ops.aten.gelu.default`; `torch.ops.aten.gelu` for all its overloads.
         device: "CSX"; on the CPU operations are torch's own.
 
     Raises:
-        ConfigurationError: the device is another one, or the operation never reaches a traced step, because torch
+        ConfigurationError: The device is another one, or the operation never reaches a traced step, because torch
             itself computes it by others.
+
+    Example:
+        ::
+
+            @cstorch.register_decomposition(torch.ops.aten.silu.default)
+            def silu(x):
+                return x * torch.sigmoid(x)
     """
     if device != "CSX":
         raise ConfigurationError(f'decompositions are for traced steps, device="CSX", not {device!r}')
@@ -47,7 +54,11 @@ def register_decomposition(
 
 
 def remove_decomposition(op: OpOverload | OpOverloadPacket) -> None:
-    """Forgets the decomposition of an operation, if it has one."""
+    """Removes the decomposition of an operation, if it has one.
+
+    Args:
+        op: The operation, or all its overloads.
+    """
     for overload in _overloads(op):
         decompositions.TABLE.pop(overload, None)
 

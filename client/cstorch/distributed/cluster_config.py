@@ -1,4 +1,4 @@
-"""Which cluster a job runs on and what it asks of it."""
+"""The cluster that a job runs on, and what the job takes of it."""
 
 import os
 import re
@@ -28,7 +28,7 @@ _LABEL = re.compile(r"[^\s=]+=\S*")
 
 
 def _default(name: str, default: Callable[[], Any]) -> Callable[[], Any]:
-    """Makes the default of a field: that of the file of defaults, if there is one and it has the field."""
+    """Makes the default of a field: that of the file of defaults if it has the field, else `default()`."""
 
     def make() -> Any:
         found = cluster_defaults.defaults(frozenset(item.name for item in fields(ClusterConfig)))
@@ -39,33 +39,50 @@ def _default(name: str, default: Callable[[], Any]) -> Callable[[], Any]:
 
 @dataclass(kw_only=True)
 class ClusterConfig:
-    """The fields of the real ClusterConfig, and three of Waferbox.
+    """The cluster that a job runs on, and what it takes of the cluster.
 
-    A default is that of the YAML file which the environment variable CEREBRAS_WAFER_SCALE_CLUSTER_DEFAULTS names, if it
-    has the field.
+    The defaults below hold unless the YAML file that the environment variable CEREBRAS_WAFER_SCALE_CLUSTER_DEFAULTS
+    names has the field. None for a number or a list is its default.
 
-    mgmt_address: `host:port` of the management service. By default that of the environment variable
-        WAFERBOX_MANAGEMENT, or that of the current context in the file which CSCONFIG_PATH names; without any, the
-        client starts a cluster of child processes and stops it at exit.
-    mgmt_namespace: chooses among the namespaces of that file.
-    num_csx: wafers that a batch is spread over.
-    max_wgt_servers: MemoryX shards at most; 0: the job's share of them, as of the wafers. A cluster of child processes
-        has no more of them than half of the cores, or two.
-    num_workers_per_csx: input workers for each wafer.
-    job_labels: "key=value" labels of the job.
-    job_priority: "p1" (first), "p2" or "p3": its place in the queue, before its age, where nodes must be waited for.
-    mount_dirs, python_paths: folders that the workers' input_fn imports and reads from.
-    lane: how tensors travel: "auto" (shared memory within a host, gRPC between hosts), "shared_memory" or "grpc".
-    run_ahead_steps: steps that the cluster may be ahead of the script's closures.
-    changes_need_checkpoint: whether weights and optimizer state may be changed between two executions only if the last
-        step of the first was a checkpoint step, as in releases up to 2.3. Later ones have no such rule.
-
-    The other fields are those of the real system and are accepted; Waferbox has nothing that they would change.
-
-    None for a number or a list means its default.
+    Args:
+        mgmt_address: `host:port` of the management service. None: that of the environment variable WAFERBOX_MANAGEMENT,
+            or of the current context in the file that CSCONFIG_PATH names; without any, the client starts a cluster of
+            child processes and stops it at exit.
+        mgmt_namespace: The namespace in that file; None: the only one.
+        credentials_path: Accepted without effect.
+        num_csx: The number of wafers that a batch is spread over; 1 by default.
+        max_wgt_servers: The greatest number of MemoryX shards. 0, the default: the job's share of them, as of the
+            wafers. A cluster of child processes has at most half as many as cores, or two.
+        max_act_per_csx: Accepted without effect.
+        num_workers_per_csx: The number of input workers of each wafer; 1 by default.
+        cbcore_image: Accepted without effect.
+        job_labels: Labels of the job, each "key=value".
+        job_priority: "p1" (first), "p2" (the default) or "p3": the place in the queue for nodes, before the job's age.
+        job_time_sec: Accepted without effect; in seconds, at least 1.
+        mount_dirs: Folders that the workers' input_fn reads from. They must exist.
+        python_paths: Folders that the workers' input_fn imports from.
+        automount: Accepted without effect.
+        mount_all: Accepted without effect.
+        disable_mount_check: Accepted without effect.
+        disable_version_check: Accepted without effect.
+        workflow_id: The name of the workflow that the job belongs to.
+        notifications: Accepted without effect.
+        lane: How tensors travel: "auto" (shared memory within a host, gRPC between hosts), "shared_memory" or "grpc".
+            The default is that of the environment variable WAFERBOX_LANE, or "auto". (Waferbox only.)
+        changes_need_checkpoint: Whether weights and optimizer state may change between two executions only if the last
+            step of the first was a checkpoint step, as in releases up to 2.3; True by default. (Waferbox only.)
+        run_ahead_steps: The number of steps that the cluster may be ahead of the script's closures. The default is that
+            of the environment variable WAFERBOX_RUN_AHEAD_STEPS, or 16. (Waferbox only.)
 
     Raises:
-        ConfigurationError: a field has a value that it cannot have.
+        ConfigurationError: A field has a value that it cannot have.
+        TypeError: A number is no int.
+
+    Example:
+        ::
+
+            config = cstorch.distributed.ClusterConfig(num_csx=2, mgmt_address="127.0.0.1:9000")
+            cstorch.backend("CSX", cluster_config=config)
     """
 
     mgmt_address: str | None = field(default_factory=_default("mgmt_address", lambda: None))
@@ -119,7 +136,14 @@ class ClusterConfig:
 
     @classmethod
     def get_default(cls, key: str) -> Any:
-        """The default of a field."""
+        """Returns the default of a field.
+
+        Args:
+            key: The name of the field.
+
+        Raises:
+            ConfigurationError: There is no such field.
+        """
         if key not in {item.name for item in fields(cls)}:
             raise ConfigurationError(f"ClusterConfig has no field {key!r}")
         return getattr(cls(), key)
@@ -138,8 +162,12 @@ class ClusterConfig:
 def check_address(address: str, source: str) -> str:
     """Returns a well-formed `host:port`.
 
+    Args:
+        address: The address.
+        source: The place that the address comes from, for the message.
+
     Raises:
-        ConfigurationError: it is malformed; the message names the source of the address.
+        ConfigurationError: The address is malformed.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None or not 1 <= int(match[2]) <= 65535:

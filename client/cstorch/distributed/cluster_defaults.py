@@ -1,4 +1,4 @@
-"""What a ClusterConfig takes from files that environment variables name, as on the user nodes of the real system."""
+"""The fields of a ClusterConfig in files that environment variables name, as on the user nodes of the real system."""
 
 import json
 import os
@@ -13,13 +13,13 @@ _MAX_BYTES = 1 << 20
 
 
 def defaults(known: frozenset[str]) -> dict[str, Any]:
-    """The fields of the YAML file that CEREBRAS_WAFER_SCALE_CLUSTER_DEFAULTS names; none without it.
+    """Returns the fields of the YAML file that CEREBRAS_WAFER_SCALE_CLUSTER_DEFAULTS names; none without it.
 
     Args:
-        known: the fields that there are.
+        known: The names of all fields.
 
     Raises:
-        ConfigurationError: the file cannot be read, or has something else than known fields.
+        ConfigurationError: The file cannot be read, or has something else than known fields.
     """
     text = _text(DEFAULTS_VARIABLE)
     if text is None:
@@ -39,12 +39,15 @@ def defaults(known: frozenset[str]) -> dict[str, Any]:
 
 
 def user_node_address(namespace: str | None) -> str | None:
-    """The management address of the current context in the JSON file that CSCONFIG_PATH names; None without it.
+    """Returns the management address of the current context in the JSON file that CSCONFIG_PATH names; None without it.
 
-    The real system's own place for that file is not looked at: what it names there is a real cluster.
+    The real system's own path for that file is not read: that file names a real cluster.
+
+    Args:
+        namespace: The namespace; None: the only one.
 
     Raises:
-        ConfigurationError: the file cannot be read, is not what it should be, or lets `namespace` choose among several.
+        ConfigurationError: The file cannot be read or is malformed, or the namespace does not fit.
     """
     text = _text(USER_NODE_VARIABLE)
     if text is None:

@@ -1,4 +1,4 @@
-"""Who is who among the processes of a job: the cluster as an input_fn sees it."""
+"""The roles of the processes of a job, as an input_fn sees them."""
 
 import socket
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from cstorch.distributed import streaming
 
 
 class TaskRole(Enum):
-    """What a process is to a job: the script, or an input worker."""
+    """The role of a process in a job: the script, or an input worker."""
 
     MASTER = "MASTER"
     WORKER = "WORKER"
@@ -17,13 +17,14 @@ class TaskRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """A process.
+    """One process of a job.
 
-    rank: its number among those of its role.
-    local_rank: the same among the workers of its system.
-    wse_id: the number of the system that it feeds; 0 for the script.
-    node_name: its host, where that is known.
-    roles: what it is to the job, where that is known.
+    Args:
+        rank: The number among the processes of its role.
+        local_rank: The number among the workers of its system.
+        wse_id: The number of the system that it feeds; 0 for the script.
+        node_name: Its host, if known.
+        roles: Its roles in the job, if known.
     """
 
     rank: int
@@ -37,7 +38,11 @@ class TaskSpec:
 class ClusterSpec:
     """The processes of one role: in a worker all workers, on the client the script alone.
 
-    rank: the number of this process among the tasks.
+    Args:
+        tasks: The processes, by rank.
+        rank: The number of this process among them.
+        num_csx: The number of systems.
+        num_workers_per_csx: The number of input workers of each system.
     """
 
     tasks: Sequence[TaskSpec]
@@ -46,33 +51,41 @@ class ClusterSpec:
     num_workers_per_csx: int
 
     def num_tasks(self) -> int:
-        """How many there are."""
+        """Returns the number of processes."""
         return len(self.tasks)
 
     def task(self, rank: int | None = None) -> TaskSpec:
-        """A process; by default this one."""
+        """Returns a process.
+
+        Args:
+            rank: The number of the process; None: this one.
+        """
         return self.tasks[self.rank if rank is None else rank]
 
 
 class ClusterResolver:
-    """Answers for this process."""
+    """The role and the peers of this process."""
 
     @property
     def task_role(self) -> TaskRole:
-        """What this process is."""
+        """The role of this process."""
         return TaskRole.WORKER if streaming.is_streamer() else TaskRole.MASTER
 
     @property
     def num_tasks(self) -> int:
-        """How many processes have its role."""
+        """The number of processes that have its role."""
         return streaming.num_tasks()
 
     def assumes_role(self, role: TaskRole) -> bool:
-        """Whether this process has the role."""
+        """Whether this process has the role.
+
+        Args:
+            role: The role.
+        """
         return self.task_role is role
 
     def cluster_spec(self) -> ClusterSpec:
-        """The processes that have its role. An input_fn that asks is taken to shard, as by get_streaming_rank."""
+        """Returns the processes that have the role of this one. An input_fn that calls it is taken to shard."""
         per_csx, own = streaming.num_workers_per_csx(), streaming.get_streaming_rank()
         tasks = [
             TaskSpec(rank, rank % per_csx, rank // per_csx, socket.gethostname() if rank == own else "")
@@ -82,16 +95,16 @@ class ClusterResolver:
 
 
 class BaseServiceResolver:
-    """What `service_resolver` returns."""
+    """The resolver that `service_resolver` returns."""
 
     @classmethod
     def get_resolver(cls) -> "BaseServiceResolver":
-        """The resolver of this process."""
+        """Returns the resolver of this process."""
         return cls()
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
-        """Answers for this process."""
+        """The role and the peers of this process."""
         return ClusterResolver()
 
     @property
@@ -100,14 +113,14 @@ class BaseServiceResolver:
         return self.cluster_resolver.cluster_spec()
 
     def streamer_ordinals(self) -> list[int]:
-        """The numbers of the processes that stream input."""
+        """Returns the numbers of the processes that stream input."""
         return list(range(streaming.num_streamers()))
 
     def receiver_ordinals(self) -> list[int]:
-        """The numbers of those that receive output."""
+        """Returns the numbers of the processes that receive output."""
         return list(range(streaming.num_receivers()))
 
 
 def service_resolver() -> BaseServiceResolver:
-    """Who is who in the cluster, as far as this process knows."""
+    """Returns the resolver of this process, which has its role and its peers."""
     return BaseServiceResolver.get_resolver()

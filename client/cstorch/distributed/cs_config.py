@@ -14,20 +14,32 @@ _MAX_WGT_SERVERS = 24  # more than any job here has use for
 
 @dataclass(kw_only=True)
 class CSConfig:
-    """What ClusterConfig says since release 2.2, with the defaults and meanings of earlier ones. None: the default.
+    """The settings of a run on a cluster in releases before 2.2, with their defaults. None for a field is its default.
 
-    max_wgt_servers: the default leaves it to the cluster, which takes the job's share.
-    num_workers_per_csx: 0 leaves it to the cluster, which takes 1.
-    transfer_processes, debug_args, fabric_type_blacklist: are accepted; Waferbox has nothing that they would change.
-    execution_strategy: "weight_streaming" or "pipeline", or a value of ExecutionStrategy; sets
-        `cstorch.backends.csx.performance.execution_strategy`, unless it is None.
-    volume_mounts: elements of release 1.6 in place of mount_dirs.
-    precision_opt_level: sets `cstorch.backends.csx.precision.optimization_level`, unless it is None.
-
-    The other fields are those of ClusterConfig.
+    Args:
+        mgmt_address: `host:port` of the management service; None: as for ClusterConfig.
+        mgmt_namespace: The namespace in the file that CSCONFIG_PATH names.
+        credentials_path: Accepted without effect.
+        num_csx: The number of wafers that a batch is spread over.
+        max_wgt_servers: The greatest number of MemoryX shards. The default is the job's share.
+        max_act_per_csx: Accepted without effect.
+        num_workers_per_csx: The number of input workers of each wafer; 0: 1.
+        transfer_processes: Accepted without effect; at least 1.
+        job_time_sec: Accepted without effect; in seconds.
+        mount_dirs: Folders that the workers' input_fn reads from.
+        python_paths: Folders that the workers' input_fn imports from.
+        job_labels: Labels of the job, each "key=value".
+        job_priority: "p1" (first), "p2" or "p3": the place in the queue for nodes.
+        debug_args: Accepted without effect.
+        fabric_type_blacklist: Accepted without effect.
+        disable_version_check: Accepted without effect.
+        precision_opt_level: Sets `cstorch.backends.csx.precision.optimization_level`, unless it is None.
+        execution_strategy: Sets `cstorch.backends.csx.performance.execution_strategy`, unless it is None:
+            "weight_streaming" or "pipeline", or a value of ExecutionStrategy.
+        volume_mounts: The folders of release 1.6, `VolumeMount` objects, in addition to `mount_dirs`.
 
     Raises:
-        ConfigurationError: a field has a value that it cannot have.
+        ConfigurationError: A field has a value that it cannot have.
     """
 
     mgmt_address: str | None = None
@@ -63,12 +75,16 @@ class CSConfig:
 
     @classmethod
     def of(cls, config: ClusterConfig) -> Self:
-        """What a ClusterConfig says, as a CSConfig."""
+        """Returns the CSConfig of a ClusterConfig.
+
+        Args:
+            config: The ClusterConfig.
+        """
         known = {each.name for each in fields(config)}
         return cls(**{each.name: getattr(config, each.name) for each in fields(cls) if each.name in known})
 
     def set_flags(self) -> None:
-        """Sets the flags that fields stand for, as these are now."""
+        """Sets the flags that fields stand for."""
         if self.precision_opt_level is not None:
             backends.csx.precision.optimization_level = self.precision_opt_level
         strategy = strategy_name(self.execution_strategy)
@@ -76,7 +92,7 @@ class CSConfig:
             backends.csx.performance.execution_strategy = strategy
 
     def cluster_config(self) -> ClusterConfig:
-        """The same as a ClusterConfig."""
+        """Returns the ClusterConfig of these settings."""
         return ClusterConfig(
             mgmt_address=self.mgmt_address,
             mgmt_namespace=self.mgmt_namespace,

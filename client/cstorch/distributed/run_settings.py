@@ -1,4 +1,4 @@
-"""How a job runs, from flags and the environment: the execution strategy, restarts, and the fewest wafers."""
+"""The execution strategy, the restarts and the fewest wafers of a job, from flags and the environment."""
 
 import os
 from typing import Any, Final
@@ -20,10 +20,10 @@ _ENUMERATION: Final = {"ES_WEIGHT_STREAMING": "weight_streaming", "ES_PIPELINE":
 
 
 def execution_strategy() -> "plan_pb2.ExecutionStrategy.ValueType":
-    """What the flag says, or else the environment variable, or else weight streaming.
+    """Returns the strategy of the flag, or else of the environment variable, or else weight streaming.
 
     Raises:
-        ConfigurationError: the variable names no strategy.
+        ConfigurationError: The variable names no strategy.
     """
     name = backends.csx.performance.execution_strategy
     if name is None:
@@ -36,10 +36,10 @@ def execution_strategy() -> "plan_pb2.ExecutionStrategy.ValueType":
 
 
 def strategy_name(strategy: Any) -> str | None:
-    """The name of a strategy that is named, or a value of ExecutionStrategy; None stays None.
+    """Returns the name of a strategy, which is given by its name or as a value of ExecutionStrategy; None for None.
 
     Raises:
-        ConfigurationError: there is no such strategy.
+        ConfigurationError: There is no such strategy.
     """
     name = getattr(strategy, "name", strategy)  # of an enumeration
     name = _ENUMERATION.get(name, name) if isinstance(name, str) else name
@@ -58,10 +58,10 @@ MOST_RESTARTS: Final = 1_000_000
 
 
 def max_num_restarts() -> int:
-    """What the flag says, or else the environment variable, or else 3. 0: a death ends the job.
+    """Returns the number of the flag, or else of the environment variable, or else 3. With 0 a death ends the job.
 
     Raises:
-        ConfigurationError: the variable is no such number.
+        ConfigurationError: The variable is no such number.
     """
     number = backends.csx.cluster.max_num_restarts
     if number is not None:
@@ -70,10 +70,13 @@ def max_num_restarts() -> int:
 
 
 def min_num_csx(num_csx: int) -> int:
-    """The same for the number of wafers that a job goes on with at least. num_csx: that it begins with, the default.
+    """Returns the fewest wafers that the job resumes with: of the flag, or else of the environment variable.
+
+    Args:
+        num_csx: The number of wafers that the job begins with, which is the default.
 
     Raises:
-        ConfigurationError: it is no such number, or more than num_csx.
+        ConfigurationError: The number is out of range.
     """
     number = backends.csx.cluster.min_num_csx
     if number is None:

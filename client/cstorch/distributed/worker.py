@@ -1,4 +1,4 @@
-"""What an input worker gets: environment variables, and a folder for copies of its data."""
+"""The environment variables of an input worker, and its folder for copies of its data."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from waferbox.host.folders import cache_root
 class WorkerEnvironment(MutableMapping[str, str]):
     """os.environ, whose variables that are set here the input workers get too, from the next execution on.
 
-    It iterates over, and counts, only these.
+    Iteration and length are those of these variables only.
     """
 
     def __init__(self) -> None:
@@ -38,16 +38,21 @@ class WorkerEnvironment(MutableMapping[str, str]):
         return len(list(iter(self)))
 
     def setdefault(self, key: str, default: str) -> str:
-        """The variable's value; the default, if it has none, which it has from then on. The workers get it."""
+        """Sets a variable that has no value to the default, and returns its value. The workers get the variable.
+
+        Args:
+            key: The name of the variable.
+            default: The default.
+        """
         self[key] = value = os.environ.get(key, default)
         return value
 
     def copy(self) -> dict[str, str]:
-        """The variables that the workers get."""
+        """Returns the variables that the workers get."""
         return dict(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Where it is unpickled, in a worker, the variables are set."""
+        """Makes unpickling, in a worker, set the variables."""
         return _receive, (dict(self),)
 
 
@@ -68,17 +73,17 @@ _SHARE_OF_DISK = 0.8
 
 
 def hit_worker_cache_limit(src_dir: str, dest_dir: str) -> tuple[bool, int, int]:
-    """Whether a copy of a folder would fill the disk of the worker cache to more than four fifths.
+    """Computes whether a copy of a folder would fill the disk of the worker cache to more than four fifths.
 
     Args:
-        src_dir: what would be copied.
-        dest_dir: to where, below WORKER_CACHE_ROOT; what is there now would go.
+        src_dir: The folder to copy.
+        dest_dir: The place of the copy, below WORKER_CACHE_ROOT. Its present content would be replaced.
 
     Returns:
-        Whether it would, the bytes of src_dir, and the bytes that a copy may have.
+        Whether it would; the bytes of `src_dir`; and the bytes that a copy may have.
 
     Raises:
-        ValueError: dest_dir lies outside of WORKER_CACHE_ROOT.
+        ValueError: `dest_dir` lies outside of WORKER_CACHE_ROOT.
     """
     root, destination = Path(WORKER_CACHE_ROOT).resolve(), Path(dest_dir).resolve()
     if not destination.is_relative_to(root):
@@ -91,6 +96,10 @@ def hit_worker_cache_limit(src_dir: str, dest_dir: str) -> tuple[bool, int, int]
 
 
 def get_dir_size(path: str | os.PathLike[str]) -> int:
-    """The bytes of all files in a folder and below; 0 where there is none."""
+    """Returns the bytes of all files in a folder and below; 0 if there is no such folder.
+
+    Args:
+        path: The folder.
+    """
     files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     return sum(file.lstat().st_size for file in files)

@@ -1,4 +1,4 @@
-"""What a restartable loader can ask of the worker that it streams for, in its `state_dict`."""
+"""The progress of a worker, which a restartable loader reads in its `state_dict`."""
 
 import json
 import os
@@ -13,14 +13,17 @@ _VARIABLE = "WAFERBOX_WORKER_STATE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataLoaderCheckpoint:
-    """How far a worker has streamed, since the execution began.
+    """The progress of one worker since the execution began.
 
-    local_worker_id: its number among the workers of its wafer.
-    wse_id: the number of its wafer.
-    appliance_step: the step of the execution, from 1, after which the state is taken.
-    worker_step: batches of this worker's own until then.
-    samples_streamed: rows in them; over all workers they add up to the rows of all batches until then.
-    user_state_dict: what the loader's state_dict returned, where it is known already.
+    Args:
+        appliance_step: The step of the execution, from 1, after which the state is taken.
+        worker_step: The number of batches of this worker until then.
+        samples_streamed: The rows in them. Over all workers they add up to the rows of all batches until then.
+        local_worker_id: The number of the worker among those of its wafer.
+        num_workers_per_csx: The number of workers of each wafer.
+        num_csx: The number of wafers.
+        wse_id: The number of its wafer.
+        user_state_dict: What the loader's `state_dict` returned, if known already.
     """
 
     appliance_step: int
@@ -34,7 +37,7 @@ class DataLoaderCheckpoint:
 
     @property
     def total_num_workers(self) -> int:
-        """Workers of all wafers."""
+        """The number of workers of all wafers."""
         return self.num_csx * self.num_workers_per_csx
 
     @property
@@ -44,23 +47,27 @@ class DataLoaderCheckpoint:
 
 
 class WorkerState:
-    """The DataLoaderCheckpoint of this process, while the state of its loader is asked for."""
+    """The DataLoaderCheckpoint of this process, while its loader's `state_dict` runs."""
 
     _state: DataLoaderCheckpoint | None = None
 
     @classmethod
     def configure(cls, worker_ckpt: DataLoaderCheckpoint) -> None:
-        """Sets it."""
+        """Sets the progress.
+
+        Args:
+            worker_ckpt: The progress.
+        """
         cls._state = worker_ckpt
 
     @classmethod
     def clear(cls) -> None:
-        """There is none from now on."""
+        """Removes the progress."""
         cls._state = None
 
     @classmethod
     def get_worker_state(cls) -> DataLoaderCheckpoint:
-        """See `get_worker_state`."""
+        """Returns the progress. Raises as `get_worker_state`."""
         if cls._state is not None:
             return cls._state
         text = os.environ.get(_VARIABLE)
@@ -73,9 +80,9 @@ class WorkerState:
 
 
 def get_worker_state() -> DataLoaderCheckpoint:
-    """How far the worker whose loader's `state_dict` this is called in has streamed.
+    """Returns the progress of the worker whose loader's `state_dict` calls it.
 
     Raises:
-        UsageError: it is not called in there.
+        UsageError: It is called elsewhere.
     """
     return WorkerState.get_worker_state()

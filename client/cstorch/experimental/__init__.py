@@ -16,26 +16,50 @@ __all__ = [
 
 
 class Compression:
-    """Weights in a compressed format. Waferbox cannot do this: the numbers would not be those of the format.
+    """A format of compressed weights. It cannot be made: the numbers would not be those of the format.
+
+    Args:
+        format: The name of the format.
+        param_filter: The parameters to compress.
 
     Raises:
-        UsageError: always.
+        UsageError: Always.
     """
 
     def __init__(self, format: str, param_filter: Any) -> None:
         raise UsageError(f"weights cannot be sent in the format {format!r}: leave the compression out")
 
     def apply(self, module: Any) -> None:
-        """Is never reached: there is no such object."""
+        """Is never reached: there is no such object.
+
+        Args:
+            module: The model.
+        """
 
 
 def start_implicit_loop(input_tensor: Any, loop_dim: int) -> NoReturn:
-    """Would begin a loop over a dimension of a tensor. Raises UsageError: see `_no_loop`."""
+    """Raises an error: there are no loops on the wafer.
+
+    Args:
+        input_tensor: The tensor.
+        loop_dim: The dimension of the loop.
+
+    Raises:
+        UsageError: Always.
+    """
     _no_loop("start_implicit_loop")
 
 
 def get_loop_iteration_slice(input_tensor: Any, index_tensor: Any) -> NoReturn:
-    """Would take the slice of a loop's iteration. Raises UsageError: see `_no_loop`."""
+    """Raises an error: there are no loops on the wafer.
+
+    Args:
+        input_tensor: The tensor.
+        index_tensor: The number of the iteration.
+
+    Raises:
+        UsageError: Always.
+    """
     _no_loop("get_loop_iteration_slice")
 
 
@@ -47,7 +71,19 @@ def update_implicit_loop(
     start_token: Any,
     max_tokens: int | None = None,
 ) -> NoReturn:
-    """Would say what each iteration writes, and when the loop ends. Raises UsageError: see `_no_loop`."""
+    """Raises an error: there are no loops on the wafer.
+
+    Args:
+        input_tensor: The tensor.
+        index_tensor: The number of the iteration.
+        update_tensor: What the iteration writes.
+        stop_sequences_tensor: The sequences that end the loop.
+        start_token: The token at which the loop begins.
+        max_tokens: The greatest number of tokens.
+
+    Raises:
+        UsageError: Always.
+    """
     _no_loop("update_implicit_loop")
 
 
@@ -60,12 +96,25 @@ def run_implicit_autoregressive_loop(
     max_tokens: int | None = None,
     stop_sequences: Any = None,
 ) -> NoReturn:
-    """Would write predictions behind the input until a token stops it. Raises UsageError: see `_no_loop`."""
+    """Raises an error: there are no loops on the wafer.
+
+    Args:
+        input_tensor: The tokens of the prompt.
+        output_tensor: The predictions.
+        loop_dim: The dimension of the loop.
+        start_token: The token at which the loop begins.
+        stop_token: The token that ends it.
+        max_tokens: The greatest number of tokens.
+        stop_sequences: The sequences that end it.
+
+    Raises:
+        UsageError: Always.
+    """
     _no_loop("run_implicit_autoregressive_loop")
 
 
 def _no_loop(name: str) -> NoReturn:
-    """A step runs once for each batch: a traced program has no loop in which it could run again."""
+    """Raises UsageError: a traced program runs once for each batch and has no loop within."""
     raise UsageError(
         f"cstorch.experimental.{name} needs a loop on the wafer, which Waferbox has not: generate one token for each "
         "step, with a batch that holds what there is so far"

@@ -21,13 +21,17 @@ Hook = Callable[[torch.Tensor, str], Any]
 
 
 def register_traced_tensor_hook(hook: Hook) -> RemovableHandle:
-    """Has a function called with each tensor that a module returns while a step is traced, and with its name.
+    """Registers a function that is called with each tensor that a module returns while a step is traced.
 
-    The name is the module's path in its model, behind "model", with a number for each tensor behind the first. On the
-    real system it is called for every operation, in the backward pass too; here for the outputs of modules.
+    The real system calls it for every operation, in the backward pass too; here it is called for the outputs of
+    modules.
+
+    Args:
+        hook: Called with the tensor and its name: "model" and the module's path in it, with a number for each tensor
+            after the first.
 
     Returns:
-        A handle whose `remove` ends it.
+        A handle whose `remove` removes the hook.
     """
 
     def listen(module: nn.Module, args: Any, result: Any) -> None:
@@ -49,11 +53,11 @@ def _name_of(module: nn.Module) -> str:
 
 
 class SummaryListener:
-    """Has `summarize_tensor` called for the tensors whose names match.
+    """Calls `summarize_tensor` for the tensors whose names match.
 
     Args:
-        listener_name: comes before their names in the summary.
-        tensor_names: a pattern as of file names, or several.
+        listener_name: The prefix of their names in the summary.
+        tensor_names: A pattern as of file names, or several.
     """
 
     def __init__(self, listener_name: str, tensor_names: str | Sequence[str]) -> None:
@@ -67,14 +71,14 @@ class SummaryListener:
 
 
 def create_listener(listener_type: str = "summary", **params: Any) -> SummaryListener:
-    """The listener of releases 2.1 and 2.2 that a configuration describes; it listens from now on.
+    """Makes the listener of releases 2.1 and 2.2 that a configuration describes. It is active at once.
 
     Args:
         listener_type: "summary".
-        **params: of SummaryListener.
+        **params: The arguments of SummaryListener.
 
     Raises:
-        ConfigurationError: there is no such type.
+        ConfigurationError: There is no such type.
     """
     if listener_type != "summary":
         raise ConfigurationError(f"a listener's type is 'summary', not {listener_type!r}")

@@ -10,10 +10,17 @@ from cstorch.metrics.metric import Metric
 
 
 class ConfusionMatrixMetric(Metric):
-    """Counts how often each class was predicted for each class.
+    """The base class of metrics that count how often each class was predicted for each class.
 
-    State: `confusion_matrix`, float32, [label, prediction]. What has another label than 0 to num_classes - 1 does not
-    count.
+    State: `confusion_matrix`, float32, [label, prediction]. Labels outside 0 to num_classes - 1 do not count.
+
+    Args:
+        num_classes: The number of classes, at least 1.
+        ignored: Classes that are left out; None: none.
+        name: The name of the metric; None: that of the class.
+
+    Raises:
+        ValueError: `num_classes` is less than 1.
     """
 
     confusion_matrix: torch.Tensor
@@ -26,7 +33,7 @@ class ConfusionMatrixMetric(Metric):
         super().__init__(name)
 
     def reset(self) -> None:
-        """Forget all batches."""
+        """Sets the state to that of no batches."""
         shape = (self._num_classes, self._num_classes)
         self.register_state("confusion_matrix", torch.zeros(shape, dtype=torch.float32, device="cpu"))
 
@@ -37,10 +44,13 @@ class ConfusionMatrixMetric(Metric):
         weights: torch.Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Take in one batch.
+        """Adds one batch.
 
-        labels, predictions: class numbers, of one shape. weights: of that shape too; what each of them counts.
-        dtype: what is counted in (float32).
+        Args:
+            labels: Class numbers, of any shape.
+            predictions: Class numbers, of the labels' shape.
+            weights: What each prediction counts, of the labels' shape; None: 1.
+            dtype: The type to count in; None: float32.
         """
         dtype = dtype or torch.float32
         actual = self._one_hot(labels, dtype)
@@ -55,7 +65,7 @@ class ConfusionMatrixMetric(Metric):
         return torch.arange(self._num_classes, device=self.confusion_matrix.device)
 
     def _counts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """For each class how often it was predicted rightly, was the label, was predicted; 0 for ignored classes."""
+        """Returns how often each class was predicted rightly, was the label, was predicted; 0 for ignored classes."""
         matrix, classes = self.confusion_matrix, self._classes()
         kept = torch.ones_like(matrix[0])
         for ignored in self._ignored:
@@ -65,12 +75,12 @@ class ConfusionMatrixMetric(Metric):
 
 
 def quotient(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
-    """The quotient, and 0 where the denominator is."""
+    """Returns the quotient, and 0 where the denominator is 0."""
     return torch.where(denominator > 0, numerator / denominator, 0.0)
 
 
 def mean_where_counted(numerators: torch.Tensor, denominators: torch.Tensor) -> torch.Tensor:
-    """The mean of the quotients whose denominators are not 0; 0 if there is none."""
+    """Returns the mean of the quotients whose denominators are not 0; 0 if there is none."""
     counted = (denominators > 0).to(numerators.dtype)
     return quotient(quotient(numerators, denominators).sum(), counted.sum())
 
@@ -79,11 +89,20 @@ def mean_where_counted(numerators: torch.Tensor, denominators: torch.Tensor) -> 
 
 
 class FBetaScoreMetric(ConfusionMatrixMetric):
-    """`(1 + beta^2) * right / (beta^2 * labels + predictions)`, of what belongs to a class.
+    """The F score: `(1 + beta^2) * right / (beta^2 * labels + predictions)` of a class, as scikit-learn's fbeta_score.
 
-    average_type: "micro", of the sums over all classes, or "macro", the mean over the classes that are a label or a
-    prediction somewhere. ignore_labels: classes that are left out. Both are scikit-learn's fbeta_score.
     State: `confusion_matrix`, float32, [label, prediction].
+
+    Args:
+        num_classes: The number of classes, at least 1.
+        beta: The weight of recall over precision, positive.
+        average_type: "micro": of the sums over all classes; "macro": the mean over the classes that are a label or a
+            prediction.
+        ignore_labels: Classes that are left out; None: none.
+        name: The name of the metric; None: that of the class.
+
+    Raises:
+        ValueError: A setting is out of range.
     """
 
     def __init__(
@@ -105,7 +124,13 @@ class FBetaScoreMetric(ConfusionMatrixMetric):
     def update(  # type: ignore[override]  # no weights, as in the original
         self, labels: torch.Tensor, predictions: torch.Tensor, dtype: torch.dtype | None = None
     ) -> None:
-        """Take in one batch: class numbers of one shape. dtype: what is counted in (float32)."""
+        """Adds one batch.
+
+        Args:
+            labels: Class numbers, of any shape.
+            predictions: Class numbers, of the labels' shape.
+            dtype: The type to count in; None: float32.
+        """
         super().update(labels, predictions, dtype=dtype)
 
     def compute(self) -> torch.Tensor:
@@ -122,10 +147,18 @@ class FBetaScoreMetric(ConfusionMatrixMetric):
 
 
 class MeanIOUMetric(ConfusionMatrixMetric):
-    """Intersection over union, `right / (labels + predictions - right)`: the mean over the classes.
+    """The mean over the classes of intersection over union: `right / (labels + predictions - right)`.
 
-    Classes that are nowhere a label or a prediction, and ignore_classes, are left out of the mean; otherwise
-    scikit-learn's jaccard_score. State: `confusion_matrix`, float32, [label, prediction].
+    Classes that are neither a label nor a prediction are left out of the mean; otherwise it is scikit-learn's
+    jaccard_score. State: `confusion_matrix`, float32, [label, prediction].
+
+    Args:
+        num_classes: The number of classes, at least 1.
+        ignore_classes: Classes that are left out; None: none.
+        name: The name of the metric; None: that of the class.
+
+    Raises:
+        ValueError: `num_classes` is less than 1.
     """
 
     def __init__(self, num_classes: int, ignore_classes: Sequence[int] | None = None, name: str | None = None) -> None:
@@ -138,9 +171,18 @@ class MeanIOUMetric(ConfusionMatrixMetric):
 
 
 class DiceCoefficientMetric(ConfusionMatrixMetric):
-    """`2 * right / (labels + predictions)`: the mean over the classes, as for MeanIOUMetric.
+    """The mean over the classes of `2 * right / (labels + predictions)`, as scikit-learn's f1_score.
 
-    It is scikit-learn's f1_score. State: `confusion_matrix`, float32, [label, prediction].
+    Classes that are neither a label nor a prediction are left out of the mean. State: `confusion_matrix`, float32,
+    [label, prediction].
+
+    Args:
+        num_classes: The number of classes, at least 1.
+        ignore_classes: Classes that are left out; None: none.
+        name: The name of the metric; None: that of the class.
+
+    Raises:
+        ValueError: `num_classes` is less than 1.
     """
 
     def __init__(self, num_classes: int, ignore_classes: Sequence[int] | None = None, name: str | None = None) -> None:
@@ -153,9 +195,16 @@ class DiceCoefficientMetric(ConfusionMatrixMetric):
 
 
 class MeanPerClassAccuracyMetric(ConfusionMatrixMetric):
-    """`right / labels`: the mean over the classes that are a label somewhere; scikit-learn's balanced_accuracy_score.
+    """The mean over the classes of `right / labels`, as scikit-learn's balanced_accuracy_score.
 
-    State: `confusion_matrix`, float32, [label, prediction].
+    Classes that are no label are left out of the mean. State: `confusion_matrix`, float32, [label, prediction].
+
+    Args:
+        num_classes: The number of classes, at least 1.
+        name: The name of the metric; None: that of the class.
+
+    Raises:
+        ValueError: `num_classes` is less than 1.
     """
 
     def __init__(self, num_classes: int, name: str | None = None) -> None:

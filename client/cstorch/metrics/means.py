@@ -10,16 +10,19 @@ from cstorch.metrics.metric import Metric
 
 
 class MeanMetric(Metric):
-    """Sum of `value * weight`, divided by the sum of the weights.
+    """The weighted mean: the sum of `value * weight`, divided by the sum of the weights.
 
-    State: `mean_value` (the first sum), `weight` (the second), float32, rank 0.
+    State: `mean_value` (the first sum) and `weight` (the second), float32, rank 0.
+
+    Args:
+        name: The name of the metric; None: that of the class.
     """
 
     mean_value: torch.Tensor
     weight: torch.Tensor
 
     def reset(self) -> None:
-        """Forget all batches."""
+        """Sets the state to that of no batches."""
         self.register_state("mean_value", torch.tensor(0, dtype=torch.float32))
         self.register_state("weight", torch.tensor(0, dtype=torch.float32))
 
@@ -29,9 +32,12 @@ class MeanMetric(Metric):
         weight: torch.Tensor | float = 1.0,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Take in one value, or each element of a tensor.
+        """Adds one value, or each element of a tensor.
 
-        weight: of the value, or of each element. dtype: what is summed in (float32).
+        Args:
+            value: The value, or a tensor of values.
+            weight: The weight of the value, or of each element.
+            dtype: The type to sum in; None: float32.
         """
         if not isinstance(value, torch.Tensor):
             value = torch.full_like(self.mean_value, value)
@@ -48,17 +54,20 @@ class MeanMetric(Metric):
 
 
 class AccuracyMetric(Metric):
-    """Correct predictions divided by predictions.
+    """The number of correct predictions divided by the number of predictions.
 
-    With weights, correct ones count their weight, and predictions of weight above 0 are counted.
-    State: `total_correct_predictions`, `total_num_tokens`, float32, rank 0.
+    With weights, correct predictions count their weight, and the predictions of weight above 0 are counted. State:
+    `total_correct_predictions` and `total_num_tokens`, float32, rank 0.
+
+    Args:
+        name: The name of the metric; None: that of the class.
     """
 
     total_correct_predictions: torch.Tensor
     total_num_tokens: torch.Tensor
 
     def reset(self) -> None:
-        """Forget all batches."""
+        """Sets the state to that of no batches."""
         self.register_state("total_correct_predictions", torch.tensor(0, dtype=torch.float32))
         self.register_state("total_num_tokens", torch.tensor(0, dtype=torch.float32))
 
@@ -69,10 +78,13 @@ class AccuracyMetric(Metric):
         weights: torch.Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Take in one batch.
+        """Adds one batch.
 
-        labels, predictions: class numbers, of one shape. weights: of that shape too. dtype: what is summed in
-        (float32).
+        Args:
+            labels: Class numbers, of any shape.
+            predictions: Class numbers, of the labels' shape; other shapes are reshaped, with a warning.
+            weights: The weight of each prediction, of the labels' shape; None: 1.
+            dtype: The type to sum in; None: float32.
         """
         if labels.shape != predictions.shape:
             warnings.warn(
@@ -99,16 +111,19 @@ class AccuracyMetric(Metric):
 
 
 class PerplexityMetric(Metric):
-    """exp(sum of losses / number of tokens); with weights, tokens of weight above 0 are counted.
+    """The perplexity: exp(sum of losses / number of tokens).
 
-    State: `total_loss`, `total_num_tokens`, float32, rank 0.
+    With weights, the tokens of weight above 0 are counted. State: `total_loss` and `total_num_tokens`, float32, rank 0.
+
+    Args:
+        name: The name of the metric; None: that of the class.
     """
 
     total_loss: torch.Tensor
     total_num_tokens: torch.Tensor
 
     def reset(self) -> None:
-        """Forget all batches."""
+        """Sets the state to that of no batches."""
         self.register_state("total_loss", torch.tensor(0, dtype=torch.float32))
         self.register_state("total_num_tokens", torch.tensor(0, dtype=torch.float32))
 
@@ -119,10 +134,13 @@ class PerplexityMetric(Metric):
         weights: torch.Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Take in one batch.
+        """Adds one batch.
 
-        labels: class numbers of the tokens. loss: the sum of the tokens' losses, of rank 0. weights: of the labels'
-        shape. dtype: what the tokens are counted in (float32).
+        Args:
+            labels: Class numbers of the tokens, of any shape.
+            loss: The sum of the tokens' losses, of rank 0.
+            weights: The weight of each token, of the labels' shape; None: 1.
+            dtype: The type to count tokens in; None: float32.
         """
         self.total_loss.add_(loss.detach().to(torch.float32))
         if weights is None:

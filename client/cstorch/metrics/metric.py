@@ -14,13 +14,28 @@ from cstorch.errors import UsageError
 
 
 class Metric(nn.Module, ABC):
-    """A figure over all batches of an evaluation.
+    """The base class of metrics: a figure over all batches of an evaluation.
 
-    What it accumulates are buffers, made in `reset` with `register_state` and changed in `update`; they are
-    loop-carried state, so the sums are kept where the step runs. Calling the metric in the traced step updates it and
-    returns the figure so far; `float(metric)` is the figure as of the last activation step that the script has seen.
+    What a metric accumulates are buffers, made in `reset` with `register_state` and changed in `update`. They are state
+    of the step, so the sums are kept where the step runs. A call of the metric in the traced step updates it and
+    returns the figure so far. `float(metric)` is the figure of the last activation step whose values have arrived.
 
-    name: tells metrics apart in reports, state names and `get_all_metrics`; None: that of the class.
+    Args:
+        name: The name of the metric in reports, state names and `get_all_metrics`; None: that of the class.
+
+    Example:
+        ::
+
+            accuracy = cstorch.metrics.AccuracyMetric()
+
+            @cstorch.trace
+            def eval_step(batch):
+                inputs, labels = batch
+                accuracy(labels=labels, predictions=model(inputs).argmax(-1))
+
+            for batch in executor:
+                eval_step(batch)
+            print(float(accuracy))
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -33,20 +48,28 @@ class Metric(nn.Module, ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Set the state to where an evaluation begins, by `register_state`. Not inside a traced step."""
+        """Sets the state to that of no batches, with `register_state`. Not inside a traced step."""
 
     @abstractmethod
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Take one batch into the state, in place and in tensor operations only."""
+        """Adds one batch to the state, in place and in tensor operations only.
+
+        Args:
+            *args: The tensors of the batch.
+            **kwargs: The tensors of the batch by name.
+        """
 
     @abstractmethod
     def compute(self) -> Any:
-        """The figure from the state, in tensor operations only."""
+        """Returns the figure from the state, in tensor operations only."""
 
     def register_state(self, name: str, tensor: torch.Tensor, persistent: bool = False) -> None:
-        """Make a state tensor, or set the one of that name back to a value.
+        """Makes a state tensor on the current backend's device, or sets the existing one of that name to a value.
 
-        It is put on the device of the current backend. persistent: whether it is part of the metric's state dict.
+        Args:
+            name: The name of the buffer.
+            tensor: The value.
+            persistent: Whether the tensor is part of the metric's state dict.
         """
         self._num_updates = 0
         self._last_value = None
@@ -58,7 +81,12 @@ class Metric(nn.Module, ABC):
             self.register_buffer(name, tensor.to(current_torch_device()), persistent=persistent)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Update with one batch; returns the figure so far."""
+        """Updates the state with one batch and returns the figure so far.
+
+        Args:
+            *args: The arguments of `update`.
+            **kwargs: The arguments of `update`.
+        """
         with torch.no_grad():
             self.update(*args, **kwargs)
             value = self.compute()
@@ -71,7 +99,7 @@ class Metric(nn.Module, ABC):
 
     @property
     def num_updates(self) -> int:
-        """How many updates since the last reset the script has seen: on CSX those of activation steps."""
+        """The number of updates since the last reset whose values have arrived: on CSX those of activation steps."""
         return self._num_updates
 
     def __float__(self) -> float:
@@ -83,8 +111,7 @@ class Metric(nn.Module, ABC):
 
 
 def get_all_metrics() -> Iterator[tuple[str, Metric]]:
-    """Name and metric of all live metrics; where several have one name, NAME.0, NAME.1, ... in the order in which they
-    were made."""
+    """Yields name and metric of all live metrics. Several of one name are NAME.0, NAME.1, ... in order of creation."""
     by_name: dict[str, list[Metric]] = {}
     for metric in state.registered("metric"):
         by_name.setdefault(metric.name, []).append(metric)
@@ -94,7 +121,7 @@ def get_all_metrics() -> Iterator[tuple[str, Metric]]:
 
 
 def not_on_csx(metric: Metric) -> None:
-    """NotImplementedError where the steps run on CSX."""
+    """Raises NotImplementedError if the steps run on CSX."""
     if has_backend() and use_cs():
         raise NotImplementedError(
             f"{type(metric).__name__} is not supported on CSX: return the labels and predictions from the step, "

@@ -11,6 +11,13 @@ from cstorch.metrics.metric import Metric, not_on_csx
 
 
 class _AtKMetric(Metric):
+    """The base class of metrics of the k best scored classes.
+
+    Args:
+        k: The number of classes, at least 1.
+        name: The name of the metric; None: that of the class.
+    """
+
     hits: torch.Tensor
     total: torch.Tensor
 
@@ -22,15 +29,17 @@ class _AtKMetric(Metric):
         super().__init__(name)
 
     def reset(self) -> None:
-        """Forget all batches."""
+        """Sets the state to that of no batches."""
         self.register_state("hits", torch.tensor(0, dtype=torch.float32))
         self.register_state("total", torch.tensor(0, dtype=torch.float32))
 
     def update(self, labels: torch.Tensor, predictions: torch.Tensor, weights: torch.Tensor | None = None) -> None:
-        """Take in one batch.
+        """Adds one batch.
 
-        labels: the right class of each row, [rows], or its right classes, [rows, labels]. predictions: scores, [rows,
-        classes]. weights: what each row counts, [rows].
+        Args:
+            labels: The right class of each row, [rows], or its right classes, [rows, labels].
+            predictions: Scores, [rows, classes].
+            weights: What each row counts, [rows]; None: 1.
         """
         labels = labels.reshape(labels.shape[0], -1, 1)
         best = predictions.topk(self._k, dim=-1).indices.unsqueeze(1)
@@ -40,7 +49,7 @@ class _AtKMetric(Metric):
         self.total.add_(weights.sum() * self._of_a_row(labels.shape[1]))
 
     def _of_a_row(self, num_labels: int) -> int:
-        """How many hits a row could have had."""
+        """Returns the greatest number of hits of a row."""
         raise NotImplementedError
 
     def compute(self) -> torch.Tensor:
@@ -49,14 +58,32 @@ class _AtKMetric(Metric):
 
 
 class PrecisionAtKMetric(_AtKMetric):
-    """The share of the k best scored classes that are right. Not on CSX: NotImplementedError."""
+    """The share of the k best scored classes that are right. On the CPU only.
+
+    Args:
+        k: The number of classes, at least 1.
+        name: The name of the metric; None: that of the class.
+
+    Raises:
+        NotImplementedError: The backend is CSX.
+        ValueError: `k` is less than 1.
+    """
 
     def _of_a_row(self, num_labels: int) -> int:
         return self._k
 
 
 class RecallAtKMetric(_AtKMetric):
-    """The share of the right classes that are among the k best scored. Not on CSX: NotImplementedError."""
+    """The share of the right classes that are among the k best scored. On the CPU only.
+
+    Args:
+        k: The number of classes, at least 1.
+        name: The name of the metric; None: that of the class.
+
+    Raises:
+        NotImplementedError: The backend is CSX.
+        ValueError: `k` is less than 1.
+    """
 
     def _of_a_row(self, num_labels: int) -> int:
         return num_labels
@@ -69,12 +96,21 @@ _MARGIN = 1e-7  # so that scores of exactly 0 and 1 lie between the thresholds
 
 
 class AUCMetric(Metric):
-    """The area under the curve of two rates at num_thresholds thresholds in [0, 1]. Not on CSX: NotImplementedError.
+    """The area under the curve of two rates at thresholds in [0, 1]. On the CPU only.
 
-    curve: "ROC" (recall over the rate of false positives) or "PR" (precision over recall). summation_method: the height
-    between two thresholds: "interpolation" (for PR: of the counts, see interpolate_pr_auc), "minoring" the lower,
-    "majoring" the higher. thresholds: those between 0 and 1, in place of num_thresholds evenly spaced ones.
-    State: `true_positives`, `false_positives`, `true_negatives`, `false_negatives`, float32, [thresholds].
+    State: `true_positives`, `false_positives`, `true_negatives` and `false_negatives`, float32, [thresholds].
+
+    Args:
+        num_thresholds: The number of evenly spaced thresholds, at least 2.
+        curve: "ROC" (recall over the rate of false positives) or "PR" (precision over recall).
+        name: The name of the metric; None: that of the class.
+        summation_method: The height between two thresholds: "interpolation" (for PR: of the counts, see
+            `interpolate_pr_auc`), "minoring" the lower, "majoring" the higher.
+        thresholds: The thresholds between 0 and 1, in place of `num_thresholds`.
+
+    Raises:
+        NotImplementedError: The backend is CSX.
+        ValueError: A setting is out of range.
     """
 
     true_positives: torch.Tensor
@@ -109,12 +145,18 @@ class AUCMetric(Metric):
         super().__init__(name)
 
     def reset(self) -> None:
-        """Forget all batches."""
+        """Sets the state to that of no batches."""
         for name in ("true_positives", "false_positives", "true_negatives", "false_negatives"):
             self.register_state(name, torch.zeros(len(self._thresholds), dtype=torch.float32))
 
     def update(self, labels: torch.Tensor, predictions: torch.Tensor, weights: torch.Tensor | None = None) -> None:
-        """Take in one batch: labels (0 or 1), scores in [0, 1] and what each counts, of one shape."""
+        """Adds one batch.
+
+        Args:
+            labels: 0 or 1, of any shape.
+            predictions: Scores in [0, 1], of the labels' shape.
+            weights: What each counts, of the labels' shape; None: 1.
+        """
         thresholds = torch.tensor(self._thresholds, dtype=torch.float32, device=predictions.device)
         positive = (predictions.reshape(1, -1) > thresholds.reshape(-1, 1)).to(torch.float32)
         is_true = (labels.reshape(1, -1) != 0).to(torch.float32)
@@ -125,7 +167,7 @@ class AUCMetric(Metric):
         self.false_negatives.add_(((1 - positive) * is_true * counts).sum(1))
 
     def interpolate_pr_auc(self) -> torch.Tensor:
-        """The area under the PR curve where, between two thresholds, the counts go on a line, and precision does not.
+        """Returns the area under the PR curve with counts that are linear between two thresholds; precision is not.
 
         With `tp = slope * p + intercept`, p being all positives, it is the integral of `tp / p` over tp, for each
         interval, divided by the number of true labels.

@@ -4,13 +4,24 @@ import torch
 
 
 def one_hot(array: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """Class numbers as rows of one 1 and zeros (int64), in a new last dimension."""
+    """Returns class numbers as rows of one 1 and zeros (int64), in a new last dimension.
+
+    Args:
+        array: Class numbers, of any shape.
+        num_classes: The size of the new dimension.
+    """
     classes = torch.arange(num_classes, device=array.device)
     return (array.unsqueeze(-1) == classes).to(torch.int64)
 
 
 def bias_add(input_value: torch.Tensor, bias: torch.Tensor, dim: int) -> torch.Tensor:
-    """Adds a bias (rank 1) along a dimension."""
+    """Returns a tensor with a bias added along a dimension.
+
+    Args:
+        input_value: The tensor.
+        bias: The bias, of rank 1.
+        dim: The dimension.
+    """
     behind = (input_value.dim() - 1 - dim) % input_value.dim()
     return input_value + bias.reshape(-1, *[1] * behind)
 
@@ -18,21 +29,28 @@ def bias_add(input_value: torch.Tensor, bias: torch.Tensor, dim: int) -> torch.T
 def matmul(
     weight: torch.Tensor, input_value: torch.Tensor, weight_transposed: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The product of rows (..., inputs) with a weight (outputs, inputs). `weight_transposed` is the same weight, for
-    kernels that want it so."""
+    """Returns the product of rows with a weight.
+
+    Args:
+        weight: (outputs, inputs).
+        input_value: (..., inputs).
+        weight_transposed: The same weight for kernels that need it transposed; without effect here.
+    """
     return torch.matmul(input_value, weight.t())
 
 
 def sparse_matmul(input_values: torch.Tensor, input_indices: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Each token's products with the matrices that it chose: of experts, the best few.
+    """Returns each token's products with the matrices that it chose, such as those of experts.
+
+    All products are computed here, and the chosen ones kept.
 
     Args:
-        input_values: (..., chosen, inputs), an input for each choice.
-        input_indices: (..., chosen), which matrices.
+        input_values: An input for each choice, (..., chosen, inputs).
+        input_indices: The numbers of the chosen matrices, (..., chosen).
         weight: (outputs, matrices, inputs).
 
     Returns:
-        (..., chosen, outputs). All products are computed here, and the chosen ones kept.
+        (..., chosen, outputs).
     """
     outputs, matrices, inputs = weight.shape
     every = torch.matmul(input_values, weight.reshape(outputs * matrices, inputs).t())
@@ -44,11 +62,16 @@ def sparse_matmul(input_values: torch.Tensor, input_indices: torch.Tensor, weigh
 def sparse_act_matmul(
     input_value: torch.Tensor, input_mask: torch.Tensor, weight: torch.Tensor, dense_capacity: int | None = None
 ) -> torch.Tensor:
-    """The product with a weight (outputs, inputs) of those rows (..., inputs) whose mask (...) is 1; zeros elsewhere.
+    """Returns the product of the rows whose mask is 1 with a weight; zeros for the other rows.
 
-    dense_capacity: how many ones there are at most. All products are computed here, so it does not matter.
+    Args:
+        input_value: (..., inputs).
+        input_mask: 1 or 0 for each row, (...).
+        weight: (outputs, inputs).
+        dense_capacity: The greatest number of ones; without effect here, where all products are computed.
 
-    Raises ValueError for a mask of another shape.
+    Raises:
+        ValueError: The mask has another shape.
     """
     if input_value.shape[:-1] != input_mask.shape:
         raise ValueError(
@@ -65,8 +88,14 @@ def ranged_matmul(
     num_cols: torch.Tensor,
     weight_transposed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The product of rows (batch, rows, inputs) with a weight (outputs, inputs): of each sample the first `num_cols`
-    rows, zeros behind. `weight_transposed` is the same weight, for kernels that want it so."""
+    """Returns the product of the first rows of each sample with a weight; zeros for the other rows.
+
+    Args:
+        weight: (outputs, inputs).
+        input_value: (batch, rows, inputs).
+        num_cols: The number of rows of each sample, (batch,).
+        weight_transposed: The same weight for kernels that need it transposed; without effect here.
+    """
     row = torch.arange(input_value.shape[-2], device=input_value.device)
     is_meant = row < torch.as_tensor(num_cols).unsqueeze(-1)
     product = torch.matmul(input_value, weight.t())
@@ -74,7 +103,13 @@ def ranged_matmul(
 
 
 def nth_order_statistic(input: torch.Tensor, k: int, dimension: int) -> torch.Tensor:
-    """1 (int16) for the k largest elements along a dimension, 0 for the others."""
+    """Returns 1 (int16) for the k largest elements along a dimension, 0 for the others.
+
+    Args:
+        input: The elements.
+        k: The number of ones.
+        dimension: The dimension.
+    """
     places = input.topk(k, dimension).indices
     return torch.zeros_like(input, dtype=torch.int16).scatter(dimension, places, 1)
 
@@ -82,7 +117,14 @@ def nth_order_statistic(input: torch.Tensor, k: int, dimension: int) -> torch.Te
 def conditional_arange(
     mask: torch.Tensor, start: torch.Tensor, step: torch.Tensor, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Counts, from a number in steps of another, where a mask is true along the last dimension; -1 elsewhere."""
+    """Returns a count where a mask is true along the last dimension, and -1 elsewhere.
+
+    Args:
+        mask: The mask.
+        start: The first number.
+        step: The difference of two numbers.
+        dtype: The type of the result; None: that of `start` and `step`.
+    """
     chosen = mask.bool()
     count = start + step * (chosen.cumsum(-1) - 1)
     counted = torch.where(chosen, count, -1)
@@ -90,20 +132,40 @@ def conditional_arange(
 
 
 def unbind(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The slices along the first dimension."""
+    """Returns the slices along the first dimension.
+
+    Args:
+        tensor: The tensor.
+    """
     return torch.unbind(tensor)
 
 
 def enter_scope(input: torch.Tensor, scope_name: str) -> torch.Tensor:
-    """The input. In the real system a name begins here that only its kernels and reports know."""
+    """Returns the input. On the real system a name of operations begins here.
+
+    Args:
+        input: The tensor.
+        scope_name: The name.
+    """
     return input
 
 
 def exit_scope(input: torch.Tensor, scope_name: str) -> torch.Tensor:
-    """The input: a name ends here."""
+    """Returns the input. On the real system a name of operations ends here.
+
+    Args:
+        input: The tensor.
+        scope_name: The name.
+    """
     return input
 
 
 def scope_boundary(input: torch.Tensor, boundary_type: str, scope_name: str) -> torch.Tensor:
-    """The input: a name begins or ends here."""
+    """Returns the input. On the real system a name of operations begins or ends here.
+
+    Args:
+        input: The tensor.
+        boundary_type: Whether the name begins or ends.
+        scope_name: The name.
+    """
     return input

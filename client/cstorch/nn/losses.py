@@ -58,11 +58,18 @@ _SMOOTH = 1e-6  # in numerator and denominator: a class that is nowhere, rightly
 
 
 class DiceLoss(nn.Module):
-    """One minus the Dice coefficient, a mean over samples and classes.
+    """One minus the Dice coefficient of a segmentation: a mean over samples and classes.
 
-    num_classes: of the segmentation; class 0 is the background, which counts only with include_background.
-    to_onehot_y, to_onehot_x: labels, or predictions, are class numbers (N, 1, *spatial) or (N, *spatial).
-    use_softmax: predictions are scores (N, num_classes, *spatial); use_argmax: the class of highest score counts.
+    Args:
+        num_classes: The number of classes. Class 0 is the background.
+        to_onehot_y: Whether labels are class numbers, (N, 1, *spatial) or (N, *spatial).
+        to_onehot_x: Whether predictions are class numbers.
+        use_softmax: Whether predictions are scores, (N, num_classes, *spatial), of which the softmax is taken.
+        use_argmax: Whether the class of the highest score counts.
+        include_background: Whether the background counts.
+
+    Raises:
+        ValueError: There are too few classes, or `use_softmax` comes with `use_argmax` or `to_onehot_x`.
     """
 
     def __init__(
@@ -89,7 +96,14 @@ class DiceLoss(nn.Module):
     def forward(
         self, outputs: torch.Tensor, labels: torch.Tensor, input_shape: Sequence[int] | None = None
     ) -> torch.Tensor:
-        """input_shape: of the images (N, C, *spatial), to whose spatial dimensions the labels are brought."""
+        """Returns the loss, of rank 0.
+
+        Args:
+            outputs: The predictions.
+            labels: The labels.
+            input_shape: The shape of the images, (N, C, *spatial), to whose spatial dimensions the labels are reshaped;
+                None: not.
+        """
         if self.use_softmax:
             outputs = torch.softmax(outputs, 1)
         elif self.use_argmax:
@@ -107,14 +121,21 @@ class DiceLoss(nn.Module):
         return 1 - ((2 * overlap + _SMOOTH) / (areas + _SMOOTH)).mean()
 
     def _one_hot(self, classes: torch.Tensor) -> torch.Tensor:
-        """Class numbers as (N, num_classes, *spatial)."""
+        """Returns class numbers as (N, num_classes, *spatial)."""
         if classes.dim() > 2 and classes.shape[1] == 1:
             classes = classes.squeeze(1)
         return one_hot(classes, self.num_classes).movedim(-1, 1)
 
 
 class DiceCELoss(nn.Module):
-    """`wc` times the cross entropy plus `wd` times the Dice loss."""
+    """The sum of the cross entropy and the Dice loss of a segmentation, each with a weight.
+
+    Args:
+        num_classes: The number of classes.
+        include_background: Whether class 0, the background, counts in the Dice loss.
+        wc: The weight of the cross entropy.
+        wd: The weight of the Dice loss.
+    """
 
     def __init__(self, num_classes: int, include_background: bool, wc: float = 0.5, wd: float = 0.5) -> None:
         super().__init__()
@@ -125,7 +146,14 @@ class DiceCELoss(nn.Module):
     def forward(
         self, outputs: torch.Tensor, labels: torch.Tensor, input_shape: Sequence[int] | None = None
     ) -> torch.Tensor:
-        """outputs: scores (N, num_classes, *spatial). labels, input_shape: as in DiceLoss."""
+        """Returns the loss, of rank 0.
+
+        Args:
+            outputs: Scores, (N, num_classes, *spatial).
+            labels: Class numbers, (N, 1, *spatial) or (N, *spatial).
+            input_shape: The shape of the images, (N, C, *spatial), to whose spatial dimensions the labels are reshaped;
+                None: not.
+        """
         classes = _shaped(labels, input_shape)
         if classes.dim() == outputs.dim():
             classes = classes.squeeze(1)

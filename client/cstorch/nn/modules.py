@@ -9,18 +9,30 @@ from cstorch.nn.functional import enter_scope, exit_scope
 
 
 class Scope(nn.Module):
-    """`x = scope(x)` begins a named part, `x = scope.exit(x)` ends it. It changes no number, and names nothing here."""
+    """A named part of the step: `x = scope(x)` begins it, `x = scope.exit(x)` ends it. It changes nothing here.
+
+    Args:
+        scope_name: The name.
+    """
 
     def __init__(self, scope_name: str) -> None:
         super().__init__()
         self.scope_name = scope_name
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Begin the part; returns the input."""
+        """Begins the part; returns the input.
+
+        Args:
+            input: The tensor.
+        """
         return enter_scope(input, self.scope_name)
 
     def exit(self, input: torch.Tensor) -> torch.Tensor:
-        """End the part; returns the input."""
+        """Ends the part; returns the input.
+
+        Args:
+            input: The tensor.
+        """
         return exit_scope(input, self.scope_name)
 
 
@@ -28,9 +40,16 @@ class Scope(nn.Module):
 
 
 class StripPadding(nn.Module):
-    """Tells the real system which tokens of a batch are padding, so that it leaves them out. Here it changes nothing:
-    padding is computed, and the masks of the model and of its loss keep it from mattering."""
+    """A mark of the tokens that are padding, which the real system leaves out. It changes nothing here.
+
+    Padding is computed, and the masks of the model and of its loss keep it from mattering.
+    """
 
     def forward(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The tensor. mask: which tokens are no padding."""
+        """Returns the tensor.
+
+        Args:
+            tensor: The tokens.
+            mask: Whether each token is no padding.
+        """
         return tensor

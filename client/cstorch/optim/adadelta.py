@@ -8,9 +8,27 @@ from cstorch.optim.optimizer import ParamsT, UpdateRule, check_not_negative, reg
 
 
 class Adadelta(UpdateRule):
-    """`v = rho * v + (1 - rho) * g^2`, `u = sqrt(a + eps) / sqrt(v + eps) * g`, `a = rho * a + (1 - rho) * u^2`,
+    """Adadelta: each step is as large as the root mean square of the latest ones. As torch has it.
 
-    `p -= lr * u`; as torch. State: `square_avg` (v), `acc_delta` (a).
+    For a parameter p with the gradient g::
+
+        v = rho * v + (1 - rho) * g^2
+        u = sqrt(a + eps) / sqrt(v + eps) * g
+        a = rho * a + (1 - rho) * u^2
+        p = p - lr * u
+
+    State: `square_avg` (v) and `acc_delta` (a).
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The learning rate, not negative.
+        rho: The decay of both means, from 0 to 1.
+        eps: The term that keeps the divisor from zero, not negative.
+        weight_decay: The L2 penalty: `weight_decay * p` is added to g. Not negative.
+        maximize: Whether to maximize the loss: g is negated.
+
+    Raises:
+        ValueError: A setting is out of range.
     """
 
     def __init__(
@@ -29,11 +47,11 @@ class Adadelta(UpdateRule):
         super().__init__(params, defaults)
 
     def preinitialize(self) -> None:
-        """Make both means."""
+        """Makes both means."""
         self.make_zeros("square_avg", "acc_delta")
 
     def state_names_to_sparsify(self) -> list[str]:
-        """Both means."""
+        """Returns the names of both means."""
         return ["square_avg", "acc_delta"]
 
     def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:

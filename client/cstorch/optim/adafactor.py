@@ -8,13 +8,37 @@ from cstorch.optim.optimizer import ParamsT, UpdateRule, check_not_negative, is_
 
 
 class Adafactor(UpdateRule):
-    """With t from 1 and `beta = 1 - t^decay_rate`, `s = g^2 + eps[0]`, the decay `v = beta * v + (1 - beta) * s`:
+    """Adafactor: the mean squares of a matrix's gradients, kept as the means of rows and columns.
 
-    a tensor of rank 2 or more keeps only v's means over its last dimension (r) and its last but one (c), and
-    `v = r * c / mean(r)`. `u = g / sqrt(v)`, `u /= max(1, rms(u) / clip_threshold)`,
-    `a = lr * max(eps[1], rms(p))` with scale_parameter, else lr, and `p -= a * weight_decay * p`, `p -= a * u`.
-    torch's has other defaults, puts eps elsewhere, and takes `min(lr, 1 / sqrt(t))` for lr.
-    State: `exp_avg_sq_row` and `exp_avg_sq_col` or, below rank 2, `exp_avg_sq`; `step` (t, rank 0).
+    For a parameter p with the gradient g, in update t (from 1)::
+
+        b = 1 - t^decay_rate
+        v = b * v + (1 - b) * (g^2 + eps[0])
+        u = g / sqrt(v)
+        u = u / max(1, rms(u) / clip_threshold)
+        a = lr * max(eps[1], rms(p)) if scale_parameter else lr
+        p = p - a * weight_decay * p - a * u
+
+    A tensor of rank 2 or more keeps only the means r of v over its last dimension and c over its last but one, and has
+    `v = r * c / mean(r)`. torch's Adafactor has other defaults, adds eps elsewhere, and replaces lr by
+    `min(lr, 1 / sqrt(t))`.
+
+    State: `exp_avg_sq_row` and `exp_avg_sq_col`, or `exp_avg_sq` below rank 2; `step` (t, rank 0).
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The learning rate, not negative. It is needed.
+        eps: The term added to g^2, and the least root mean square of p.
+        clip_threshold: The largest root mean square of an update. Only 1.0 is supported.
+        decay_rate: The exponent of t in the decay.
+        beta1: The decay of a first moment. Only None is supported.
+        weight_decay: The decoupled weight decay, not negative.
+        scale_parameter: Whether the rate is multiplied by the root mean square of p.
+        relative_step: Whether the rate follows from t. Only False is supported.
+        warmup_init: Whether such a rate begins small. Only False is supported.
+
+    Raises:
+        ValueError: A setting is out of range or not supported.
     """
 
     def __init__(
@@ -49,7 +73,7 @@ class Adafactor(UpdateRule):
         super().__init__(params, defaults, enable_global_step=True)
 
     def preinitialize(self) -> None:
-        """Make the mean squares."""
+        """Makes the mean squares."""
         for parameter in self.parameters():
             state = self.state[parameter]
             if parameter.ndim >= 2:

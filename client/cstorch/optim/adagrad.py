@@ -8,9 +8,26 @@ from cstorch.optim.optimizer import ParamsT, UpdateRule, check_not_negative, reg
 
 
 class Adagrad(UpdateRule):
-    """`s += g^2`, `p -= lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps)`, t from 1; as torch.
+    """Adagrad: a rate of each element that falls with the sum of its squared gradients. As torch has it.
 
-    State: `sum` (s, from initial_accumulator_value), `step` (t, rank 0).
+    For a parameter p with the gradient g, in update t (from 1)::
+
+        s = s + g^2
+        p = p - lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps)
+
+    State: `sum` (s) and `step` (t, rank 0).
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The learning rate, not negative.
+        lr_decay: The decay of the learning rate in each update, not negative.
+        weight_decay: The L2 penalty: `weight_decay * p` is added to g. Not negative.
+        initial_accumulator_value: s before the first update, not negative.
+        eps: The term that keeps the divisor from zero, not negative.
+        maximize: Whether to maximize the loss: g is negated.
+
+    Raises:
+        ValueError: A setting is out of range.
     """
 
     def __init__(
@@ -41,13 +58,13 @@ class Adagrad(UpdateRule):
         super().__init__(params, defaults, enable_global_step=True)
 
     def preinitialize(self) -> None:
-        """Make `sum`."""
+        """Makes `sum`."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter]["sum"] = torch.full_like(parameter, group["initial_accumulator_value"])
 
     def state_names_to_sparsify(self) -> list[str]:
-        """The sum."""
+        """Returns the names of the sum."""
         return ["sum"]
 
     def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:

@@ -18,17 +18,36 @@ from cstorch.optim.optimizer import (
 
 
 class AdamBase(UpdateRule):
-    """Adam with eps added before the bias correction (torch adds it after).
+    """The base class of Adam and AdamW, which adds eps before the bias correction; torch adds it after.
 
-    `u = m / (sqrt(v) + eps)`, times `sqrt(1 - beta2^t) / (1 - beta1^t)` if correct_bias, and `p -= lr * u`.
+    For a parameter p with the gradient g, in update t (from 1)::
+
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g^2
+        u = m / (sqrt(v) + eps)
+        u = u * sqrt(1 - betas[1]^t) / (1 - betas[0]^t) if correct_bias else u
+        p = p - lr * u
+
     State: `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` with amsgrad, and with correct_bias `beta1_power` and
-    `beta2_power`: beta to the power of the number of the next update, rank 0.
+    `beta2_power`: the beta to the power of the number of the next update, rank 0.
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The learning rate, not negative.
+        betas: The decays of m and v, each at least 0 and less than 1.
+        eps: The term that keeps the divisor from zero, not negative.
+        weight_decay: The weight decay, not negative; `decoupled_weight_decay` says how it is applied.
+        correct_bias: Whether m and v are corrected for their start at zero.
+        amsgrad: Whether the largest v so far divides m.
+
+    Raises:
+        ValueError: A setting is out of range.
     """
 
     @property
     @abstractmethod
     def decoupled_weight_decay(self) -> bool:
-        """Whether the decay is added to the update, and not to the gradient (L2)."""
+        """Whether the decay is added to the update, rather than to the gradient."""
 
     def __init__(
         self,
@@ -55,7 +74,7 @@ class AdamBase(UpdateRule):
         super().__init__(params, defaults)
 
     def preinitialize(self) -> None:
-        """Make the moments and the powers of the betas."""
+        """Makes the moments and the powers of the betas."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
@@ -69,7 +88,7 @@ class AdamBase(UpdateRule):
                     state["beta2_power"] = scalar_state(parameter, beta2)
 
     def state_names_to_sparsify(self) -> list[str]:
-        """The moments."""
+        """Returns the names of the moments."""
         return ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
 
     def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -93,7 +112,29 @@ class AdamBase(UpdateRule):
 
 
 class Adam(AdamBase):
-    """Adam; weight_decay is an L2 penalty: it is added to the gradient."""
+    """Adam with an L2 penalty: `weight_decay * p` is added to the gradient.
+
+    For a parameter p with the gradient g, in update t (from 1)::
+
+        g = g + weight_decay * p
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g^2
+        p = p - lr * m / (sqrt(v) + eps) * sqrt(1 - betas[1]^t) / (1 - betas[0]^t)
+
+    torch adds eps after the bias correction. State: `exp_avg` (m), `exp_avg_sq` (v), `max_exp_avg_sq` with amsgrad,
+    `beta1_power` and `beta2_power` (rank 0).
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The learning rate, not negative.
+        betas: The decays of m and v, each at least 0 and less than 1.
+        eps: The term that keeps the divisor from zero, not negative.
+        weight_decay: The L2 penalty: `weight_decay * p` is added to g. Not negative.
+        amsgrad: Whether the largest v so far divides m.
+
+    Raises:
+        ValueError: A setting is out of range.
+    """
 
     decoupled_weight_decay = False
 
@@ -109,7 +150,15 @@ class Adam(AdamBase):
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As `Optimizer.load_state_dict`; groups of the real system's Adam have the decay by another name."""
+        """Loads settings and state, as `Optimizer.load_state_dict`.
+
+        Args:
+            state_dict: What `state_dict` returned. Groups of the real system's Adam have the decay as
+                "l2_regularization_rate".
+
+        Raises:
+            ValueError: Groups, names or shapes do not fit.
+        """
         groups = [dict(group) for group in state_dict["param_groups"]]
         for group in groups:
             if rate := group.pop("l2_regularization_rate", 0.0):
@@ -118,7 +167,44 @@ class Adam(AdamBase):
 
 
 class AdamW(AdamBase):
-    """Adam with decoupled weight decay: `p -= lr * (u + weight_decay * p)`."""
+    """Adam with decoupled weight decay.
+
+    For a parameter p with the gradient g, in update t (from 1)::
+
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g^2
+        u = m / (sqrt(v) + eps)
+        u = u * sqrt(1 - betas[1]^t) / (1 - betas[0]^t) if correct_bias else u
+        p = p - lr * (u + weight_decay * p)
+
+    torch adds eps after the bias correction. State: `exp_avg` (m), `exp_avg_sq`
+    (v), `max_exp_avg_sq` with amsgrad, and with correct_bias `beta1_power` and `beta2_power` (rank 0).
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The learning rate, not negative.
+        betas: The decays of m and v, each at least 0 and less than 1.
+        eps: The term that keeps the divisor from zero, not negative.
+        weight_decay: The decoupled weight decay, not negative.
+        correct_bias: Whether m and v are corrected for their start at zero.
+        amsgrad: Whether the largest v so far divides m.
+
+    Raises:
+        ValueError: A setting is out of range.
+
+    Example:
+        ::
+
+            optimizer = cstorch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+
+            @cstorch.trace
+            def training_step(batch):
+                loss = model(batch)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                return loss
+    """
 
     decoupled_weight_decay = True
 

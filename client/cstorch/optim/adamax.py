@@ -8,9 +8,26 @@ from cstorch.optim.optimizer import ParamsT, UpdateRule, check_betas, check_not_
 
 
 class Adamax(UpdateRule):
-    """`m = beta1 * m + (1 - beta1) * g`, `s = max(beta2 * s, |g| + eps)`, `p -= lr / (1 - beta1^t) * m / s`; as torch.
+    """Adamax: Adam with the largest gradient so far in place of the mean square. As torch has it.
 
-    State: `exp_avg` (m), `exp_inf` (s), and `beta1_power`: beta1 to the power of the number of the next update, rank 0.
+    For a parameter p with the gradient g, in update t (from 1)::
+
+        m = betas[0] * m + (1 - betas[0]) * g
+        s = max(betas[1] * s, |g| + eps)
+        p = p - lr / (1 - betas[0]^t) * m / s
+
+    State: `exp_avg` (m), `exp_inf` (s) and `beta1_power` (rank 0).
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The learning rate, not negative.
+        betas: The decays of m and s, each at least 0 and less than 1.
+        eps: The term that keeps the divisor from zero, not negative.
+        weight_decay: The L2 penalty: `weight_decay * p` is added to g. Not negative.
+        maximize: Whether to maximize the loss: g is negated.
+
+    Raises:
+        ValueError: A setting is out of range.
     """
 
     def __init__(
@@ -28,14 +45,14 @@ class Adamax(UpdateRule):
         super().__init__(params, defaults)
 
     def preinitialize(self) -> None:
-        """Make the moments and the power of beta1."""
+        """Makes the moments and the power of beta1."""
         self.make_zeros("exp_avg", "exp_inf")
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter]["beta1_power"] = scalar_state(parameter, group["betas"][0])
 
     def state_names_to_sparsify(self) -> list[str]:
-        """The moments."""
+        """Returns the names of the moments."""
         return ["exp_avg", "exp_inf"]
 
     def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:

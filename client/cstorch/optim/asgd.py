@@ -8,11 +8,30 @@ from cstorch.optim.optimizer import ParamsT, UpdateRule, check_not_negative, reg
 
 
 class ASGD(UpdateRule):
-    """As torch: `p = (1 - lambd * eta) * p - eta * g`, `ax += mu * (p - ax)`, and then, t from 1,
+    """Averaged stochastic gradient descent. As torch has it.
 
-    `eta = lr / (1 + lambd * lr * t)^alpha`, `mu = 1 / max(1, t - t0)`.
-    State: `ax` (the average of the parameter) and of rank 0 `eta` (from the lr that the optimizer is made with), `mu`
-    (from 1), `step` (t).
+    For a parameter p with the gradient g, in update t (from 1)::
+
+        p = (1 - lambd * eta) * p - eta * g
+        ax = ax + mu * (p - ax)
+        eta = lr / (1 + lambd * lr * t)^alpha
+        mu = 1 / max(1, t - t0)
+
+    State: `ax` (the average of p), and of rank 0 `eta` (at first the lr of the constructor), `mu` (at first 1) and
+    `step`
+    (t).
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The learning rate, not negative.
+        lambd: The decay of p and of eta.
+        alpha: The exponent of the decay of eta.
+        t0: The update at which the averaging begins.
+        weight_decay: The L2 penalty: `weight_decay * p` is added to g. Not negative.
+        maximize: Whether to maximize the loss: g is negated.
+
+    Raises:
+        ValueError: A setting is out of range.
     """
 
     def __init__(
@@ -37,7 +56,7 @@ class ASGD(UpdateRule):
         super().__init__(params, defaults, enable_global_step=True)
 
     def preinitialize(self) -> None:
-        """Make the average and the rates."""
+        """Makes the average and the rates."""
         self.make_zeros("ax")
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -45,7 +64,7 @@ class ASGD(UpdateRule):
                 self.state[parameter]["mu"] = scalar_state(parameter, 1.0)
 
     def state_names_to_sparsify(self) -> list[str]:
-        """The average."""
+        """Returns the names of the average."""
         return ["ax"]
 
     def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ from cstorch.optim.optimizer import Optimizer, ParamsT
 
 
 def class_named(base: type[Any], name: str, what: str, suffix: str = "") -> type[Any]:
-    """The subclass of that name, in any case and with or without the suffix. ValueError, if there is none."""
+    """Returns the subclass of that name, in any case, with or without the suffix. Raises ValueError without one."""
     classes = [found for found in _subclasses(base) if not inspect.isabstract(found)]
     wanted = name.lower()
     for found in classes:
@@ -43,12 +43,28 @@ _PAIRS = {
 
 
 def configure_optimizer(optimizer_type: str, params: ParamsT, **kwargs: Any) -> Optimizer:
-    """The optimizer of that name (in any case), of cstorch.optim or a subclass of the script, made with kwargs.
+    """Makes an optimizer from its name and settings.
 
-    `weight_decay_rate` means weight_decay, and `beta1` with `beta2` betas; so do `eps1` and `eps2`, `eta1` and `eta2`,
-    `step_size_min` and `step_size_max`. A setting that the optimizer does not have is left out, with a warning. An
-    optimizer that needs `lr` gets `learning_rate` for it if that is a number, and else 0.1 until a schedule gives
-    another. ValueError for a name that is not known.
+    In settings, `weight_decay_rate` is `weight_decay`; `beta1` with `beta2` is `betas`, and so with `eps1` and `eps2`,
+    `eta1` and `eta2`, `step_size_min` and `step_size_max`. A setting that the optimizer does not have is left out, with
+    a warning. An optimizer that needs `lr` gets `learning_rate` if that is a number, and else 0.1 until a schedule
+    writes another.
+
+    Args:
+        optimizer_type: The name of an optimizer of `cstorch.optim`, or of a subclass in the script, in any case.
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        **kwargs: The settings.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ValueError: There is no such optimizer, or a setting is out of range.
+
+    Example:
+        ::
+
+            optimizer = cstorch.optim.configure_optimizer("AdamW", model.parameters(), lr=1e-3)
     """
     optimizer_class = class_named(Optimizer, optimizer_type, "optimizer")
     known = inspect.signature(optimizer_class.__init__).parameters
@@ -88,14 +104,31 @@ _ALIASES = {
 def configure_lr_scheduler(
     optimizer: Optimizer, learning_rate: LearningRate, adjust_learning_rate: object = None
 ) -> LRScheduler | None:
-    """The schedule that a configuration describes; None where it is None or empty.
+    """Makes the learning rate schedule that a configuration describes.
 
-    learning_rate: a number, for that rate always; or a mapping with "scheduler", the name of a schedule in any case and
-    with or without "LR", and its settings; or a list of such mappings, one after the other, each (but the last) for its
-    "total_iters", or if one has "main_scheduler": "chained" multiplied. "steps" and "decay_steps" mean total_iters,
-    "learning_rate" and "base_lr" initial_learning_rate, "values" learning_rates, "boundaries" milestones.
-    adjust_learning_rate: if true, the rate of each parameter group is scaled by its "adjust_learning_rate".
-    A setting that the schedule does not have is left out, with a warning. ValueError for an unknown schedule.
+    In configurations "steps" and "decay_steps" are `total_iters`, "learning_rate" and "base_lr" are
+    `initial_learning_rate`, "values" is `learning_rates`, "boundaries" is `milestones`. A setting that the schedule
+    does not have is left out, with a warning.
+
+    Args:
+        optimizer: The optimizer whose learning rate is scheduled.
+        learning_rate: A number, for a constant rate. Or a mapping with "scheduler", the name of a schedule in any case
+            and with or without "LR", and its settings. Or a list of such mappings, which follow each other, each but
+            the last for its "total_iters"; with "main_scheduler": "chained" in one of them they are multiplied.
+        adjust_learning_rate: If true, the rate of each group is multiplied by its "adjust_learning_rate".
+
+    Returns:
+        The schedule; None if `learning_rate` is None or empty.
+
+    Raises:
+        ValueError: There is no such schedule, or one that is followed by another has no number of steps.
+
+    Example:
+        ::
+
+            schedule = cstorch.optim.configure_lr_scheduler(
+                optimizer, {"scheduler": "CosineDecay", "learning_rate": 0.1, "end_learning_rate": 0, "total_iters": 9}
+            )
     """
     if learning_rate is None or learning_rate == [] or learning_rate == {}:
         return None
@@ -161,17 +194,20 @@ _NORMS = (
 
 
 def configure_param_groups(model: nn.Module, optimizer_params: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A model's parameters that are trained, in groups of one weight decay and one scale of the learning rate.
+    """Returns a model's trained parameters, in groups of one weight decay and one scale of the learning rate.
 
     Biases and the parameters of norms have no weight decay.
 
     Args:
-        model: any module.
-        optimizer_params: "weight_decay" (or "weight_decay_rate"), and in "adjust_learning_rate" scales by a part of
-            the parameters' names.
+        model: The model.
+        optimizer_params: "weight_decay" (or "weight_decay_rate"), and in "adjust_learning_rate" scales by a part of the
+            parameters' names.
+
+    Returns:
+        Groups for the constructor of an optimizer.
 
     Raises:
-        ValueError: no parameter's name has such a part.
+        ValueError: No parameter's name has such a part.
     """
     decay = optimizer_params.get("weight_decay", optimizer_params.get("weight_decay_rate", 0.0)) or 0.0
     scales: Mapping[str, float] = optimizer_params.get("adjust_learning_rate") or {}
@@ -204,10 +240,14 @@ def _not_decayed(model: nn.Module) -> set[str]:
 def configure_optimizer_params(
     optimizer_type: str, kwargs: Mapping[str, Any]
 ) -> tuple[type[Optimizer], dict[str, Any]]:
-    """The class of an optimizer's name and those of the settings that it has; also those in "optim_params".
+    """Returns the class of an optimizer, and those of the settings that it has.
+
+    Args:
+        optimizer_type: The name of the optimizer, in any case.
+        kwargs: The settings, and more of them in "optim_params".
 
     Raises:
-        ValueError: there is no such optimizer.
+        ValueError: There is no such optimizer.
     """
     optimizer_class = class_named(Optimizer, optimizer_type, "optimizer")
     settings = {**kwargs, **(kwargs.get("optim_params") or {})}
@@ -215,10 +255,13 @@ def configure_optimizer_params(
 
 
 def configure_scheduler_params(learning_rate: Mapping[str, Any]) -> tuple[type[LRScheduler], dict[str, Any]]:
-    """The class of the schedule that a mapping names with "scheduler", and those of the settings that it has.
+    """Returns the class of a learning rate schedule, and those of the settings that it has.
+
+    Args:
+        learning_rate: The settings, with the name of the schedule in "scheduler".
 
     Raises:
-        ValueError: there is no such schedule, or none is named.
+        ValueError: There is no such schedule, or none is named.
     """
     if "scheduler" not in learning_rate:
         raise ValueError(

@@ -10,10 +10,28 @@ LARGEST_NORM = 10.0
 
 
 class Lamb(UpdateRule):
-    """`u = m / (sqrt(v) + eps) + weight_decay * p` with m and v of Adam, without bias correction, and
+    """Lamb: Adam with a rate for each parameter tensor. torch has none.
 
-    `p -= lr * min(|p|, 10) / |u| * u`, the norms being those of the whole tensor; the quotient is 1 where a norm is 0,
-    and always with adam. torch has no Lamb. State: `exp_avg` (m), `exp_avg_sq` (v).
+    For a parameter p with the gradient g::
+
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g^2
+        u = m / (sqrt(v) + eps) + weight_decay * p
+        p = p - lr * min(norm(p), 10) / norm(u) * u
+
+    There is no bias correction. The quotient is 1 where a norm is 0, and with adam always. State: `exp_avg` (m) and
+    `exp_avg_sq` (v).
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The learning rate, not negative.
+        betas: The decays of m and v, each at least 0 and less than 1.
+        eps: The term that keeps the divisor from zero, not negative.
+        weight_decay: The decoupled weight decay, not negative.
+        adam: Whether the quotient of the norms is left out.
+
+    Raises:
+        ValueError: A setting is out of range.
     """
 
     def __init__(
@@ -31,11 +49,11 @@ class Lamb(UpdateRule):
         super().__init__(params, defaults)
 
     def preinitialize(self) -> None:
-        """Make the moments."""
+        """Makes the moments."""
         self.make_zeros("exp_avg", "exp_avg_sq")
 
     def state_names_to_sparsify(self) -> list[str]:
-        """The moments."""
+        """Returns the names of the moments."""
         return ["exp_avg", "exp_avg_sq"]
 
     def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:

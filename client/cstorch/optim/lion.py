@@ -8,9 +8,23 @@ from cstorch.optim.optimizer import ParamsT, UpdateRule, check_betas, check_not_
 
 
 class Lion(UpdateRule):
-    """`p -= lr * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * p)`, `m = beta2 * m + (1 - beta2) * g`.
+    """Lion: steps along the sign of a momentum. torch has none.
 
-    torch has no Lion. State: `exp_avg` (m).
+    For a parameter p with the gradient g::
+
+        p = p - lr * (sign(betas[0] * m + (1 - betas[0]) * g) + weight_decay * p)
+        m = betas[1] * m + (1 - betas[1]) * g
+
+    State: `exp_avg` (m).
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The learning rate, not negative.
+        betas: The weight of m in the step, and the decay of m; each at least 0 and less than 1.
+        weight_decay: The decoupled weight decay, not negative.
+
+    Raises:
+        ValueError: A setting is out of range.
     """
 
     def __init__(
@@ -25,11 +39,11 @@ class Lion(UpdateRule):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     def preinitialize(self) -> None:
-        """Make the momentum."""
+        """Makes the momentum."""
         self.make_zeros("exp_avg")
 
     def state_names_to_sparsify(self) -> list[str]:
-        """The momentum."""
+        """Returns the names of the momentum."""
         return ["exp_avg"]
 
     def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:

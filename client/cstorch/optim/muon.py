@@ -12,12 +12,29 @@ SMALLEST_NORM = 1e-7
 
 
 class Muon(UpdateRule):
-    """`b = momentum * b + (1 - momentum) * g`, `u = (1 - momentum) * g + momentum * b` with nesterov, else b; and
+    """Muon: a momentum that is made orthogonal. For parameters of at least two dimensions.
 
-    `p -= lr * weight_decay * p + lr * sqrt(max(1, rows / columns)) * orthogonal(u)`, where orthogonal is ns_steps steps
-    of Newton and Schulz's iteration: `x = u / |u|`, `x = 3.4445 x + (-4.775 y + 2.0315 y y) x` with `y = x x^T`.
-    As torch, which iterates in bfloat16; here it is in the parameter's type. A parameter has at least two dimensions;
-    all but the first are taken for columns. State: `momentum_buffer` (b).
+    For a parameter p with the gradient g::
+
+        b = momentum * b + (1 - momentum) * g
+        u = (1 - momentum) * g + momentum * b if nesterov else b
+        p = p - lr * weight_decay * p - lr * sqrt(max(1, rows / columns)) * orthogonal(u)
+
+    `orthogonal` is `ns_steps` steps of Newton and Schulz's iteration from `x = u / norm(u)`: with `y = x x^T`,
+    `x = 3.4445 x + (-4.775 y + 2.0315 y y) x`. All dimensions but the first are columns. torch iterates in bfloat16,
+    this
+    class in the type of p. State: `momentum_buffer` (b).
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The learning rate, not negative.
+        weight_decay: The decoupled weight decay, not negative.
+        momentum: The decay of b, not negative.
+        nesterov: Whether the step looks one momentum ahead.
+        ns_steps: The number of steps of the iteration.
+
+    Raises:
+        ValueError: A setting is out of range, or a parameter has fewer than two dimensions.
     """
 
     def __init__(
@@ -40,7 +57,7 @@ class Muon(UpdateRule):
         super().__init__(params, defaults)
 
     def preinitialize(self) -> None:
-        """Make the momentum; ValueError for a parameter that is not a matrix."""
+        """Makes the momentum. Raises ValueError for a parameter that is no matrix."""
         for parameter in self.parameters():
             if parameter.ndim < 2:
                 raise ValueError(
@@ -50,7 +67,7 @@ class Muon(UpdateRule):
         self.make_zeros("momentum_buffer")
 
     def state_names_to_sparsify(self) -> list[str]:
-        """The momentum."""
+        """Returns the names of the momentum."""
         return ["momentum_buffer"]
 
     def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:

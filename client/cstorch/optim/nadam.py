@@ -8,11 +8,28 @@ from cstorch.optim.optimizer import ParamsT, UpdateRule, check_betas, check_not_
 
 
 class NAdam(UpdateRule):
-    """As torch: with m and v of Adam, t from 1, and `mu_t = beta1 * (1 - 0.96^(t * momentum_decay) / 2)`,
+    """Adam with Nesterov's momentum. As torch has it.
 
-    `p -= lr * (g * (1 - mu_t) / (1 - mu_1 ... mu_t) + m * mu_(t+1) / (1 - mu_1 ... mu_(t+1))) / d`, where
-    `d = sqrt(v / (1 - beta2^t)) + eps`.
+    For a parameter p with the gradient g, in update t (from 1)::
+
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g^2
+        mu_t = betas[0] * (1 - 0.96^(t * momentum_decay) / 2)
+        d = sqrt(v / (1 - betas[1]^t)) + eps
+        p = p - lr * g * (1 - mu_t) / (1 - mu_1 ... mu_t) / d - lr * m * mu_(t+1) / (1 - mu_1 ... mu_(t+1)) / d
+
     State: `exp_avg` (m), `exp_avg_sq` (v), and of rank 0 `mu_product` (mu_1 ... mu_t) and `step` (t).
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The learning rate, not negative.
+        betas: The decays of m and v, each at least 0 and less than 1.
+        eps: The term that keeps the divisor from zero, not negative.
+        weight_decay: The L2 penalty: `weight_decay * p` is added to g. Not negative.
+        momentum_decay: The decay of the correction of mu, not negative.
+
+    Raises:
+        ValueError: A setting is out of range.
     """
 
     def __init__(
@@ -36,13 +53,13 @@ class NAdam(UpdateRule):
         super().__init__(params, defaults, enable_global_step=True)
 
     def preinitialize(self) -> None:
-        """Make the moments and the product of the momenta."""
+        """Makes the moments and the product of the momenta."""
         self.make_zeros("exp_avg", "exp_avg_sq")
         for parameter in self.parameters():
             self.state[parameter]["mu_product"] = scalar_state(parameter, 1.0)
 
     def state_names_to_sparsify(self) -> list[str]:
-        """The moments."""
+        """Returns the names of the moments."""
         return ["exp_avg", "exp_avg_sq"]
 
     def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:

@@ -27,10 +27,10 @@ _zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
 
 class Schedule(Protocol):
-    """What computes settings of the parameter groups."""
+    """A schedule of settings, as the optimizer calls it."""
 
     def write_to_groups(self) -> None:
-        """Write the values for the current epoch into the groups, as tensors of the step."""
+        """Writes the values for the current epoch into the groups, as tensors of the step."""
 
 
 class _Preinitialized(ABCMeta):
@@ -50,15 +50,34 @@ class _Preinitialized(ABCMeta):
 
 
 class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
-    """Updates parameters in a traced step.
+    """The base class of optimizers whose step can be traced.
 
-    A subclass makes all its state in `preinitialize` and only updates it, in place, in `step`: the step is traced once,
-    so `step` must not branch on the value of a tensor, and must use `group["lr"]` as what it may be, a rank 0 tensor
-    that a schedule computes (`p.sub_(lr * update)`, not `p.add_(update, alpha=-lr)`).
+    A subclass makes all its state in `preinitialize` and only updates it, in place, in `step`. The step is traced once,
+    so `step` must not branch on the value of a tensor. `group["lr"]` may be a rank 0 tensor, which a schedule computes:
+    write `p.sub_(lr * update)`, not `p.add_(update, alpha=-lr)`. Used by one thread.
 
-    params: tensors, or dictionaries with "params" and settings of their own.
-    defaults: settings of the parameter groups.
-    enable_global_step: keep a float32 count of updates for each parameter, in its state "step".
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        defaults: The settings of groups that do not have them.
+        enable_global_step: Whether each parameter has a count of its updates (float32) in its state "step".
+
+    Example:
+        ::
+
+            class Signs(cstorch.optim.Optimizer):
+                def __init__(self, params, lr):
+                    super().__init__(params, {"lr": lr})
+
+                def preinitialize(self):
+                    for p in self.parameters():
+                        self.state[p]["mean"] = cstorch.zeros_like(p)
+
+                @torch.no_grad()
+                def step(self, closure=None):
+                    for group in self.param_groups:
+                        for p in group["params"]:
+                            mean = self.state[p]["mean"].mul_(0.9).add_(p.grad)
+                            p.sub_(group["lr"] * torch.sign(mean))
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], enable_global_step: bool = False) -> None:
@@ -72,18 +91,29 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
 
     @abstractmethod
     def preinitialize(self) -> None:
-        """Make every state tensor: `self.state[p]["name"] = cstorch.zeros_like(p)`. Called once by the constructor."""
+        """Makes every state tensor: `self.state[p]["name"] = cstorch.zeros_like(p)`. Called once by the constructor."""
 
     @abstractmethod
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters from their gradients; returns what the closure, if any, returned."""
+        """Updates the parameters from their gradients.
+
+        Args:
+            closure: A function that computes the loss anew and returns it; None: none.
+
+        Returns:
+            What the closure returned; None without one.
+        """
 
     def state_names_to_sparsify(self) -> list[str]:
-        """Names of the state tensors that take the sparsity mask of their parameter."""
+        """Returns the names of the state tensors that take the sparsity mask of their parameter."""
         return []
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters; they get their state at once, and that of the others stays as it is."""
+        """Adds a group of parameters and makes their state; the state of the others stays as it is.
+
+        Args:
+            param_group: A dictionary with "params" and the settings that differ from the defaults.
+        """
         _add_param_group(self, param_group)
         if self._preinitialized:
             self._preinitialize()
@@ -100,11 +130,21 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
         self._preinitialized = True
 
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters of all groups, in the order of their numbers in the state dict."""
+        """Returns the parameters of all groups, in the order of their numbers in the state dict."""
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def increment_global_step(self, p: torch.Tensor) -> torch.Tensor:
-        """Add one to the count of p's updates; returns it (float32, rank 0)."""
+        """Adds one to the count of a parameter's updates.
+
+        Args:
+            p: The parameter.
+
+        Returns:
+            The count (float32, rank 0).
+
+        Raises:
+            RuntimeError: The optimizer was made without `enable_global_step`.
+        """
         if not self.enable_global_step:
             raise RuntimeError(
                 f"{type(self).__name__} keeps no global step: pass enable_global_step=True to Optimizer.__init__"
@@ -113,12 +153,23 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
         return step.add_(1.0)
 
     def apply(self, f: Callable[["Optimizer"], Any]) -> "Optimizer":
-        """Call f with this optimizer, as `torch.nn.Module.apply` does with a module; returns the optimizer."""
+        """Calls a function with this optimizer, as `torch.nn.Module.apply` does with a module.
+
+        Args:
+            f: The function, or a sparsity algorithm of `cstorch.sparse`.
+
+        Returns:
+            This optimizer.
+        """
         f(self)
         return self
 
     def visit_state(self, fn: Callable[[Any], Any]) -> None:
-        """Call fn with every value of the state; where it returns something, that takes the value's place."""
+        """Calls a function with each value of the state.
+
+        Args:
+            fn: The function. What it returns takes the place of the value, unless it is None.
+        """
         with torch.no_grad():
             for values in self.state.values():
                 for name, value in values.items():
@@ -127,14 +178,20 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
                         values[name] = new
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch: the settings of the groups, and the state by the number of the parameter."""
+        """Returns, as torch, the settings of the groups, and the state by the number of the parameter."""
         return _state_dict(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load settings and state; state tensors keep their identity and take the values.
+        """Loads settings and state. State tensors stay the same tensors and take the values.
 
         A state tensor that the state dict does not have keeps its value. Load post-hooks of torch run before the values
-        are copied. Raises ValueError where groups, names or shapes do not fit.
+        are copied.
+
+        Args:
+            state_dict: What `state_dict` returned.
+
+        Raises:
+            ValueError: Groups, names or shapes do not fit.
         """
         kept = self.state
         _load_state_dict(self, {**state_dict, "state": {}})
@@ -169,15 +226,34 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
             current.copy_(value)
 
     def register_zero_grad_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Have hook(optimizer, args, kwargs) called before each zero_grad."""
+        """Registers a function that is called before each `zero_grad`.
+
+        Args:
+            hook: Called as `hook(optimizer, args, kwargs)`.
+
+        Returns:
+            A handle whose `remove` removes the hook.
+        """
         return _add_hook(self._zero_grad_pre_hooks, hook)
 
     def register_zero_grad_post_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Have hook(optimizer, args, kwargs) called after each zero_grad."""
+        """Registers a function that is called after each `zero_grad`.
+
+        Args:
+            hook: Called as `hook(optimizer, args, kwargs)`.
+
+        Returns:
+            A handle whose `remove` removes the hook.
+        """
         return _add_hook(self._zero_grad_post_hooks, hook)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """As torch: drops the gradients, or zeroes them with set_to_none=False."""
+        """Drops the gradients, as torch.
+
+        Args:
+            *args: Those of torch's `zero_grad`.
+            **kwargs: Those of torch's `zero_grad`: `set_to_none=False` sets the gradients to zero instead.
+        """
         for hook in self._zero_grad_pre_hooks.values():
             hook(self, args, kwargs)
         _zero_grad(self, *args, **kwargs)
@@ -199,31 +275,31 @@ def _add_hook(hooks: "OrderedDict[int, Callable[..., None]]", hook: Callable[...
 
 
 def scalar_state(parameter: torch.Tensor, value: float) -> torch.Tensor:
-    """A rank 0 float32 state tensor on the parameter's device."""
+    """Returns a state tensor (float32, rank 0) on the parameter's device."""
     return torch.full((), value, dtype=torch.float32, device=parameter.device)
 
 
 def is_zero(setting: Number) -> bool:
-    """Whether a setting is known to be zero before the step runs; one that a schedule computes never is."""
+    """Whether a setting is zero before the step runs; one that a schedule computes never is."""
     return not isinstance(setting, torch.Tensor) and setting == 0
 
 
 def check_not_negative(**settings: Number) -> None:
-    """ValueError for the first setting that is a negative number."""
+    """Raises ValueError for the first setting that is a negative number."""
     for name, value in settings.items():
         if not isinstance(value, torch.Tensor) and not value >= 0:
             raise ValueError(f"Invalid {name}: {value}. It must not be negative")
 
 
 def check_betas(betas: tuple[float, float]) -> None:
-    """ValueError unless both are in [0, 1)."""
+    """Raises ValueError unless both betas are in [0, 1)."""
     for index, beta in enumerate(betas):
         if not 0 <= beta < 1:
             raise ValueError(f"Invalid beta at index {index}: {beta}. It must be at least 0 and less than 1")
 
 
 def dense_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The gradient, or None where the parameter got none."""
+    """Returns the gradient of a parameter, or None. Raises RuntimeError if it is sparse."""
     gradient = parameter.grad
     if gradient is not None and gradient.is_sparse:
         raise RuntimeError("sparse gradients are not supported: make the embedding with sparse=False")
@@ -234,15 +310,28 @@ def dense_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 class UpdateRule(Optimizer):
-    """An optimizer that updates each parameter that has a gradient by itself."""
+    """The base class of optimizers that update each parameter by itself, if it has a gradient."""
 
     @abstractmethod
     def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Update one parameter and its state, in place."""
+        """Updates one parameter and its state, in place.
+
+        Args:
+            group: The settings of the parameter's group.
+            parameter: The parameter.
+            gradient: Its gradient, dense, of its shape.
+        """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient."""
+        """Updates every parameter that has a gradient.
+
+        Args:
+            closure: A function that computes the loss anew and returns it; None: none.
+
+        Returns:
+            What the closure returned; None without one.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -255,14 +344,18 @@ class UpdateRule(Optimizer):
         return loss
 
     def make_zeros(self, *names: str) -> None:
-        """Make state tensors of these names for every parameter, like it and zero."""
+        """Makes state tensors of zeros for every parameter, of its shape and type.
+
+        Args:
+            *names: The names of the tensors.
+        """
         for parameter in self.parameters():
             for name in names:
                 self.state[parameter][name] = torch.zeros_like(parameter)
 
 
 def regularised(group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """`g + weight_decay * p`, with g negated first where the group is to be maximised."""
+    """Returns `g + weight_decay * p`, with g negated first if the group is to be maximized."""
     if group.get("maximize", False):
         gradient = -gradient
     return gradient if is_zero(group["weight_decay"]) else gradient + group["weight_decay"] * parameter

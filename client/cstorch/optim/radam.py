@@ -8,11 +8,28 @@ from cstorch.optim.optimizer import ParamsT, UpdateRule, check_betas, check_not_
 
 
 class RAdam(UpdateRule):
-    """As torch: with m and v of Adam, t from 1, `r_inf = 2 / (1 - beta2) - 1`,
+    """Adam whose adaptive rate begins once its variance is bounded. As torch has it.
 
-    `r = r_inf - 2 * t * beta2^t / (1 - beta2^t)`: `p -= lr * m / (1 - beta1^t)`, from where r > 5 times
-    `sqrt((r - 4) (r - 2) r_inf / ((r_inf - 4) (r_inf - 2) r)) * sqrt(1 - beta2^t) / (sqrt(v) + eps)`.
-    State: `exp_avg` (m), `exp_avg_sq` (v), and `step` (t, rank 0).
+    For a parameter p with the gradient g, in update t (from 1)::
+
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g^2
+        n = 2 / (1 - betas[1]) - 1
+        r = n - 2 * t * betas[1]^t / (1 - betas[1]^t)
+        s = sqrt((r - 4) * (r - 2) * n / ((n - 4) * (n - 2) * r)) * sqrt(1 - betas[1]^t) / (sqrt(v) + eps)
+        p = p - lr * m / (1 - betas[0]^t) * (s if r > 5 else 1)
+
+    State: `exp_avg` (m), `exp_avg_sq` (v) and `step` (t, rank 0).
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The learning rate, not negative.
+        betas: The decays of m and v, each at least 0 and less than 1.
+        eps: The term that keeps the divisor from zero, not negative.
+        weight_decay: The L2 penalty: `weight_decay * p` is added to g. Not negative.
+
+    Raises:
+        ValueError: A setting is out of range.
     """
 
     def __init__(
@@ -29,11 +46,11 @@ class RAdam(UpdateRule):
         super().__init__(params, defaults, enable_global_step=True)
 
     def preinitialize(self) -> None:
-        """Make the moments."""
+        """Makes the moments."""
         self.make_zeros("exp_avg", "exp_avg_sq")
 
     def state_names_to_sparsify(self) -> list[str]:
-        """The moments."""
+        """Returns the names of the moments."""
         return ["exp_avg", "exp_avg_sq"]
 
     def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:

@@ -8,11 +8,31 @@ from cstorch.optim.optimizer import ParamsT, UpdateRule, check_not_negative, reg
 
 
 class RMSprop(UpdateRule):
-    """`v = alpha * v + (1 - alpha) * g^2`, `u = g / (sqrt(v) + eps)`, `p -= lr * u`; as torch.
+    """RMSprop: gradients divided by the root of their mean square. As torch has it.
 
-    With momentum `b = momentum * b + u` takes the place of u. With centered the variance takes the place of v:
-    `v - a^2`, where `a = alpha * a + (1 - alpha) * g`.
-    State: `square_avg` (v), with momentum `momentum_buffer` (b), with centered `grad_avg` (a).
+    For a parameter p with the gradient g::
+
+        v = alpha * v + (1 - alpha) * g^2
+        u = g / (sqrt(v) + eps)
+        p = p - lr * u
+
+    With momentum, `b = momentum * b + u` takes the place of u. With centered, `v - a^2` takes the place of v in the
+    second
+    line, where `a = alpha * a + (1 - alpha) * g`. State: `square_avg` (v), `momentum_buffer` (b) with momentum,
+    `grad_avg`
+    (a) with centered.
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The learning rate, not negative.
+        alpha: The decay of v and a, not negative.
+        eps: The term that keeps the divisor from zero, not negative.
+        weight_decay: The L2 penalty: `weight_decay * p` is added to g. Not negative.
+        momentum: The decay of b; 0: no momentum.
+        centered: Whether the variance of g takes the place of its mean square.
+
+    Raises:
+        ValueError: A setting is out of range.
     """
 
     def __init__(
@@ -37,7 +57,7 @@ class RMSprop(UpdateRule):
         super().__init__(params, defaults)
 
     def preinitialize(self) -> None:
-        """Make the means and the momentum that the groups want."""
+        """Makes the means and the momentum that the groups have."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
@@ -48,7 +68,7 @@ class RMSprop(UpdateRule):
                     state["grad_avg"] = torch.zeros_like(parameter)
 
     def state_names_to_sparsify(self) -> list[str]:
-        """The means and the momentum."""
+        """Returns the names of the means and the momentum."""
         return ["square_avg", "momentum_buffer", "grad_avg"]
 
     def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:

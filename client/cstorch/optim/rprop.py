@@ -8,11 +8,23 @@ from cstorch.optim.optimizer import ParamsT, UpdateRule, check_not_negative
 
 
 class Rprop(UpdateRule):
-    """`p -= s * sign(g)`; as torch.
+    """Rprop: a step size of each element that follows the sign of its gradient alone. As torch has it.
 
-    s grows by etas[1] where g has the sign that it had before, and shrinks by etas[0] where it changed, within
-    step_sizes; where it changed, g counts as 0, now and next time.
-    State: `prev` (g), `step_size` (s, from the lr that the optimizer is made with; lr has no other meaning).
+    For a parameter p with the gradient g: `p = p - s * sign(g)`. The step size s is multiplied by `etas[1]` where g has
+    the sign of the update before, and by `etas[0]` where the sign changed. Where it changed, g counts as 0, in this
+    update
+    and as the gradient before of the next.
+
+    State: `prev` (g) and `step_size` (s).
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The first step size, not negative. A schedule of it has no effect.
+        etas: The factors by which a step size shrinks (between 0 and 1) and grows (above 1).
+        step_sizes: The least and the greatest step size, positive.
+
+    Raises:
+        ValueError: A setting is out of range.
     """
 
     def __init__(
@@ -30,14 +42,14 @@ class Rprop(UpdateRule):
         super().__init__(params, {"lr": lr, "etas": etas, "step_sizes": step_sizes})
 
     def preinitialize(self) -> None:
-        """Make the gradients before and the step sizes."""
+        """Makes the gradients before and the step sizes."""
         self.make_zeros("prev")
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter]["step_size"] = torch.full_like(parameter, float(group["lr"]))
 
     def state_names_to_sparsify(self) -> list[str]:
-        """The gradients before and the step sizes."""
+        """Returns the names of the gradients before and the step sizes."""
         return ["prev", "step_size"]
 
     def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:

@@ -1,4 +1,8 @@
-"""Schedules of any setting of a parameter group, as closed forms of a step counter that is computed in the step."""
+"""Schedules of any setting of a parameter group, as closed forms of a step counter that is computed in the step.
+
+The classes here hold the formulas and are abstract: `lr_scheduler` and `weight_decay_scheduler` derive from each one
+the class that writes the learning rate, or the weight decay. e is the epoch, `last_epoch`: the number of steps so far.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,11 +12,18 @@ import torch
 
 from cstorch.optim.scheduler_base import CompositeScheduler, Renamed, Scheduler, Tags, check_positive
 
-# --- The schedules that are one formula of the epoch. e = last_epoch, T = total_iters ---------------------------------
+# --- The schedules that are one formula of the epoch ------------------------------------------------------------------
 
 
 class ConstantScheduler(Scheduler):
-    """val, always."""
+    """A constant: `val` at each epoch.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        val: The value.
+        total_iters: The number of steps of the schedule, kept as an attribute; the value stays after them.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+    """
 
     def __init__(
         self,
@@ -34,10 +45,22 @@ class ConstantScheduler(Scheduler):
 
 
 class PolynomialScheduler(Scheduler):
-    """`(initial - end) * (1 - e / T)^power + end`, and end from T on.
+    """A polynomial decay: `(initial_val - end_val) * (1 - e / total_iters)^power + end_val` at epoch e.
 
-    With cycle the decay starts again at each multiple of T, stretched over the whole range so far:
-    `(1 - e / (T * ceil((e + 1) / T)))`.
+    With `cycle` the decay starts again at each multiple of `total_iters`, stretched over the whole range so far: the
+    base of the power is `1 - e / (total_iters * ceil((e + 1) / total_iters))`.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        initial_val: The value at epoch 0.
+        end_val: The value from epoch `total_iters` on, unless `cycle` is true.
+        total_iters: The number of steps of the decay, at least 1.
+        power: The exponent.
+        cycle: Whether the decay starts again after `total_iters` steps.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: `total_iters` is less than 1.
     """
 
     def __init__(
@@ -70,7 +93,19 @@ class PolynomialScheduler(Scheduler):
 
 
 class LinearScheduler(PolynomialScheduler):
-    """From initial to end in T equal steps, then end."""
+    """A linear decay, or rise: `initial_val + (end_val - initial_val) * e / total_iters` at epoch e, then `end_val`.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        initial_val: The value at epoch 0.
+        end_val: The value from epoch `total_iters` on, unless `cycle` is true.
+        total_iters: The number of steps of the decay, at least 1.
+        cycle: Whether the decay starts again after `total_iters` steps, as in `PolynomialScheduler`.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: `total_iters` is less than 1.
+    """
 
     def __init__(
         self,
@@ -85,7 +120,19 @@ class LinearScheduler(PolynomialScheduler):
 
 
 class ExponentialScheduler(Scheduler):
-    """`initial * decay_rate^(e / T)`; with staircase the exponent is rounded down."""
+    """An exponential decay: `initial_val * decay_rate^(e / total_iters)` at epoch e.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        initial_val: The value at epoch 0.
+        total_iters: The number of steps in which the value is multiplied by `decay_rate` once, at least 1.
+        decay_rate: The factor.
+        staircase: Whether the exponent is rounded down, so that the value falls in steps.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: `total_iters` is less than 1.
+    """
 
     def __init__(
         self,
@@ -110,7 +157,18 @@ class ExponentialScheduler(Scheduler):
 
 
 class StepScheduler(Scheduler):
-    """`initial * gamma^floor(e / step_size)`."""
+    """A decay in equal steps: `initial_val * gamma^floor(e / step_size)` at epoch e.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        initial_val: The value at epoch 0.
+        step_size: The number of epochs between two decays, at least 1.
+        gamma: The factor of each decay.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: `step_size` is less than 1.
+    """
 
     def __init__(
         self,
@@ -131,7 +189,15 @@ class StepScheduler(Scheduler):
 
 
 class MultiStepScheduler(Scheduler):
-    """`initial * gamma^n`, n the number of milestones that are at most e."""
+    """A decay at given epochs: `initial_val * gamma^n` at epoch e, with n the number of milestones that are at most e.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        initial_val: The value at epoch 0.
+        gamma: The factor of each decay.
+        milestones: The epochs of the decays, in any order.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+    """
 
     def __init__(
         self,
@@ -153,11 +219,24 @@ class MultiStepScheduler(Scheduler):
         return value
 
 
-# --- The schedules that decay as the inverse of a power of the epoch. e = last_epoch, T = total_iters -----------------
+# --- The schedules that decay as the inverse of a power of the epoch --------------------------------------------------
 
 
 class InverseExponentialTimeDecayScheduler(Scheduler):
-    """`initial / (1 + decay_rate * e^step_exponent / T)`; with staircase `e^step_exponent / T` is rounded down."""
+    """An inverse decay: `initial_val / (1 + decay_rate * e^step_exponent / total_iters)` at epoch e.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        initial_val: The value at epoch 0.
+        step_exponent: The exponent of the epoch.
+        total_iters: The number of steps that `decay_rate` is for, at least 1.
+        decay_rate: The rate of the decay.
+        staircase: Whether `e^step_exponent / total_iters` is rounded down.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: `total_iters` is less than 1.
+    """
 
     def __init__(
         self,
@@ -184,7 +263,18 @@ class InverseExponentialTimeDecayScheduler(Scheduler):
 
 
 class InverseSquareRootDecayScheduler(Scheduler):
-    """`initial * scale / sqrt(max(warmup_steps, e))`."""
+    """An inverse square root: `initial_val * scale / sqrt(max(warmup_steps, e))` at epoch e.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        initial_val: The first factor.
+        scale: The second factor.
+        warmup_steps: The number of epochs before the decay, at least 1.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: `warmup_steps` is less than 1.
+    """
 
     def __init__(
         self,
@@ -205,11 +295,24 @@ class InverseSquareRootDecayScheduler(Scheduler):
         return self.initial_val * self.scale / steps.sqrt()
 
 
-# --- The schedules that follow a cosine. e = last_epoch, T = total_iters ----------------------------------------------
+# --- The schedules that follow a cosine -------------------------------------------------------------------------------
 
 
 class CosineDecayScheduler(Scheduler):
-    """`end + (initial - end) * (1 + cos(pi * min(e, T) / T)) / 2`."""
+    """A cosine from `initial_val` to `end_val`.
+
+    `end_val + (initial_val - end_val) * (1 + cos(pi * min(e, total_iters) / total_iters)) / 2` at epoch e.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        initial_val: The value at epoch 0.
+        end_val: The value from epoch `total_iters` on.
+        total_iters: The number of steps of the decay, at least 1.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: `total_iters` is less than 1.
+    """
 
     def __init__(
         self,
@@ -230,7 +333,20 @@ class CosineDecayScheduler(Scheduler):
 
 
 class CosineAnnealingScheduler(Scheduler):
-    """`eta_min + (initial - eta_min) * (1 + cos(pi * e / T_max)) / 2`: down until T_max, and up again after it."""
+    """A cosine that falls for `T_max` epochs, rises for as many, and so on.
+
+    `eta_min + (initial_val - eta_min) * (1 + cos(pi * e / T_max)) / 2` at epoch e.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        initial_val: The value at epoch 0.
+        T_max: The number of epochs of one fall, at least 1.
+        eta_min: The lowest value.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: `T_max` is less than 1.
+    """
 
     def __init__(
         self,
@@ -252,9 +368,21 @@ class CosineAnnealingScheduler(Scheduler):
 
 
 class CosineAnnealingWarmRestartsScheduler(Scheduler):
-    """`eta_min + (initial - eta_min) * (1 + cos(pi * (e mod T_0) / T_0)) / 2`, as torch with T_mult 1, the only one.
+    """A cosine that falls for `T_0` epochs and starts again, as torch has it.
 
-    (In release 2.10 of the original the value stays what it is from e = T_0 on.)
+    `eta_min + (initial_val - eta_min) * (1 + cos(pi * (e mod T_0) / T_0)) / 2` at epoch e. Release 2.10 of the original
+    keeps the value from epoch `T_0` on; torch and this class start again.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        initial_val: The value at epoch 0.
+        T_0: The number of epochs of one fall, at least 1.
+        T_mult: The factor between the lengths of two falls. Only 1 is supported.
+        eta_min: The lowest value.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: `T_0` is less than 1, or `T_mult` is not 1.
     """
 
     def __init__(
@@ -280,14 +408,28 @@ class CosineAnnealingWarmRestartsScheduler(Scheduler):
         return (1 + torch.cos(progress * math.pi)) * (0.5 * (self.initial_val - self.eta_min)) + self.eta_min
 
 
-# --- The schedules that rise and fall. e = last_epoch -----------------------------------------------------------------
+# --- The schedules that rise and fall ---------------------------------------------------------------------------------
 
 
 class CyclicScheduler(Scheduler):
-    """From base to max in step_size_up steps, back in step_size_down (as many), and again; as torch.
+    """A triangle wave from `base_val` to `max_val` and back, as torch has it.
 
-    The height above base is scaled by the mode: "triangular" leaves it, "triangular2" halves it each cycle, "exp_range"
-    makes it `gamma^e` of what it was. A subclass scales it otherwise by `set_scale_fn`.
+    The height above `base_val` is scaled by the mode: "triangular" leaves it, "triangular2" halves it in each cycle,
+    "exp_range" multiplies it by `gamma^e` at epoch e. A subclass overrides `set_scale_fn` for another scale.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        base_val: The lowest value, which is also that of epoch 0.
+        max_val: The highest value.
+        step_size_up: The number of epochs of a rise, at least 1.
+        step_size_down: The number of epochs of a fall, at least 1; None: `step_size_up`.
+        mode: "triangular", "triangular2" or "exp_range".
+        gamma: The factor for each epoch in mode "exp_range".
+        scale_mode: Whether the scale is a function of the "cycle" or of the "iterations".
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: A step size is less than 1, or a mode is unknown.
     """
 
     def __init__(
@@ -322,7 +464,11 @@ class CyclicScheduler(Scheduler):
         return self.base_val
 
     def set_scale_fn(self) -> Callable[[torch.Tensor], torch.Tensor | float]:
-        """The function of the number of the cycle (from 1) or, with scale_mode "iterations", of the epoch."""
+        """Returns the function of the cycle's number (from 1), or of the epoch if `scale_mode` is "iterations".
+
+        Raises:
+            ValueError: The mode is unknown.
+        """
         match self.mode:
             case "triangular":
                 return lambda cycle: 1.0
@@ -344,10 +490,24 @@ class CyclicScheduler(Scheduler):
 
 
 class OneCycleScheduler(Scheduler):
-    """Up from initial to max in the first pct_start of the total_steps, down to `min = initial / final_div_factor`.
+    """One rise from `initial_val` to `max_val`, then one fall to `initial_val / final_div_factor`, as torch has it.
 
-    With three_phase down to initial first, in as many steps as it went up, and to min in the rest. anneal_strategy:
-    "cos" or "linear", the way from one to the next. Phases end where those of torch do; then the value stays at min.
+    With `three_phase` the fall to `initial_val` takes as many steps as the rise, and the rest of the steps fall to the
+    last value. The value stays there after `total_steps`.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        initial_val: The value at epoch 0.
+        max_val: The highest value.
+        total_steps: The number of steps of the cycle, at least 1.
+        pct_start: The share of the steps in which the value rises, from 0 to 1.
+        final_div_factor: `initial_val` divided by the last value.
+        three_phase: Whether the fall has two phases.
+        anneal_strategy: The form of each phase: "cos" or "linear".
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: `total_steps` is less than 1, `pct_start` is not in [0, 1], or the strategy is unknown.
     """
 
     def __init__(
@@ -397,21 +557,28 @@ class OneCycleScheduler(Scheduler):
         return (1 + torch.cos(progress * math.pi)) * ((start - stop) / 2) + stop
 
 
-# --- The schedules that a subclass completes with functions of the epoch. e = last_epoch ------------------------------
-
+# --- The schedules that a subclass completes with functions of the epoch ----------------------------------------------
 
 Function = Callable[[torch.Tensor], torch.Tensor | float]
 
 
 class LambdaScheduler(Scheduler):
-    """The product of `initial * f(e)`, for each function f that `set_value_lambda` returns."""
+    """The product of `initial_val * f(e)` over the functions f that `set_value_lambda` returns, at epoch e.
+
+    A subclass overrides `set_value_lambda`.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        initial_val: The factor of each function.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, initial_val: float, param_group_tags: Tags = None) -> None:
         self.initial_val = initial_val
         super().__init__(optimizer, None, param_group_tags=param_group_tags)
 
     def set_value_lambda(self) -> Sequence[Function]:
-        """To be overridden. The functions get the epoch as a tensor (int64, rank 0)."""
+        """Returns the functions of the epoch (int64, rank 0). To be overridden."""
         return [lambda epoch: epoch / 30, lambda epoch: torch.pow(0.95, epoch.to(torch.float32))]
 
     def _get_closed_form(self) -> torch.Tensor:
@@ -422,7 +589,16 @@ class LambdaScheduler(Scheduler):
 
 
 class MultiplicativeScheduler(Scheduler):
-    """`initial * coefficient^e`; a subclass may compute the coefficient from e: `set_value_lambda`."""
+    """A geometric sequence: `initial_val * coefficient^e` at epoch e.
+
+    A subclass that overrides `set_value_lambda` computes the coefficient from the epoch.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        initial_val: The value at epoch 0.
+        coefficient: The factor of each epoch.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+    """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, initial_val: float, coefficient: float, param_group_tags: Tags = None
@@ -432,7 +608,7 @@ class MultiplicativeScheduler(Scheduler):
         super().__init__(optimizer, None, param_group_tags=param_group_tags)
 
     def set_value_lambda(self) -> Function:
-        """The function that gives the coefficient."""
+        """Returns the function of the epoch that gives the coefficient."""
         return lambda epoch: float(self.coefficient)
 
     def _get_closed_form(self) -> torch.Tensor:
@@ -444,7 +620,20 @@ class MultiplicativeScheduler(Scheduler):
 
 
 class SequentialScheduler(CompositeScheduler):
-    """schedulers[i] up to milestones[i] (exclusive), then the next, which starts at its own epoch 0 there."""
+    """Schedules that follow each other: `schedulers[i]` before epoch `milestones[i]`, then the next one.
+
+    Each schedule starts at its own epoch 0.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        schedulers: The schedules, all of this optimizer. They are no longer stepped on their own.
+        milestones: The epochs at which the next schedule begins, increasing, one fewer than schedules.
+        last_epoch: The epoch before the first one.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: The numbers do not fit, `milestones` decreases, or a schedule has another optimizer.
+    """
 
     _milestones = Renamed("milestones")
 
@@ -481,7 +670,18 @@ class SequentialScheduler(CompositeScheduler):
 
 
 class PiecewiseConstantScheduler(SequentialScheduler):
-    """vals[i] up to milestones[i] (exclusive), then the next. constant_cls: the class that makes a constant of each."""
+    """Constants that follow each other: `vals[i]` before epoch `milestones[i]`, then the next one.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        constant_cls: The class of the constant schedules.
+        vals: The values.
+        milestones: The epochs at which the next value begins, increasing, one fewer than values.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: The numbers do not fit, or `milestones` decreases.
+    """
 
     def __init__(
         self,
@@ -499,7 +699,15 @@ class PiecewiseConstantScheduler(SequentialScheduler):
 
 
 class ChainedScheduler(CompositeScheduler):
-    """The first schedule's value, times `value / initial value` of each other one."""
+    """The value of the first schedule, multiplied by `value / initial_val` of each other one.
+
+    Args:
+        schedulers: The schedules, all of one optimizer. They are no longer stepped on their own.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: The list is empty, optimizers differ, or a schedule after the first has no initial value.
+    """
 
     def __init__(self, schedulers: list[Scheduler], param_group_tags: Tags = None) -> None:
         if not schedulers:
@@ -526,7 +734,18 @@ class ChainedScheduler(CompositeScheduler):
 
 
 class ScalePerParamScheduler(CompositeScheduler):
-    """The scheduler's value, for each parameter group times its "adjust_learning_rate" (1 where it has none)."""
+    """A schedule whose value is multiplied, for each parameter group, by the group's "adjust_learning_rate".
+
+    A group without that key has the factor 1.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        scheduler: The schedule to scale, of this optimizer.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: The schedule has another optimizer, or scales groups itself.
+    """
 
     has_values_of_groups = True
     _scalars_name: ClassVar[str] = "adjustment_scalars"  # by which they are saved

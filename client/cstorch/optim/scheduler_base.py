@@ -1,7 +1,10 @@
-"""The base class of every schedule, and of those that are made of schedules."""
+"""The base classes of schedules, and the maker of the classes that are made from a table."""
 
+import inspect
+import re
+import types
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import torch
@@ -12,33 +15,30 @@ from cstorch._internal.tracing.context import is_tracing, repeat
 from cstorch.core.closures import step_closure
 from cstorch.optim.optimizer import Optimizer
 
-# --- The base class of every schedule ---------------------------------------------------------------------------------
-
-
 Tags = str | list[str | None] | None
 
-# In the saved state of the real system, of this release or of older ones, and computed anew here.
+# Saved by the real system, of this release or of older ones, and computed again here.
 _NOT_LOADED: Final = frozenset(
     {"_get_called_within_step", "_get_lr_called_within_step", "_last_lr", "_last_value", "_step_count", "base_lrs"}
 )
 
 
 class Scheduler(ABC):
-    """Computes one setting of an optimizer's parameter groups from `last_epoch`, in tensor operations only.
+    """The base class of schedules: one setting of an optimizer's parameter groups, as a tensor computed from the epoch.
 
-    `last_epoch` (int64, rank 0) is state: a traced step advances it and evaluates the closed form inside the graph. The
-    t-th update (from 0) uses the value for epoch t, whether `step` is called before or after it was evaluated by hand:
-    the optimizer evaluates its schedules at the beginning of its own step.
+    `last_epoch` (int64, rank 0) is state: a traced step advances it and evaluates the formula inside the graph. The
+    t-th update (from 0) uses the value of epoch t, whether `step` is called before or after the optimizer's own step.
+    A subclass overrides `param_group_key` and `_get_closed_form`. Used by one thread.
 
-    optimizer: a `cstorch.optim.Optimizer`.
-    total_iters: the number of steps that the schedule is made for.
-    last_epoch: the last epoch that has been; the constructor goes on to the next.
-    param_group_tags: only groups whose "tags" have one of these are written, None among them for groups without; None:
-        all groups.
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        total_iters: The number of steps that the schedule is made for; None: no end.
+        last_epoch: The epoch before the first one.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
 
     Raises:
-        TypeError: the optimizer is another.
-        ValueError: a tag is given twice, or no group has one.
+        TypeError: The optimizer is none of `cstorch.optim`.
+        ValueError: A tag is given twice, or no group has one.
     """
 
     has_values_of_groups: ClassVar[bool] = False  # whether groups get different values
@@ -72,46 +72,50 @@ class Scheduler(ABC):
         """The value for `self.last_epoch` (rank 0, float32), without Python decisions on tensors."""
 
     def get(self) -> torch.Tensor:
-        """The value for the current epoch."""
+        """Returns the value for the current epoch (rank 0, float32)."""
         with torch.no_grad():
             return self._get_closed_form()
 
     def step(self) -> None:
-        """Go on to the next epoch. To be called once in every traced step."""
+        """Advances to the next epoch and writes its value. To be called once in every traced step."""
         self.increment_last_epoch()
         self.update_last_value()
 
     def increment_last_epoch(self) -> None:
-        """Add one to the counter, without evaluating."""
+        """Adds one to the counter, without evaluating the formula."""
         self._advance(1)
 
     def _advance(self, by: int | torch.Tensor) -> None:
         self.last_epoch.add_(by)
 
     def update_last_value(self) -> None:
-        """Evaluate, write the groups, and have the number in them when the step has run."""
+        """Evaluates the formula and writes the groups; after a traced step has run they hold numbers."""
         value = self.get()
         repeat(lambda: self.update_groups(value))
         step_closure(self.update_groups)(value)
 
     def write_to_groups(self) -> None:
-        """Write the value for the current epoch into the groups, as a tensor of the step."""
+        """Writes the value for the current epoch into the groups, as a tensor of the step."""
         value = self.get()
         repeat(lambda: self.update_groups(value))
 
     def update_groups(self, value: torch.Tensor) -> None:
-        """Write a value into the groups of this schedule."""
+        """Writes a value into the groups of this schedule.
+
+        Args:
+            value: The value, of rank 0.
+        """
         self._last_value = [value]
         for group in self.optimizer.param_groups:
             if self._applies_to(group):
                 group[self.param_group_key] = self._value_for(group, value)
 
     def _value_for(self, group: Mapping[str, Any], value: Any) -> Any:
-        """What a group gets where the schedule has a value: the same."""
+        """Returns the value of one group: here the schedule's own."""
         return value
 
     def get_last_value(self) -> Any:
-        """The value of the last epoch evaluated: a number; a tensor in a traced step, and behind it in the loop."""
+        """Returns the value evaluated last: a number, or a tensor within a traced step and after it in the loop."""
         value = self._last_value[0]
         return value if is_tracing() or is_of_step(value) else float(value)
 
@@ -123,7 +127,7 @@ class Scheduler(ABC):
         return not own.isdisjoint(self.param_group_tags)
 
     def state_dict(self) -> dict[str, Any]:
-        """The counter and the settings, by the names that the real system saves them by."""
+        """Returns the counter and the settings, under the names in which the real system saves them."""
         names = {kept: name for name, kept in self._other_names().items()}
         own = {name: value for name, value in vars(self).items() if name != "optimizer" and not name.startswith("_")}
         return {
@@ -134,10 +138,13 @@ class Scheduler(ABC):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over the counter and the settings. The counter keeps its identity.
+        """Loads the counter and the settings. The counter stays the same tensor.
 
-        A setting may have the name that it has of this schedule, or the general one (`end_learning_rate`, `end_val`).
-        Raises ValueError, and changes nothing, where one is of another schedule, or there is no counter.
+        Args:
+            state_dict: A saved state. Its names are this schedule's (`end_learning_rate`) or general (`end_val`).
+
+        Raises:
+            ValueError: A setting is none of this schedule, or there is no counter; nothing is changed.
         """
         settings = {name: value for name, value in state_dict.items() if name not in _NOT_LOADED}
         names = self._other_names()
@@ -156,13 +163,13 @@ class Scheduler(ABC):
 
     @classmethod
     def _other_names(cls) -> dict[str, str]:
-        """The attributes that keep the settings, by the other names that these have."""
+        """Returns the attributes that keep the settings, by the other names of the settings."""
         found = (attribute for kind in cls.__mro__ for attribute in vars(kind).items())
         return {name: attribute.name for name, attribute in found if isinstance(attribute, Renamed)}
 
 
 class Renamed(property):
-    """An attribute of a schedule by another name, by which it is saved."""
+    """An attribute of a schedule under another name, in which it is saved."""
 
     def __init__(self, name: str) -> None:
         super().__init__(self._read, self._write)
@@ -176,7 +183,7 @@ class Renamed(property):
 
 
 def own_optimizer(optimizer: torch.optim.Optimizer, scheduler: Scheduler) -> Optimizer:
-    """The same. TypeError unless it is one of ours: torch's own read the learning rate as a number."""
+    """Returns the optimizer. Raises TypeError unless it is one of ours: torch's own read the rate as a number."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"{type(scheduler).__name__} takes a cstorch.optim.Optimizer, not {type(optimizer).__name__}: "
@@ -195,16 +202,26 @@ def _tags(tags: Tags) -> set[str | None] | None:
 
 
 def check_positive(name: str, value: int) -> None:
-    """ValueError unless it is at least 1."""
+    """Raises ValueError unless the value is at least 1."""
     if value < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")
 
 
-# --- The base class of schedules that are made of schedules -----------------------------------------------------------
+# --- Schedules made of schedules --------------------------------------------------------------------------------------
 
 
 class CompositeScheduler(Scheduler):
-    """Computes its value from those of other schedules, which only count and compute from then on."""
+    """The base class of schedules whose value is computed from others, which no longer write groups themselves.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        schedulers: The other schedules, all of this optimizer.
+        last_epoch: The epoch before the first one.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Raises:
+        ValueError: A schedule has another optimizer, or scales the groups itself.
+    """
 
     def __init__(
         self,
@@ -244,3 +261,95 @@ class CompositeScheduler(Scheduler):
         for scheduler, part in zip(self._schedulers, parts, strict=True):
             scheduler.load_state_dict(part)
         super().load_state_dict(own)
+
+
+# --- Classes of schedules that are made from a table ------------------------------------------------------------------
+
+
+def derived(
+    form: type[Scheduler],
+    base: type[Scheduler],
+    name: str,
+    module: str,
+    *,
+    names: Mapping[str, str] | None = None,
+    unkept: Mapping[str, str] | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    annotations: Mapping[str, Any] | None = None,
+    members: Mapping[str, Any] | None = None,
+) -> type[Any]:
+    """Makes the class that has the formula of one schedule and writes the setting of another.
+
+    The module must bind the class under its own name, so that it can be pickled.
+
+    Args:
+        form: The class with the formula.
+        base: The class with the setting.
+        name: The name of the new class.
+        module: The module that binds it: `__name__`.
+        names: The parameters of the form that have another name, which is also that of the attribute and in states.
+        unkept: The same for parameters that the form does not keep as attributes.
+        fixed: The parameters of the form that are given here and are none of the new class.
+        annotations: The parameters whose type is not that of the form.
+        members: More members of the class.
+
+    Returns:
+        A class with the bases `form` and `base`, the form's docstring, and a signature of its own.
+    """
+    fixed, annotations = fixed or {}, annotations or {}
+    form_parameters = inspect.signature(form.__init__).parameters
+    kept = {general: own for general, own in (names or {}).items() if general in form_parameters}
+    own_names = {**kept, **(unkept or {})}
+    general_names = {own: general for general, own in own_names.items()}
+    parameters = [
+        parameter.replace(
+            name=own_names.get(general, general), annotation=annotations.get(general, parameter.annotation)
+        )
+        for general, parameter in form_parameters.items()
+        if general not in fixed
+    ]
+    signature = inspect.Signature(parameters, return_annotation=None)
+
+    def __init__(self: Scheduler, *args: Any, **kwargs: Any) -> None:
+        given = bound(signature, self, args, kwargs)
+        # By its name, not by super(): a subclass's MRO puts its own classes before the form.
+        form.__init__(self, **{general_names.get(own, own): value for own, value in given.items()}, **fixed)
+
+    text = re.sub(
+        r"\w+", lambda word: own_names.get(word[0], word[0]), _without(fixed, inspect.cleandoc(form.__doc__ or ""))
+    )
+    namespace = {
+        **{own: Renamed(general) for general, own in kept.items()},
+        **(members or {}),
+        "__init__": with_signature(__init__, signature, name, module),
+        "__doc__": text,
+        "__module__": module,
+    }
+    return types.new_class(name, (form, base), exec_body=lambda body: body.update(namespace))
+
+
+def bound(
+    signature: inspect.Signature, schedule: Scheduler, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the arguments of a constructor by name, without `self`. Raises TypeError, as a call does."""
+    try:
+        given = signature.bind(schedule, *args, **kwargs).arguments
+    except TypeError as error:
+        raise TypeError(f"{type(schedule).__name__}: {error}") from None
+    return {name: value for name, value in given.items() if name != "self"}
+
+
+def with_signature(function: Any, signature: inspect.Signature, owner: str, module: str) -> Any:
+    """Returns the constructor of a made class, with the signature, annotations and names that a written one has."""
+    function.__signature__ = signature
+    function.__annotations__ = {name: each.annotation for name, each in signature.parameters.items() if name != "self"}
+    function.__annotations__["return"] = None
+    function.__module__, function.__qualname__ = module, f"{owner}.__init__"
+    return function
+
+
+def _without(parameters: Iterable[str], text: str) -> str:
+    """Returns a docstring without the entries of these parameters."""
+    for name in parameters:
+        text = re.sub(rf"^    {name}:.*\n(        .*\n)*", "", text, flags=re.MULTILINE)
+    return text

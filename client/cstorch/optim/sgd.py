@@ -8,9 +8,27 @@ from cstorch.optim.optimizer import ParamsT, UpdateRule, check_not_negative, reg
 
 
 class SGD(UpdateRule):
-    """`p -= lr * g`, with momentum `p -= lr * buf` where `buf = momentum * buf + (1 - dampening) * g`.
+    """Stochastic gradient descent, with or without momentum.
 
-    The buffer starts at zero, so dampening counts on the first step too (torch starts it at the first gradient).
+    For a parameter p with the gradient g: `p = p - lr * g`. With momentum::
+
+        b = momentum * b + (1 - dampening) * g
+        p = p - lr * (g + momentum * b if nesterov else b)
+
+    b starts at zero, so dampening counts in the first update too; torch starts it at the first gradient. State:
+    `momentum_buffer` (b) with momentum.
+
+    Args:
+        params: The parameters, or groups of them: dictionaries with "params" and settings of their own.
+        lr: The learning rate, not negative. It is needed.
+        momentum: The decay of b, not negative; 0: no momentum.
+        dampening: The share of g that is left out of b.
+        weight_decay: The L2 penalty: `weight_decay * p` is added to g. Not negative.
+        nesterov: Whether the step looks one momentum ahead.
+        maximize: Whether to maximize the loss: g is negated.
+
+    Raises:
+        ValueError: A setting is out of range, or nesterov comes without momentum or with dampening.
     """
 
     def __init__(
@@ -37,7 +55,7 @@ class SGD(UpdateRule):
         super().__init__(params, defaults)
 
     def preinitialize(self) -> None:
-        """Make `momentum_buffer` for the parameters that have momentum."""
+        """Makes `momentum_buffer` for the parameters that have momentum."""
         for group in self.param_groups:
             if group["momentum"] == 0:
                 continue
@@ -45,7 +63,7 @@ class SGD(UpdateRule):
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
     def state_names_to_sparsify(self) -> list[str]:
-        """The momentum."""
+        """Returns the names of the momentum."""
         return ["momentum_buffer"]
 
     def update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> None:

@@ -1,9 +1,9 @@
 """Weight decay schedules: the forms of cstorch.optim.scheduler, writing `group["weight_decay"]`.
 
-Each has the arguments of its form; e = last_epoch, T = total_iters.
+Each has the formula and the parameters of its form.
 """
 
-import torch
+from typing import Any
 
 from cstorch.optim.scheduler import (
     ChainedScheduler,
@@ -27,7 +27,7 @@ from cstorch.optim.scheduler import (
     SequentialScheduler,
     StepScheduler,
 )
-from cstorch.optim.scheduler_base import Tags
+from cstorch.optim.scheduler_base import derived
 
 __all__ = [
     "ChainedScheduler",
@@ -74,7 +74,14 @@ __all__ = [
 
 
 class WeightDecayScheduler(Scheduler):
-    """A schedule of the weight decay. A subclass gives the whole schedule as a tensor: `_get_closed_form`."""
+    """The base class of weight decay schedules. A subclass overrides `_get_closed_form`.
+
+    Args:
+        optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
+        total_iters: The number of steps that the schedule is made for; None: no end.
+        last_epoch: The epoch before the first one.
+        param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+    """
 
     @property
     def param_group_key(self) -> str:
@@ -82,100 +89,30 @@ class WeightDecayScheduler(Scheduler):
         return "weight_decay"
 
 
-class ConstantWD(ConstantScheduler, WeightDecayScheduler):
-    """val, always."""
+# --- The weight decay schedules, from the forms -----------------------------------------------------------------------
 
 
-class PolynomialWD(PolynomialScheduler, WeightDecayScheduler):
-    """`(initial - end) * (1 - e / T)^power + end`, and end from T on."""
+def _wd(form: type[Scheduler], **more: Any) -> type[Any]:
+    """Returns the weight decay schedule of a form. The stub file, by docs/schedule_stubs.py, has its type."""
+    return derived(form, WeightDecayScheduler, form.__name__.replace("Scheduler", "WD"), __name__, **more)
 
 
-class LinearWD(LinearScheduler, WeightDecayScheduler):
-    """From initial to end in T equal steps, then end."""
-
-
-class ExponentialWD(ExponentialScheduler, WeightDecayScheduler):
-    """`initial * decay_rate^(e / T)`."""
-
-
-class InverseExponentialTimeDecayWD(InverseExponentialTimeDecayScheduler, WeightDecayScheduler):
-    """`initial / (1 + decay_rate * e^step_exponent / T)`."""
-
-
-class InverseSquareRootDecayWD(InverseSquareRootDecayScheduler, WeightDecayScheduler):
-    """`initial * scale / sqrt(max(warmup_steps, e))`."""
-
-
-class CosineDecayWD(CosineDecayScheduler, WeightDecayScheduler):
-    """`end + (initial - end) * (1 + cos(pi * min(e, T) / T)) / 2`."""
-
-
-class CosineAnnealingWD(CosineAnnealingScheduler, WeightDecayScheduler):
-    """`eta_min + (initial - eta_min) * (1 + cos(pi * e / T_max)) / 2`."""
-
-
-class CosineAnnealingWarmRestartsWD(CosineAnnealingWarmRestartsScheduler, WeightDecayScheduler):
-    """`eta_min + (initial - eta_min) * (1 + cos(pi * (e mod T_0) / T_0)) / 2`."""
-
-
-class CyclicWD(CyclicScheduler, WeightDecayScheduler):
-    """From base to max and back, again and again."""
-
-
-class OneCycleWD(OneCycleScheduler, WeightDecayScheduler):
-    """Up to max once, and down to `initial / final_div_factor`."""
-
-
-class StepWD(StepScheduler, WeightDecayScheduler):
-    """`initial * gamma^floor(e / step_size)`."""
-
-
-class MultiStepWD(MultiStepScheduler, WeightDecayScheduler):
-    """`initial * gamma^n`, n the number of milestones that are at most e."""
-
-
-class LambdaWD(LambdaScheduler, WeightDecayScheduler):
-    """The product of `initial * f(e)`, for each function f that `set_value_lambda` returns."""
-
-
-class MultiplicativeWD(MultiplicativeScheduler, WeightDecayScheduler):
-    """`initial * coefficient^e`."""
-
-
-class SequentialWD(SequentialScheduler, WeightDecayScheduler):
-    """schedulers[i] up to milestones[i] (exclusive), then the next from its own epoch 0."""
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        schedulers: list[WeightDecayScheduler],
-        milestones: list[int],
-        last_epoch: int = -1,
-        param_group_tags: Tags = None,
-    ) -> None:
-        super().__init__(optimizer, [*schedulers], milestones, last_epoch, param_group_tags)
-
-
-class ChainedWD(ChainedScheduler, WeightDecayScheduler):
-    """The first schedule's value, times `value / initial value` of each other one."""
-
-    def __init__(self, schedulers: list[WeightDecayScheduler], param_group_tags: Tags = None) -> None:
-        super().__init__([*schedulers], param_group_tags)
-
-
-class ScalePerParamWD(ScalePerParamScheduler, WeightDecayScheduler):
-    """The scheduler's value, for each parameter group times its "adjust_learning_rate" (1 where it has none)."""
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, scheduler: WeightDecayScheduler, param_group_tags: Tags = None
-    ) -> None:
-        super().__init__(optimizer, scheduler, param_group_tags)
-
-
-class PiecewiseConstantWD(PiecewiseConstantScheduler, WeightDecayScheduler):
-    """vals[i] up to milestones[i] (exclusive), then the next."""
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, vals: list[float], milestones: list[int], param_group_tags: Tags = None
-    ) -> None:
-        super().__init__(optimizer, ConstantWD, vals, milestones, param_group_tags)
+ConstantWD = _wd(ConstantScheduler)
+PolynomialWD = _wd(PolynomialScheduler)
+LinearWD = _wd(LinearScheduler)
+ExponentialWD = _wd(ExponentialScheduler)
+StepWD = _wd(StepScheduler)
+MultiStepWD = _wd(MultiStepScheduler)
+InverseExponentialTimeDecayWD = _wd(InverseExponentialTimeDecayScheduler)
+InverseSquareRootDecayWD = _wd(InverseSquareRootDecayScheduler)
+CosineDecayWD = _wd(CosineDecayScheduler)
+CosineAnnealingWD = _wd(CosineAnnealingScheduler)
+CosineAnnealingWarmRestartsWD = _wd(CosineAnnealingWarmRestartsScheduler)
+CyclicWD = _wd(CyclicScheduler)
+OneCycleWD = _wd(OneCycleScheduler)
+LambdaWD = _wd(LambdaScheduler)
+MultiplicativeWD = _wd(MultiplicativeScheduler)
+SequentialWD = _wd(SequentialScheduler, annotations={"schedulers": list[WeightDecayScheduler]})
+PiecewiseConstantWD = _wd(PiecewiseConstantScheduler, fixed={"constant_cls": ConstantWD})
+ChainedWD = _wd(ChainedScheduler, annotations={"schedulers": list[WeightDecayScheduler]})
+ScalePerParamWD = _wd(ScalePerParamScheduler, annotations={"scheduler": WeightDecayScheduler})

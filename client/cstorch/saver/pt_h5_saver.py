@@ -1,4 +1,4 @@
-"""PyTorchH5Saver: what `cstorch.save` and `cstorch.load` do, as methods; and one tensor of a checkpoint by its name."""
+"""PyTorchH5Saver: `cstorch.save` and `cstorch.load` as methods, and one tensor of a checkpoint by its name."""
 
 import os
 import pathlib
@@ -20,41 +20,68 @@ class FormatVersion(float):
 
     @property
     def ckpt_version(self) -> float:
-        """The number, as release 2.1 asks for it."""
+        """The number, under the name of release 2.1."""
         return float(self)
 
 
 class PyTorchH5Saver:
     """Saves and loads checkpoints. The name of a tensor is its path in the tree, joined with dots.
 
-    Files are written whole and never changed: there is no `save_tensor`.
+    Files are written whole and never changed, so there is no `save_tensor`.
 
-    **settings: of older releases; accepted.
+    Args:
+        **settings: Those of older releases; accepted without effect.
     """
 
     def __init__(self, **settings: Any) -> None:
         pass
 
     def save(self, ckpt_file: Path, state_dict: Any) -> None:
-        """cstorch.save."""
+        """Saves a checkpoint, as `cstorch.save`, and raises the same errors.
+
+        Args:
+            ckpt_file: The path of the new file.
+            state_dict: The tree.
+        """
         save(state_dict, ckpt_file)
 
     def load(self, ckpt_file: Path, map_location: Any = None) -> Any:
-        """cstorch.load."""
+        """Loads a checkpoint, as `cstorch.load`, and raises the same errors.
+
+        Args:
+            ckpt_file: The file.
+            map_location: As for `cstorch.load`.
+        """
         return load(ckpt_file, map_location)
 
     def load_tensor(self, ckpt_file: Path, tensor_name: str) -> Any:
-        """One leaf of the tree; the others are not read. Raises KeyError if there is none of this name."""
+        """Returns one leaf of the tree; the others are not read.
+
+        Args:
+            ckpt_file: The file.
+            tensor_name: The name of the leaf.
+
+        Raises:
+            KeyError: There is none of this name.
+        """
         return _leaves(ckpt_file)[tensor_name]
 
     @staticmethod
     def tensor_names(ckpt_file: Path) -> list[str]:
-        """The names of all leaves, in the order of the tree."""
+        """Returns the names of all leaves, in the order of the tree.
+
+        Args:
+            ckpt_file: The file.
+        """
         return list(_leaves(ckpt_file))
 
     @staticmethod
     def extract_version(ckpt_file: Path) -> FormatVersion | None:
-        """The format of an H5 checkpoint; files of the first format do not say, and have 0.1. None of another file."""
+        """Returns the format of an H5 checkpoint; None for another file. Files of the first format have no number: 0.1.
+
+        Args:
+            ckpt_file: The file.
+        """
         if not h5py.is_hdf5(ckpt_file):
             return None
         check_structure(pathlib.Path(ckpt_file))
@@ -63,7 +90,11 @@ class PyTorchH5Saver:
 
     @staticmethod
     def is_valid_checkpoint(file_path: Path | None) -> bool:
-        """True if the file is an H5 checkpoint that can be loaded; the tensors' bytes are not looked at."""
+        """Whether a file is an H5 checkpoint that can be loaded. The tensors' bytes are not checked.
+
+        Args:
+            file_path: The file; None: False.
+        """
         if file_path is None or not os.path.isfile(file_path) or not h5py.is_hdf5(file_path):
             return False
         try:
@@ -82,14 +113,18 @@ def _named(tree: Any) -> dict[str, Any]:
 
 
 class CheckpointReader:
-    """A checkpoint's tensors by name, read when they are asked for. Raises as cstorch.load."""
+    """The tensors of a checkpoint by name, read when they are used. Raises as `cstorch.load`.
+
+    Args:
+        checkpoint_file: The file.
+    """
 
     def __init__(self, checkpoint_file: Path) -> None:
         self._tree = load(checkpoint_file)
 
     @property
     def spec(self) -> Any:
-        """The shape of the tree, for CerebrasStateDict."""
+        """The structure of the tree, for CerebrasStateDict."""
         return pytree.tree_structure(self._tree)
 
     @property
@@ -106,5 +141,10 @@ class CerebrasStateDict(dict[str, Any]):
 
     @classmethod
     def create(cls, spec: Any, filename: Path) -> "CerebrasStateDict":
-        """Of a file. spec: the shape of the tree, which the file tells as well. Raises as cstorch.load."""
+        """Returns the tree of a file. Raises as `cstorch.load`.
+
+        Args:
+            spec: The structure of the tree; without effect, as the file has it too.
+            filename: The file.
+        """
         return cls(load(filename))

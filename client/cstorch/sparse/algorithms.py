@@ -21,10 +21,24 @@ from cstorch.sparse.schedules import (
 
 
 class Static(SparsityAlgorithm):
-    """The mask never changes. sparsity: a number; None with init_method="from_zeros".
+    """Static sparsity: the mask never changes.
 
-    All else is as SparsityAlgorithm takes it. It goes through `**kwargs`, as in the real class: scripts that make a
-    configuration class of the signature take that as leave for the settings of `configure`, such as param_filter.
+    The arguments of SparsityAlgorithm go through `**kwargs`, as in the real class: scripts that make a configuration
+    class of the signature then accept the settings of `configure` too, such as param_filter.
+
+    Args:
+        sparsity: The fraction of elements that are zero, from 0 to less than 1; None with init_method="from_zeros".
+        **kwargs: The other arguments of SparsityAlgorithm.
+
+    Raises:
+        ValueError: A setting is out of range.
+
+    Example:
+        ::
+
+            sparsity = cstorch.sparse.Static(sparsity=0.75)
+            model.apply(sparsity)
+            optimizer.apply(sparsity)
     """
 
     def __init__(self, sparsity: float | None = None, **kwargs: Any) -> None:
@@ -35,14 +49,19 @@ class Static(SparsityAlgorithm):
 
 
 class DynamicSparsityAlgorithm(SparsityAlgorithm, ABC):
-    """Subclasses say in `update_mask` what the next mask is.
+    """The base class of algorithms whose masks change. A subclass computes the next mask in `update_mask`.
 
-    The masks and `step` (int64, rank 0: optimizer steps so far) are loop-carried state. A mask is computed in every
-    step, and taken where the step is one of `update`. In others it is asked for sparsity 1, which costs little.
+    The masks and `step` (int64, rank 0: optimizer steps so far) are state of the step. A mask is computed in every
+    step, and taken if the step is one of `update`. In the other steps it is computed for sparsity 1, which costs
+    little.
 
-    sparsity: as in SparsityAlgorithm; the first mask has that of step 0.
-    update: {"freq", "start", "stop"}, {"steps"}, a function of the step, or None for every step.
-    **kwargs: as in Static.
+    Args:
+        sparsity: The fraction of elements that are zero, or a schedule. The first mask has that of step 0.
+        update: The steps that update masks: {"freq", "start", "stop"}, {"steps"}, or a function of the step; None: all.
+        **kwargs: The other arguments of SparsityAlgorithm.
+
+    Raises:
+        ValueError: A setting is out of range, or there is no sparsity.
     """
 
     def __init__(
@@ -59,10 +78,16 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm, ABC):
 
     @abstractmethod
     def update_mask(self, p: torch.Tensor, mask: torch.Tensor, sparsity: torch.Tensor) -> torch.Tensor:
-        """The next mask of a parameter (bool), in tensor operations only."""
+        """Returns the next mask of a parameter (bool), in tensor operations only.
+
+        Args:
+            p: The parameter.
+            mask: The present mask, bool, of its shape.
+            sparsity: The fraction of elements that are to be zero (float32, rank 0).
+        """
 
     def schedules(self) -> list[HyperParameterSchedule]:
-        """All that it has."""
+        """Returns all schedules of the algorithm."""
         assert self._schedule is not None
         return [self._schedule]
 
@@ -85,7 +110,11 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm, ABC):
         super().update(optimizer)
 
     def prepare_update(self, is_update_step: torch.Tensor) -> None:
-        """Called once before the masks of all parameters are updated."""
+        """Is called once in each step, before the masks of all parameters are updated.
+
+        Args:
+            is_update_step: Whether the step updates masks (bool, rank 0).
+        """
 
     def _update_one(self, sparse: SparseParameter, sparsity: torch.Tensor, is_update_step: torch.Tensor) -> None:
         asked = torch.where(is_update_step, sparsity, 1.0)
@@ -116,7 +145,16 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm, ABC):
 
 
 class GMP(DynamicSparsityAlgorithm):
-    """Gradual magnitude pruning: the weights of largest magnitude stay, as many as the schedule leaves."""
+    """Gradual magnitude pruning: the weights of largest magnitude stay, as many as the schedule leaves.
+
+    Args:
+        sparsity: The fraction of elements that are zero, or a schedule. The first mask has that of step 0.
+        update: The steps that update masks: {"freq", "start", "stop"}, {"steps"}, or a function of the step; None: all.
+        **kwargs: The other arguments of SparsityAlgorithm.
+
+    Raises:
+        ValueError: A setting is out of range, or there is no sparsity.
+    """
 
     def update_mask(self, p: torch.Tensor, mask: torch.Tensor, sparsity: torch.Tensor) -> torch.Tensor:
         return keep_highest(p.abs(), sparsity)
@@ -125,7 +163,12 @@ class GMP(DynamicSparsityAlgorithm):
 class SET(DynamicSparsityAlgorithm):
     """Sparse evolutionary training: the smallest connections are dropped, and random ones grow, from zero.
 
-    drop_fraction: of the connections that there are; a number or a schedule.
+    Args:
+        drop_fraction: The fraction of the connections that is dropped; a number or a schedule.
+        **kwargs: The arguments of DynamicSparsityAlgorithm.
+
+    Raises:
+        ValueError: A setting is out of range, or there is no sparsity.
     """
 
     def __init__(self, drop_fraction: ScheduleLike = 0.3, **kwargs: Any) -> None:
@@ -156,9 +199,23 @@ class SET(DynamicSparsityAlgorithm):
 
 
 class RigL(SET):
-    """Rigging the lottery: as SET, but those connections grow whose gradient is largest in magnitude.
+    """Rigging the lottery: as SET, but the connections grow whose gradients are largest in magnitude.
 
-    balance_in_groups, balance_out_groups: divide the input or the output channels in so many groups of equal sparsity.
+    Args:
+        drop_fraction: The fraction of the connections that is dropped; a number or a schedule.
+        balance_in_groups: The number of groups of input channels with equal sparsity; None: one.
+        balance_out_groups: The number of groups of output channels with equal sparsity; excludes `balance_in_groups`.
+        **kwargs: The arguments of DynamicSparsityAlgorithm.
+
+    Raises:
+        ValueError: A setting is out of range, there is no sparsity, or both balances are given.
+
+    Example:
+        ::
+
+            sparsity = cstorch.sparse.RigL(sparsity=0.9, update={"freq": 100})
+            model.apply(sparsity)
+            optimizer.apply(sparsity)
     """
 
     def __init__(

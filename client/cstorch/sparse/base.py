@@ -1,4 +1,4 @@
-"""The base class of every sparsity algorithm: finds parameters, keeps their masks, and holds the pruned at zero."""
+"""The base class of sparsity algorithms: it finds parameters, keeps their masks, and holds pruned elements at zero."""
 
 import sys
 from collections import OrderedDict
@@ -24,13 +24,23 @@ _NOT_SPARSE = ("embedding", "norm", "lm_head", "pe_helper")
 
 
 def default_sparse_param_filter(name: str, param: torch.Tensor) -> bool:
-    """Whether a parameter becomes sparse where nothing else is said: a matrix or more, and no embedding or norm."""
+    """Whether a parameter becomes sparse by default: it has at least two dimensions, and is no embedding or norm.
+
+    Args:
+        name: The path of the parameter in the model.
+        param: The parameter.
+    """
     return param.dim() > 1 and not any(word in name.lower() for word in _NOT_SPARSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseParameter:
-    """A parameter with a mask. name: its path in the model that was made sparse."""
+    """A parameter with a mask.
+
+    Args:
+        module: The module that owns the parameter.
+        name: The path of the parameter in the model that was made sparse.
+    """
 
     module: nn.Module
     name: str
@@ -50,20 +60,29 @@ class SparseParameter:
         return self.name.rpartition(".")[2]
 
     def prune(self, tensor: torch.Tensor) -> None:
-        """Sets the pruned elements of a tensor of the parameter's shape to zero."""
+        """Sets the pruned elements of a tensor to zero.
+
+        Args:
+            tensor: A tensor of the parameter's shape.
+        """
         tensor.copy_(torch.where(self.mask, tensor, 0.0))
 
 
 class SparsityAlgorithm:
-    """Keeps some parameters of a model sparse.
+    """The base class of sparsity algorithms, which keep some parameters of a model sparse.
 
-    Give it to `model.apply`, which makes the masks and zeroes what they prune, and then to `optimizer.apply`: from then
-    on each update is followed by `update`, gradients are masked before it, and pruned elements of the weights and of
-    the optimizer's `state_names_to_sparsify` are exactly zero after it. The forward pass reads the zeroed weights.
+    `model.apply(algorithm)` makes the masks and zeroes what they prune; then comes `optimizer.apply(algorithm)`. From
+    then on each update is followed by `update`, gradients are masked before it, and pruned elements of the weights and
+    of the optimizer's `state_names_to_sparsify` are exactly zero after it. The forward pass reads the zeroed weights.
 
-    sparsity: the fraction of elements that are zero, or a schedule; None where the first mask says it.
-    init_method: "random", "topk" (largest magnitudes stay), "from_zeros" (what is zero is pruned), "checkerboard", or a
-        function that returns the mask.
+    Args:
+        sparsity: The fraction of elements that are zero, from 0 to less than 1, or a schedule; None with
+            init_method="from_zeros".
+        init_method: The first mask: "random", "topk" (largest magnitudes stay), "from_zeros" (what is zero is pruned),
+            "checkerboard", or a function that returns the mask.
+
+    Raises:
+        ValueError: A setting is out of range.
     """
 
     def __init__(self, sparsity: ScheduleLike | None = None, init_method: str | InitMethod = "random") -> None:
@@ -80,7 +99,7 @@ class SparsityAlgorithm:
 
     @property
     def num_sparse_params(self) -> int:
-        """How many parameters are sparse."""
+        """The number of sparse parameters."""
         return len(self._sparse_params)
 
     @property
@@ -89,13 +108,20 @@ class SparsityAlgorithm:
         return {sparse.name: self._schedule for sparse in self._sparse_params}
 
     def __call__(self, obj: Any) -> None:
-        """What `model.apply` and `optimizer.apply` call."""
+        """Makes the argument of `model.apply` or `optimizer.apply` sparse."""
         # Module.apply calls this for each submodule first, but names are those in the module that it was asked of.
         if not isinstance(obj, nn.Module) or outermost_applied(self, obj) is obj:
             self.apply(obj)
 
     def apply(self, obj: Any) -> None:
-        """Makes a model or an optimizer sparse. TypeError for anything else."""
+        """Makes a model or an optimizer sparse.
+
+        Args:
+            obj: The model or the optimizer.
+
+        Raises:
+            TypeError: It is neither.
+        """
         if isinstance(obj, CompiledModel):
             obj = obj.module
         if isinstance(obj, nn.Module):
@@ -106,7 +132,11 @@ class SparsityAlgorithm:
             raise TypeError(f"sparsity is applied to a module or an optimizer, not to {type(obj).__name__}")
 
     def sparsify_module(self, module: nn.Module) -> None:
-        """Makes the parameters sparse that `default_sparse_param_filter` chooses, unless they have a mask."""
+        """Makes parameters of a model sparse, unless they have a mask.
+
+        Args:
+            module: The model.
+        """
         for owner, name, parameter in dense_parameters(module):
             if default_sparse_param_filter(name, parameter):
                 self.sparsify_parameter(owner, name, parameter)
@@ -114,7 +144,13 @@ class SparsityAlgorithm:
     def sparsify_parameter(self, module: nn.Module, name: str, param: torch.Tensor) -> None:
         """Makes one parameter sparse.
 
-        module: the module that owns it. name: its path in the model.
+        Args:
+            module: The module that owns the parameter.
+            name: The path of the parameter in the model.
+            param: The parameter.
+
+        Raises:
+            ValueError: The mask of `init_method` is none of this parameter.
         """
         shaper = self._shaper()
         shaper.check(name, param)
@@ -135,7 +171,7 @@ class SparsityAlgorithm:
         )
 
     def _shaper(self) -> ScoreShaper:
-        """The groups of a weight that are balanced."""
+        """Returns the groups of a weight that are balanced."""
         return WHOLE
 
     def _first_sparsity(self, param: torch.Tensor) -> torch.Tensor:
@@ -143,14 +179,22 @@ class SparsityAlgorithm:
         return step.float() if self._schedule is None else self._schedule(step, step != 0)
 
     def prune_weight(self, sparse_param: SparseParameter) -> None:
-        """Sets the pruned elements of a parameter to zero."""
+        """Sets the pruned elements of a parameter to zero.
+
+        Args:
+            sparse_param: The parameter.
+        """
         with torch.no_grad():
             sparse_param.prune(sparse_param.param)
 
     def sparsify_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Has an optimizer mask gradients, and update and apply the masks after each of its steps.
+        """Makes an optimizer mask gradients before each step, and update and apply the masks after it.
 
-        Raises ValueError if there is no sparse parameter in it, or if there is another optimizer already.
+        Args:
+            optimizer: The optimizer.
+
+        Raises:
+            ValueError: The optimizer has no sparse parameter, or the algorithm has another optimizer already.
         """
         if self._optimizer is not None:
             raise ValueError("a sparsity algorithm goes with one optimizer: make another algorithm for another one")
@@ -161,7 +205,11 @@ class SparsityAlgorithm:
         optimizer.register_step_post_hook(lambda *_: self.update(optimizer))
 
     def get_sparse_params(self, obj: Any) -> Iterator[SparseParameter]:
-        """The sparse parameters of a module or an optimizer, or the one that a tensor is."""
+        """Returns the sparse parameters of a module or an optimizer, or the one that a tensor is.
+
+        Args:
+            obj: The module, the optimizer or the tensor.
+        """
         if isinstance(obj, torch.Tensor):
             wanted = {id(obj)}
         elif isinstance(obj, torch.optim.Optimizer):
@@ -176,7 +224,14 @@ class SparsityAlgorithm:
                 sparse.param.grad = torch.where(sparse.mask, sparse.param.grad, 0.0)
 
     def update(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Applies the masks to the weights and to the state of the optimizer: called after each of its steps."""
+        """Applies the masks to the weights and to the optimizer's state: called after each step of the optimizer.
+
+        Args:
+            optimizer: The optimizer; None: the one that was made sparse.
+
+        Raises:
+            ValueError: There is none.
+        """
         optimizer = optimizer or self._optimizer
         if optimizer is None:
             raise ValueError("call optimizer.apply(sparsity) before update()")
@@ -191,23 +246,45 @@ class SparsityAlgorithm:
                     hook(self, sparse.name, 1 - sparse.mask.float().mean())
 
     def register_target_sparsity_hook(self, hook: Hook) -> RemovableHandle:
-        """Have hook(algorithm, name, sparsity) called in each step with what a parameter's sparsity is to be. The
-        sparsity is a tensor of the step: return it from there, or read it in a step closure."""
+        """Registers a function that is called in each step with the sparsity that a parameter is to have.
+
+        Args:
+            hook: Called with the algorithm, the parameter's name, and the sparsity, which is a tensor of the step:
+                return it from the step, or read it in a step closure.
+
+        Returns:
+            A handle whose `remove` removes the hook.
+        """
         return _add_hook(self._target_hooks, hook)
 
     def register_computed_sparsity_hook(self, hook: Hook) -> RemovableHandle:
-        """Have hook(algorithm, name, sparsity) called in each step with the fraction that the mask of it prunes."""
+        """Registers a function that is called in each step with the fraction that the mask of a parameter prunes.
+
+        Args:
+            hook: Called with the algorithm, the parameter's name, and the fraction, which is a tensor of the step.
+
+        Returns:
+            A handle whose `remove` removes the hook.
+        """
         return _add_hook(self._computed_hooks, hook)
 
     def visit_state(self, f: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
-        """Call f with every state tensor beside the masks; where it returns a tensor, that takes its place."""
+        """Calls a function with each state tensor besides the masks.
+
+        Args:
+            f: The function. What it returns takes the place of the tensor, unless it is None.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """The state beside the masks, which the model has."""
+        """Returns the state besides the masks, which are part of the model's state."""
         return {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Loads the state besides the masks.
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
 
 
 def dense_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
@@ -227,7 +304,7 @@ def _init_function(method: str | InitMethod) -> InitMethod:
 
 
 def outermost_applied(function: Callable[[nn.Module], None], module: nn.Module) -> nn.Module:
-    """The module whose `apply` was called with the function; the module itself if it was called by hand."""
+    """Returns the module whose `apply` was called with the function; the module itself if it was called by hand."""
     outermost, frame = module, sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back

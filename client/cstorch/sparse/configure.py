@@ -23,21 +23,41 @@ _ALGORITHMS: Mapping[str, type[SparsityAlgorithm]] = {
 
 
 def map_sparsity_algorithm(algorithm: str) -> type[SparsityAlgorithm]:
-    """The class of a name in lower case; ValueError for one that is not known."""
+    """Returns the class of a sparsity algorithm.
+
+    Args:
+        algorithm: "static", "gmp", "set" or "rigl", in any case.
+
+    Raises:
+        ValueError: There is no such algorithm.
+    """
     if algorithm.lower() not in _ALGORITHMS:
         raise ValueError(f"a sparsity algorithm is one of {', '.join(_ALGORITHMS)}, not {algorithm!r}")
     return _ALGORITHMS[algorithm.lower()]
 
 
 def configure(config: float | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Group:
-    """A group of algorithms for a model.
+    """Makes a group of sparsity algorithms from a configuration.
 
-    config: a sparsity, which is static; a dictionary with the name of an "algorithm" (by default "static"), the
-        "param_filter" (patterns of names, or a function; by default `default_sparse_param_filter`) and the arguments of
-        the algorithm; or a list of such dictionaries, of which the first that chooses a parameter gets it.
+    Args:
+        config: A sparsity, which is static. Or a dictionary with the name of an "algorithm" (by default "static"), the
+            "param_filter" (patterns of names, or a function; by default `default_sparse_param_filter`) and the
+            arguments of the algorithm. Or a list of such dictionaries, of which the first that chooses a parameter gets
+            it.
+
+    Returns:
+        The group, for `model.apply` and `optimizer.apply`.
 
     Raises:
-        ValueError, TypeError: something in it is not known, or out of its range.
+        TypeError: The algorithm does not take an argument.
+        ValueError: A name is unknown, or a setting is out of range.
+
+    Example:
+        ::
+
+            sparsity = cstorch.sparse.configure({"algorithm": "rigl", "sparsity": 0.9, "update": {"freq": 100}})
+            model.apply(sparsity)
+            optimizer.apply(sparsity)
     """
     group = Group()
     if isinstance(config, (int, float)):
@@ -58,40 +78,52 @@ class SparsityOptimizer:
     """A sparsity algorithm for parameters that a configuration names.
 
     `hook_module(model)` makes them sparse, and `SparsityWrapperOptimizer(optimizer, this)` keeps them so.
+
+    Args:
+        algorithm: The group of algorithms.
     """
 
     def __init__(self, algorithm: Group) -> None:
         self.algorithm = algorithm
 
     def hook_module(self, module: nn.Module) -> None:
-        """Makes the masks, and zeroes what they prune."""
+        """Makes the masks, and zeroes what they prune.
+
+        Args:
+            module: The model.
+        """
         module.apply(self.algorithm)
 
     def initialize_sparsity(self) -> None:
-        """Nothing: the masks are there from `hook_module` on."""
+        """Does nothing: `hook_module` makes the masks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the algorithm."""
+        """Returns the state of the algorithm."""
         return self.algorithm.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads what `state_dict` returned."""
+        """Loads the state of the algorithm.
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
         self.algorithm.load_state_dict(state_dict)
 
 
 def configure_sparsity_optimizer(
     sparsity_type: str, named_parameters: Iterable[tuple[str, torch.Tensor]], **kwargs: Any
 ) -> SparsityOptimizer:
-    """The algorithm of a name ("static", "gmp", "set" or "rigl") with its settings.
+    """Makes the sparsity algorithm of a name, as releases 2.0 and 2.1 configure it.
 
     Args:
-        sparsity_type: the name, in any case.
-        named_parameters: of the model.
-        **kwargs: arguments of the algorithm; `param_name_patterns`: a regular expression, or several, one of which the
-            name of a sparse parameter has. Without: all that `cstorch.sparse.configure` chooses.
+        sparsity_type: "static", "gmp", "set" or "rigl", in any case.
+        named_parameters: Those of the model.
+        **kwargs: The arguments of the algorithm, and `param_name_patterns`: a regular expression, or several, one of
+            which the name of a sparse parameter has. Without it `cstorch.sparse.configure` chooses.
 
     Raises:
-        ValueError, TypeError: as cstorch.sparse.configure.
+        TypeError: The algorithm does not take an argument.
+        ValueError: The name is unknown, or a setting is out of range.
     """
     settings = {"algorithm": sparsity_type, **kwargs}
     patterns = settings.pop("param_name_patterns", None)
@@ -103,10 +135,11 @@ def configure_sparsity_optimizer(
 
 
 class SparsityWrapperOptimizer:
-    """`SparsityWrapperOptimizer(optimizer, sparsity)` is the optimizer itself, which keeps weights sparse from then on.
+    """The call that keeps an optimizer's weights sparse. It returns the optimizer itself.
 
-    optimizer: of cstorch.optim.
-    sparsity_optimizer: whose `hook_module` was called with the model.
+    Args:
+        optimizer: An optimizer of cstorch.optim.
+        sparsity_optimizer: The sparsity, after `hook_module` was called with the model.
     """
 
     def __new__(cls, optimizer: Optimizer, sparsity_optimizer: SparsityOptimizer) -> Optimizer:  # type: ignore[misc]

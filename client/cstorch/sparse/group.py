@@ -18,7 +18,11 @@ Filter: TypeAlias = str | Callable[[str, torch.Tensor], bool]
 
 
 class Group(SparsityAlgorithm):
-    """Algorithms by filter. A parameter gets the first algorithm whose filter chooses it."""
+    """Sparsity algorithms by filter. A parameter gets the first algorithm whose filter chooses it.
+
+    Args:
+        groups: The algorithms by a pattern of parameters' names, such as "*.ffn.*"; None: none.
+    """
 
     def __init__(self, groups: Mapping[str, SparsityAlgorithm] | None = None) -> None:
         super().__init__(init_method="from_zeros")
@@ -27,18 +31,30 @@ class Group(SparsityAlgorithm):
             self.add(pattern, algorithm)
 
     def add(self, filter: Filter, algorithm: SparsityAlgorithm) -> None:
-        """Adds an algorithm, behind those that there are. TypeError for another Group."""
+        """Adds an algorithm after the others.
+
+        Args:
+            filter: A pattern of names, or a function of name and parameter.
+            algorithm: The algorithm.
+
+        Raises:
+            TypeError: It is a Group, or no algorithm.
+        """
         if isinstance(algorithm, Group) or not isinstance(algorithm, SparsityAlgorithm):
             raise TypeError(f"a Group holds sparsity algorithms, not a {type(algorithm).__name__}; see Group.extend")
         self._groups.append((filter, algorithm))
 
     def extend(self, group: "Group") -> None:
-        """Adds all of another group."""
+        """Adds all algorithms of another group.
+
+        Args:
+            group: The other group.
+        """
         self._groups += group._groups
 
     @property
     def algorithms(self) -> list[SparsityAlgorithm]:
-        """Each once, in order."""
+        """The algorithms, each once, in order."""
         return list(dict.fromkeys(algorithm for _, algorithm in self._groups))
 
     @property
@@ -50,7 +66,11 @@ class Group(SparsityAlgorithm):
         return {name: schedule for algorithm in self.algorithms for name, schedule in algorithm.sparsity.items()}
 
     def sparsify_module(self, module: nn.Module) -> None:
-        """Makes the parameters sparse that a filter chooses, unless they have a mask."""
+        """Makes the parameters sparse that a filter chooses, unless they have a mask.
+
+        Args:
+            module: The model.
+        """
         for owner, name, parameter in dense_parameters(module):
             self.sparsify_parameter(owner, name, parameter)
 
@@ -61,7 +81,14 @@ class Group(SparsityAlgorithm):
                 return
 
     def sparsify_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """As of each algorithm that has a parameter in the optimizer. ValueError if there is none."""
+        """Makes an optimizer sparse for each algorithm that has a parameter in it.
+
+        Args:
+            optimizer: The optimizer.
+
+        Raises:
+            ValueError: The optimizer has no sparse parameter, or an algorithm has another optimizer already.
+        """
         concerned = [a for a in self.algorithms if any(True for _ in a.get_sparse_params(optimizer))]
         if not concerned:
             raise ValueError("the optimizer has no sparse parameter: call model.apply(sparsity) first")

@@ -1,4 +1,4 @@
-"""Masks: which elements of a weight are kept. All is tensor operations, so that a traced step can do it."""
+"""Masks: the elements of a weight that are kept. All are tensor operations, so that a traced step can compute them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,23 +10,29 @@ from waferbox.cirh.calls.highest_elements import mask_from_topk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreShaper:
-    """How a weight is divided in groups that get equally many connections each: by output (dimension 0) or by input
-    (dimension 1) channels, `groups` consecutive blocks of them. By default the whole weight is one group."""
+    """The division of a weight into groups that get equally many connections each.
+
+    By default the whole weight is one group.
+
+    Args:
+        dim: 0 to divide the output channels, 1 for the input channels.
+        groups: The number of groups, which are consecutive blocks of channels.
+    """
 
     dim: int = 0
     groups: int = 1
 
     def check(self, name: str, weight: torch.Tensor) -> None:
-        """ValueError unless the weight can be divided so."""
+        """Raises ValueError unless the weight can be divided."""
         if weight.dim() <= self.dim or weight.shape[self.dim] % self.groups:
             raise ValueError(f"{name} of shape {list(weight.shape)} cannot be divided in {self.groups} balanced groups")
 
     def grouped(self, values: torch.Tensor) -> torch.Tensor:
-        """As a matrix: a row for each group."""
+        """Returns the values as a matrix: a row for each group."""
         return values.transpose(0, self.dim).reshape(self.groups, -1)
 
     def shaped(self, rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Back from a matrix of groups."""
+        """Returns a matrix of groups in the shape of a weight."""
         moved = like.transpose(0, self.dim).shape
         return rows.reshape(moved).transpose(0, self.dim)
 
@@ -47,18 +53,18 @@ _LIBRARY.impl("mask_from_topk", _empty_mask, "Meta")  # type: ignore[no-untyped-
 
 
 def highest(rows: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """The mask of the `count` highest of each row; of equal ones the first. count: int64, for all rows or for each."""
+    """Returns the mask of the `count` highest of each row, the first of equal ones. count: int64, for all rows or each."""
     mask: torch.Tensor = torch.ops.cstorch.mask_from_topk(rows, count, 1)
     return mask
 
 
 def num_kept(fraction: torch.Tensor, whole: int | torch.Tensor) -> torch.Tensor:
-    """A fraction of a number of elements, rounded to the nearest integer."""
+    """Returns a fraction of a number of elements, rounded to the nearest integer."""
     return torch.round(fraction * whole).to(torch.int64)
 
 
 def keep_highest(scores: torch.Tensor, sparsity: torch.Tensor, shaper: ScoreShaper = WHOLE) -> torch.Tensor:
-    """The mask of the elements of highest score, as many as the sparsity leaves."""
+    """Returns the mask of the elements of highest score, as many as the sparsity leaves."""
     rows = shaper.grouped(scores)
     return shaper.shaped(highest(rows, num_kept(1 - sparsity, rows.shape[1])), scores)
 
@@ -72,8 +78,11 @@ def drop_and_grow(
     sparsity: torch.Tensor,
     shaper: ScoreShaper = WHOLE,
 ) -> torch.Tensor:
-    """A mask without the `drop_fraction` of its elements that are smallest, and with those of highest score among all
-    others (those just dropped too), as many as the sparsity leaves. Nothing grows where it leaves fewer."""
+    """Returns a mask without its smallest elements, and with those of highest score among the others.
+
+    Dropped is the `drop_fraction` of its elements; they are among the others. It has as many elements as the sparsity
+    leaves; nothing grows if that is fewer.
+    """
     active = shaper.grouped(mask)
     target = num_kept(1 - sparsity, active.shape[1])
     count = torch.minimum(num_kept(1 - drop_fraction, active.sum(-1, keepdim=True)), target)
@@ -114,7 +123,7 @@ _INIT_METHODS: dict[str, _Init] = {
 
 
 def init_method(name: str) -> _Init:
-    """How the first mask is made; ValueError for a name that is not known."""
+    """Returns the function that makes the first mask. Raises ValueError for an unknown name."""
     if name not in _INIT_METHODS:
         raise ValueError(f"init_method is one of {', '.join(_INIT_METHODS)}, or a function, not {name!r}")
     return _INIT_METHODS[name]

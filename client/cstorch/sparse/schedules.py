@@ -1,4 +1,4 @@
-"""Values that change with the step: sparsities and drop fractions; and which steps update masks.
+"""Schedules of sparsities and drop fractions, and of the steps that update masks.
 
 They are evaluated inside the traced step, on a step counter that is a tensor: in tensor operations, without branches.
 """
@@ -16,14 +16,21 @@ UpdateLike: TypeAlias = Mapping[str, Any] | Callable[[torch.Tensor], torch.Tenso
 
 
 class HyperParameterSchedule(ABC):
-    """A number for each step. Called once in every step, with the number of updates of the weights so far (int64, rank
-    0) and whether masks are updated now (bool, rank 0); returns a rank 0 float tensor."""
+    """The base class of schedules: a number for each step.
+
+    It is called once in every step, with the number of updates of the weights so far (int64, rank 0) and whether masks
+    are updated in the step (bool, rank 0), and returns a rank 0 float tensor.
+    """
 
     @abstractmethod
     def __call__(self, step: torch.Tensor, is_update_step: torch.Tensor) -> torch.Tensor: ...
 
     def visit_state(self, f: Callable[[torch.Tensor], torch.Tensor | None]) -> None:  # noqa: B027 (most have none)
-        """Call f with every state tensor; where it returns a tensor, that takes its place."""
+        """Calls a function with each state tensor; what it returns takes the tensor's place, unless it is None.
+
+        Args:
+            f: The function.
+        """
 
 
 ScheduleLike: TypeAlias = (
@@ -37,7 +44,11 @@ ScheduleLike: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Constant(HyperParameterSchedule):
-    """Always `value`."""
+    """A constant.
+
+    Args:
+        value: The number.
+    """
 
     value: float
 
@@ -47,7 +58,12 @@ class Constant(HyperParameterSchedule):
 
 @dataclass(frozen=True, slots=True)
 class Linear(HyperParameterSchedule):
-    """`init + slope * step`."""
+    """`init + slope * step`.
+
+    Args:
+        init: The number at step 0.
+        slope: The difference of two steps.
+    """
 
     init: float
     slope: float
@@ -58,7 +74,13 @@ class Linear(HyperParameterSchedule):
 
 @dataclass(frozen=True, slots=True)
 class Exp(HyperParameterSchedule):
-    """`final + (init - final) * exp(gamma * step)`: approaches `final`, so gamma must not be positive."""
+    """`final + (init - final) * exp(gamma * step)`.
+
+    Args:
+        init: The number at step 0.
+        gamma: The rate, not positive.
+        final: The number that is approached.
+    """
 
     init: float
     gamma: float
@@ -74,7 +96,12 @@ class Exp(HyperParameterSchedule):
 
 @dataclass(frozen=True, slots=True)
 class Power(HyperParameterSchedule):
-    """`init * beta ** step`, for a positive beta."""
+    """`init * beta ** step`.
+
+    Args:
+        init: The number at step 0.
+        beta: The factor of each step, positive.
+    """
 
     init: float
     beta: float
@@ -89,7 +116,13 @@ class Power(HyperParameterSchedule):
 
 @dataclass(frozen=True, slots=True)
 class Cosine(HyperParameterSchedule):
-    """From `init` to `minimum` in `half_period` steps along a cosine, and back."""
+    """A cosine from `init` to `minimum` and back.
+
+    Args:
+        init: The number at step 0.
+        half_period: The number of steps to the minimum.
+        minimum: The lowest number.
+    """
 
     init: float
     half_period: float
@@ -101,7 +134,11 @@ class Cosine(HyperParameterSchedule):
 
 
 class Cycling(HyperParameterSchedule):
-    """The values in turn, one for each update of the masks; between two, that of the next. State: its `index`."""
+    """Numbers in turn, one for each update of the masks; between two updates, that of the next. State: its `index`.
+
+    Args:
+        values: The numbers, at least one.
+    """
 
     def __init__(self, values: Sequence[float]) -> None:
         if not values:
@@ -124,7 +161,11 @@ class Cycling(HyperParameterSchedule):
 
 @dataclass(frozen=True, slots=True)
 class Lambda(HyperParameterSchedule):
-    """What `fn(step, is_update_step)` returns."""
+    """The result of a function.
+
+    Args:
+        fn: Called as `fn(step, is_update_step)`.
+    """
 
     fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -138,10 +179,15 @@ _SCHEDULES: Mapping[str, type[HyperParameterSchedule]] = {
 
 
 def make_schedule(value: ScheduleLike) -> HyperParameterSchedule:
-    """A schedule from its configuration: a number; a list, to be cycled through; a function; or a dictionary with the
-    lower-case name of a class under "type" and its arguments.
+    """Makes a schedule from its configuration.
 
-    Raises ValueError for a type that is not known, TypeError for arguments that the class does not take.
+    Args:
+        value: A number; a list, whose numbers come in turn; a function; or a dictionary with the lower-case name of a
+            class under "type" and its arguments.
+
+    Raises:
+        TypeError: The class does not take an argument, or the value has another type.
+        ValueError: The type is unknown.
     """
     if isinstance(value, HyperParameterSchedule):
         return value
@@ -162,7 +208,13 @@ def make_schedule(value: ScheduleLike) -> HyperParameterSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreqSchedule:
-    """Every `freq` steps from step `start` on, before step `stop`. Steps count from 0."""
+    """Every `freq` steps from step `start` on, before step `stop`. Steps count from 0.
+
+    Args:
+        freq: The distance of two steps, at least 1.
+        start: The first step.
+        stop: The end, exclusive; None: none.
+    """
 
     freq: int = 1
     start: int = 0
@@ -179,7 +231,11 @@ class FreqSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListSchedule:
-    """At these steps, which count from 0."""
+    """Given steps.
+
+    Args:
+        steps: The steps, from 0.
+    """
 
     steps: Sequence[int]
 
@@ -188,7 +244,11 @@ class ListSchedule:
 
 
 def make_update_schedule(update: UpdateLike) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Which steps update masks, from {"freq", "start", "stop"}, {"steps"} or a function of the step; None: all."""
+    """Returns the function that says whether a step updates masks.
+
+    Args:
+        update: {"freq", "start", "stop"}, {"steps"} or a function of the step; None: all steps.
+    """
     if update is None:
         return FreqSchedule()
     if callable(update):

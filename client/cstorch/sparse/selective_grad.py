@@ -19,16 +19,17 @@ _OUTLIER_DEVIATIONS = 2.25
 class SelectiveGrad:
     """Trains chosen elements of chosen parameters: `model.apply(SelectiveGrad("*.fc.weight"))`, before the optimizer.
 
-    Which they are is decided once; a bool buffer of the parameter's module says it, `NAME_requires_grad`. The others
+    The elements are chosen once and kept in a bool buffer of the parameter's module, `NAME_requires_grad`. The others
     keep their value, have the gradient 0, count as 0 while an optimizer steps, and are 0 in its state.
 
-    param_filter: a glob of parameters' names, several, or a function of name and parameter.
-    init_method: a function that makes the bool tensor from the parameter, or "outlier": elements whose magnitude is at
-        least 2.25 standard deviations of the magnitudes in their column.
+    Args:
+        param_filter: A glob of parameters' names, several, or a function of name and parameter.
+        init_method: A function that returns the bool tensor of a parameter, or "outlier": the elements whose magnitude
+            is at least 2.25 standard deviations of the magnitudes in their column.
 
     Raises:
-        TypeError: param_filter is none of these.
-        ValueError: init_method is none of these.
+        TypeError: `param_filter` is none of these.
+        ValueError: `init_method` is none of these.
     """
 
     def __init__(
@@ -41,16 +42,19 @@ class SelectiveGrad:
         self._parts: list[_Part] = []
 
     def __call__(self, module: nn.Module) -> None:
-        """What `model.apply` calls."""
+        """Applies it to the model whose `apply` was called."""
         if outermost_applied(self, module) is module:
             self.apply(module)
 
     def apply(self, module: nn.Module) -> None:
-        """Chooses elements of a model's parameters; those of which some are chosen already are left out.
+        """Chooses elements of a model's parameters, except of those that have chosen elements already.
+
+        Args:
+            module: The model.
 
         Raises:
-            TypeError: it is no module.
-            ValueError: init_method returned something else than a bool tensor of the parameter's shape.
+            TypeError: It is no module.
+            ValueError: `init_method` returned something else than a bool tensor of the parameter's shape.
         """
         if not isinstance(module, nn.Module):
             raise TypeError(f"SelectiveGrad is applied to a torch.nn.Module, not to {type(module).__name__}")
@@ -71,7 +75,7 @@ class SelectiveGrad:
             self._parts.append(part)
 
     def _hide(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Takes what is not trained out of the optimizer's sight."""
+        """Zeroes the elements that are not trained while the optimizer steps."""
         with torch.no_grad():
             for part in self._parts_of(optimizer):
                 part.whole = part.parameter.clone()
@@ -94,7 +98,7 @@ class SelectiveGrad:
 
 @dataclass(slots=True, kw_only=True)
 class _Part:
-    """A parameter of which some elements are trained. whole: its value before the optimizer's step at hand."""
+    """A parameter of which some elements are trained. whole: its value before the running step of the optimizer."""
 
     owner: nn.Module
     name: str

@@ -1,4 +1,4 @@
-"""Switches of how checkpoints are read and written. No number depends on them."""
+"""Switches for reading and writing checkpoints. No number depends on them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ __all__ = ["cache_deferred_tensors", "use_external_link"]
 
 
 class Switch:
-    """A boolean for a while: `with use_external_link(True):`."""
+    """A boolean that is set temporarily: `with use_external_link(True):`."""
 
     def __init__(self, default: bool) -> None:
         self.value = default
@@ -17,7 +17,7 @@ class Switch:
 
     @contextmanager
     def __call__(self, value: bool) -> Iterator[None]:
-        """Within it, it has another value."""
+        """Sets the boolean within a `with` block."""
         before, self.value = self.value, value
         try:
             yield

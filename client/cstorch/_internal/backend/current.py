@@ -34,12 +34,22 @@ def backend(backend_type: str | BackendType | None = None, *args: Any, **setting
     """Makes the backend of this process, or returns it.
 
     Args:
-        backend_type: "CSX" or "CPU", or a BackendType; None asks for the backend that there is.
-        *args, **settings: those of CsxBackend or CpuBackend; a cluster_config for the CPU is left out.
+        backend_type: "CSX" or "CPU", or a BackendType; None: the backend that there is.
+        *args: Those of the backend: `artifact_dir`, and for CSX `compile_dir`, `compile_only`, `validate_only`.
+        **settings: The same by name, and `cluster_config` for CSX, a `cstorch.distributed.ClusterConfig`.
+
+    Returns:
+        The backend.
 
     Raises:
-        UsageError: there is another backend already, or none is there to return.
-        ConfigurationError: the name or a setting is wrong.
+        UsageError: There is another backend already, or none is there to return.
+        ConfigurationError: The name or a setting is wrong.
+
+    Example:
+        ::
+
+            config = cstorch.distributed.ClusterConfig(num_csx=2)
+            backend = cstorch.backend("CSX", cluster_config=config)
     """
     if backend_type is None:
         if args or settings:
@@ -96,7 +106,11 @@ def current_backend(raise_exception: bool = True, raise_warning: bool = True) ->
 
 
 def current_backend_impl(raise_exception: bool = True) -> Backend | None:
-    """The same, under the name that some scripts import it by."""
+    """Returns the backend of this process, under the name that some scripts import.
+
+    Args:
+        raise_exception: False: returns None if there is no backend.
+    """
     return current_backend(raise_exception)
 
 
@@ -121,16 +135,25 @@ def close_backend() -> None:
 
 
 def get_backend_args(backend_type: str | BackendType) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a type of backend, by name.
+    """Returns the parameters of a type of backend, by name.
+
+    Args:
+        backend_type: "CSX" or "CPU", or a BackendType.
 
     Raises:
-        ConfigurationError: there is no such type.
+        ConfigurationError: There is no such type.
     """
     return inspect.signature(_CLASSES[_kind(backend_type)].__init__).parameters
 
 
 def device(backend_type: str | BackendType, *args: Any, **settings: Any) -> Device:
-    """The device of the backend; makes the backend if there is none."""
+    """Returns the device of the backend; makes the backend if there is none.
+
+    Args:
+        backend_type: "CSX" or "CPU", or a BackendType.
+        *args: As for `backend`.
+        **settings: As for `backend`.
+    """
     return backend(backend_type, *args, **settings).device
 
 

@@ -30,10 +30,13 @@ class BackendType(Enum):
 
     @classmethod
     def from_str(cls, name: str) -> "BackendType":
-        """The backend type of this name, in any case.
+        """Returns the backend type of this name, in any case.
+
+        Args:
+            name: "CSX" or "CPU".
 
         Raises:
-            ConfigurationError: there is none.
+            ConfigurationError: There is none.
         """
         if name.upper() == "GPU":
             raise ConfigurationError('Waferbox has no GPU backend: use "CPU", or "CSX" for a cluster')
@@ -261,7 +264,11 @@ class Backend(ABC):
 
     @abstractmethod
     def make_execution(self, executor: Executor) -> Execution:
-        """What runs the steps of an executor."""
+        """Returns the execution that runs the steps of an executor.
+
+        Args:
+            executor: The executor.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -27,14 +27,23 @@ _LEAF: Final[dict[str, Any]] = {"type": None, "context": None, "children_spec": 
 def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
     """Saves a tree of tensors, numpy arrays and Python scalars as an H5 checkpoint.
 
-    Nothing appears under `ckpt_path` until the whole file is on disk. Tensors that live on the cluster are fetched one
-    at a time. Tensors that occur twice in the tree are stored once.
+    The file appears under its path once it is whole and on disk. Tensors that live on the cluster are fetched one at a
+    time. A tensor that occurs twice in the tree is stored once.
+
+    Args:
+        state_dict: The tree: dictionaries, lists and tuples of the leaves.
+        ckpt_path: The path of the new file. Its folder is made if need be.
 
     Raises:
-        FileExistsError: there is a file at `ckpt_path`; checkpoints are never overwritten.
-        OSError: it cannot be written, for instance because the disk is full; nothing of it is left.
-        TypeError: a leaf has a type that a checkpoint cannot hold.
-        ValueError: two leaves have the same key.
+        FileExistsError: There is a file at `ckpt_path`; checkpoints are never overwritten.
+        OSError: The file cannot be written, for instance because the disk is full; nothing of it is left.
+        TypeError: A leaf has a type that a checkpoint cannot hold.
+        ValueError: Two leaves have the same key.
+
+    Example:
+        In a checkpoint closure::
+
+            cstorch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "checkpoint.mdl")
     """
     target = Path(ckpt_path)
     if target.exists():

@@ -15,10 +15,13 @@ _hooks: OrderedDict[int, Hook] = OrderedDict()
 
 
 def register_after_tensor_to_cpu(hook: Hook) -> RemovableHandle:
-    """Has a function called with each output of a step that arrives from the cluster, and with its name.
+    """Registers a function that is called with each output of a step that arrives from the cluster.
+
+    Args:
+        hook: Called with the CPU tensor and its name.
 
     Returns:
-        A handle whose `remove` ends it.
+        A handle whose `remove` removes the hook.
     """
     handle = RemovableHandle(_hooks)
     _hooks[handle.id] = hook
