@@ -108,7 +108,7 @@ PARTS: Mapping[str, Callable[[int], None]] = {
     "operations": operations.bench,
     "compile": lambda repeats: compile_stages.bench(),
     "checkpoints": checkpoints.bench,
-    "growth": prediction.bench,
+    "prediction": prediction.bench,
     "hosts": hosts.bench,
     "nodes": nodes.bench,
     "larger-than-memory": larger_than_memory.bench,

@@ -1,4 +1,4 @@
-"""Growth: steps of 1 to 8 wafers that sleep their predicted time, measured and predicted, with what limits them.
+"""Prediction: steps of 1 to 8 wafers that sleep their predicted time, measured and predicted, with what limits them.
 
 On one host over shared memory, and with each role on a host of its own, over gRPC with links of 1 Gbit/s (network
 namespaces; needs root):
@@ -111,7 +111,7 @@ def predicted(place: str, model: str, wafers: int, plan: plan_pb2.Plan) -> Predi
 
 def bench(repeats: int) -> None:
     """Both places, all models."""
-    print("growth: wafers that sleep their predicted time; as many rows for each, whatever their number")
+    print("prediction: wafers that sleep their predicted time; as many rows for each, whatever their number")
     for place, counts in COUNTS.items():
         for model in WAFERS:
             print(f"  {model}, {place}", flush=True)

@@ -15,7 +15,7 @@ from appliance.compiler.partition.groups import Bundle, Numbers
 from appliance.compiler.partition.layers import Waits, inputs_of
 from appliance.compiler.partition.local import Localiser
 from appliance.compiler.partition.shards import divide, elements, order
-from appliance.compiler.pipelined.graph import UPDATE, Graph, Kind, Node, Side, repeat_updates
+from appliance.compiler.pipelined.graph import UPDATE, RegionGraph, RegionWork, Side, WorkKind, repeat_updates
 from appliance.compiler.pipelined.regions import NOMINAL, Regions, find_regions
 from appliance.compiler.pipelined.schedule import SHARED
 from appliance.compiler.wafer_schedule.schedule import make_segment_runs
@@ -139,7 +139,7 @@ class Updates:
 class Built:
     """A step, ready to be scheduled."""
 
-    graph: Graph
+    graph: RegionGraph
     regions: Regions
     batch: Bundle
     sends: Sequence[Bundle]
@@ -169,7 +169,7 @@ def build(cut: Cut, target: Target, numbers: Numbers) -> Built:
     last = target.num_parts - 1
     parts_of_outputs = {value: last if value in repeated else SHARED for _, value in cut.outputs}
     sends = _find_sends(cut, target, numbers, localiser, nodes, parts_of_outputs)
-    graph = Graph([*nodes, *sends], updates.states, body_ops(cut.module), repeated)
+    graph = RegionGraph([*nodes, *sends], updates.states, body_ops(cut.module), repeated)
     _commit(cut, graph, updates)
     for node in graph.nodes:
         node.region = region_of[node.layer]
@@ -194,17 +194,17 @@ class _Builder:
         self._wanted |= {value for _, value in cut.outputs}
         self._seconds: dict[str, float] = {}  # by kernel
 
-    def nodes(self, batch: Bundle, first_layer: str) -> Iterator[Node]:
+    def nodes(self, batch: Bundle, first_layer: str) -> Iterator[RegionWork]:
         makes = [(value, True) for value in batch.values]
-        yield Node(kind=Kind.RECEIVE, layer=first_layer, label="batch", reads=[], makes=makes, bundle=batch)
+        yield RegionWork(kind=WorkKind.RECEIVE, layer=first_layer, label="batch", reads=[], makes=makes, bundle=batch)
         yield from self._updates_after([])
         for position, item in enumerate(self._work):
             outputs = [v for v in item.outputs if v not in self._cut.sharding.reduced or v in self._wanted]
             if outputs:
                 module = self._localiser.kernel(item.ops, item.inputs, outputs)
                 text = print_module(module, locations=False)
-                yield Node(
-                    kind=Kind.BACKWARD if item.segment.backward else Kind.FORWARD,
+                yield RegionWork(
+                    kind=WorkKind.BACKWARD if item.segment.backward else WorkKind.FORWARD,
                     layer=item.segment.layer,
                     label=item.segment.label,
                     reads=[self._side(value) for value in item.inputs],
@@ -215,15 +215,15 @@ class _Builder:
                 )
             yield from self._updates_after([v for v in outputs if v in self._cut.sharding.reduced])
 
-    def _updates_after(self, values: Sequence[SSAValue]) -> Iterator[Node]:
+    def _updates_after(self, values: Sequence[SSAValue]) -> Iterator[RegionWork]:
         for ops in self._updates.after(values):
             closure = self._updates.closure(ops)
             inputs, outputs = inputs_of(closure), self._updates.outputs(ops)
             module = extract(closure, inputs, outputs)
             text = print_module(module, locations=False)
             layer = self._updates.layer(ops)
-            yield Node(
-                kind=Kind.UPDATE,
+            yield RegionWork(
+                kind=WorkKind.UPDATE,
                 layer=layer,
                 label=f"{layer or 'model'}{UPDATE}",
                 reads=[(value, False) for value in inputs],
@@ -242,7 +242,7 @@ class _Builder:
         return self._seconds[text]
 
 
-def _share_updates(nodes: Sequence[Node], num_replicas: int) -> None:
+def _share_updates(nodes: Sequence[RegionWork], num_replicas: int) -> None:
     """Replicas divide the updates of a region; what belongs to one weight stays together."""
     busy = [0.0] * num_replicas
     home: dict[int, int] = {}
@@ -261,13 +261,13 @@ def _find_sends(
     target: Target,
     numbers: Numbers,
     localiser: Localiser,
-    nodes: Sequence[Node],
+    nodes: Sequence[RegionWork],
     parts_of_outputs: Mapping[SSAValue, int],
-) -> list[Node]:
+) -> list[RegionWork]:
     """The groups of the outputs: one for each region that makes some, and one for each that is in parts."""
     maker = {side: node for node in nodes for side in node.makes}
-    together: dict[tuple[int, int], Node] = {}
-    sends: dict[SSAValue, Node] = {}
+    together: dict[tuple[int, int], RegionWork] = {}
+    sends: dict[SSAValue, RegionWork] = {}
     for value in dict.fromkeys(value for _, value in cut.outputs):
         gathered = cut.sharding.used(value).is_sharded and value not in cut.sharding.reduced
         home = maker[value, gathered]
@@ -275,7 +275,9 @@ def _find_sends(
         node = None if gathered else together.get(where)
         if node is None:
             group = plan_pb2.Group(id=numbers.group(), kind=plan_pb2.GROUP_KIND_OUTPUT, layer=home.label)
-            node = Node(kind=Kind.SEND, layer=home.layer, label="outputs", reads=[], makes=[], bundle=Bundle(group))
+            node = RegionWork(
+                kind=WorkKind.SEND, layer=home.layer, label="outputs", reads=[], makes=[], bundle=Bundle(group)
+            )
             node.replica = home.replica
         assert node.bundle is not None
         node.reads.append((value, gathered))
@@ -290,9 +292,9 @@ def _find_sends(
     return list(dict.fromkeys(sends.values()))
 
 
-def _commit(cut: Cut, graph: Graph, updates: Updates) -> None:
+def _commit(cut: Cut, graph: RegionGraph, updates: Updates) -> None:
     """Each state takes its next value: where it is made, if nothing reads the old one any more, or behind that."""
-    makers = {value: node for node in graph.nodes if node.kind is Kind.UPDATE for value, _ in node.makes}
+    makers = {value: node for node in graph.nodes if node.kind is WorkKind.UPDATE for value, _ in node.makes}
     for state, value in cut.new_states.items():
         node = makers.get(value)
         layer = updates.layer_of_state(state)

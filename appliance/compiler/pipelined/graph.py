@@ -20,7 +20,7 @@ from appliance.compiler.partition.groups import Bundle
 UPDATE: Final = " update"
 
 
-class Kind(IntEnum):
+class WorkKind(IntEnum):
     """Kinds of work, in the order in which a region prefers them."""
 
     RECEIVE = 0
@@ -36,10 +36,10 @@ Side = tuple[SSAValue, bool]
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class RegionWork:
     """Work of a region: of a segment, or repeated, once for each micro-batch, in its replica's; else once in a step."""
 
-    kind: Kind
+    kind: WorkKind
     layer: str
     label: str
     reads: list[Side]
@@ -56,19 +56,19 @@ class Node:
 
     @property
     def is_segment(self) -> bool:
-        return self.kind in (Kind.FORWARD, Kind.BACKWARD)
+        return self.kind in (WorkKind.FORWARD, WorkKind.BACKWARD)
 
     @property
     def of_each_micro_batch(self) -> bool:
         return self.is_segment or self.repeated
 
 
-class Graph:
+class RegionGraph:
     """Nodes in a valid order, and who must come before whom."""
 
     def __init__(
         self,
-        nodes: Sequence[Node],
+        nodes: Sequence[RegionWork],
         states: Iterable[SSAValue],
         ops: Iterable[Operation],
         repeated: Collection[SSAValue] = (),
@@ -78,15 +78,15 @@ class Graph:
         self.repeated = repeated
         self._roots = _roots(states, ops)
         self._maker = {side: node for node in nodes for side in node.makes}
-        self._readers: dict[SSAValue, list[Node]] = {}  # by state, of it or of views of it
-        self._after: dict[Node, list[Node]] = {}
-        self._before: dict[Node, list[Node]] = {}
-        self._writers: dict[SSAValue, Node] = {}  # by state, who replaces it
-        self._readers_of_value: dict[SSAValue, list[Node]] = {}  # of what there is once
+        self._readers: dict[SSAValue, list[RegionWork]] = {}  # by state, of it or of views of it
+        self._after: dict[RegionWork, list[RegionWork]] = {}
+        self._before: dict[RegionWork, list[RegionWork]] = {}
+        self._writers: dict[SSAValue, RegionWork] = {}  # by state, who replaces it
+        self._readers_of_value: dict[SSAValue, list[RegionWork]] = {}  # of what there is once
         for node in nodes:
             self._connect(node)
 
-    def _connect(self, node: Node) -> None:
+    def _connect(self, node: RegionWork) -> None:
         for value, is_part in node.reads:
             if not is_part:
                 self._readers_of_value.setdefault(value, []).append(node)
@@ -97,26 +97,26 @@ class Graph:
             if root is not None:
                 self._readers.setdefault(root, []).append(node)
 
-    def before(self, node: Node) -> list[Node]:
+    def before(self, node: RegionWork) -> list[RegionWork]:
         """Nodes that read what this one overwrites: they come first although it needs nothing of them."""
         return self._before.get(node, [])
 
-    def readers_of_old(self, node: Node) -> list[Node]:
+    def readers_of_old(self, node: RegionWork) -> list[RegionWork]:
         """Other nodes that read a state that this one replaces."""
         readers = (reader for state in node.commits.values() for reader in self._readers.get(state, ()))
         return list(dict.fromkeys(reader for reader in readers if reader is not node))
 
-    def readers_of_new(self, node: Node) -> list[Node]:
+    def readers_of_new(self, node: RegionWork) -> list[RegionWork]:
         """Other nodes that read what this one replaces a state by."""
         readers = (reader for value in node.commits for reader in self._readers_of_value.get(value, ()))
         return list(dict.fromkeys(reader for reader in readers if reader is not node))
 
-    def writers_of(self, node: Node) -> list[Node]:
+    def writers_of(self, node: RegionWork) -> list[RegionWork]:
         """The nodes that replace a state that this one reads."""
         roots = (self._roots.get(value) for value, _ in node.reads)
         return list(dict.fromkeys(self._writers[root] for root in roots if root in self._writers))
 
-    def commit_in_place(self, node: Node, value: SSAValue, state: SSAValue) -> bool:
+    def commit_in_place(self, node: RegionWork, value: SSAValue, state: SSAValue) -> bool:
         """Has a node write its result over a state, unless something reads the old value that waits for the node."""
         readers = [reader for reader in self._readers.get(state, ()) if reader is not node]
         if not self._reachable(node).isdisjoint(readers):
@@ -128,7 +128,7 @@ class Graph:
 
     def commit_later(self, value: SSAValue, state: SSAValue, layer: str, label: str) -> None:
         """Has a value copied over a state when all have read it."""
-        node = Node(kind=Kind.COMMIT, layer=layer, label=label, reads=[(value, False)], makes=[])
+        node = RegionWork(kind=WorkKind.COMMIT, layer=layer, label=label, reads=[(value, False)], makes=[])
         node.commits[value] = state
         node.repeated = value in self.repeated
         self._writers[state] = node
@@ -136,14 +136,14 @@ class Graph:
         self._connect(node)
         self._overwrites(node, self._readers.get(state, []))
 
-    def _overwrites(self, node: Node, readers: Iterable[Node]) -> None:
+    def _overwrites(self, node: RegionWork, readers: Iterable[RegionWork]) -> None:
         self._before[node] = [*self._before.get(node, []), *(reader for reader in readers if reader is not node)]
         for reader in self._before[node]:
             self._after.setdefault(reader, []).append(node)
 
-    def _reachable(self, node: Node) -> set[Node]:
+    def _reachable(self, node: RegionWork) -> set[RegionWork]:
         """All that come after a node."""
-        found: set[Node] = set()
+        found: set[RegionWork] = set()
         stack = [node]
         while stack:
             for follower in self._after.get(stack.pop(), ()):
@@ -174,7 +174,7 @@ def _roots(states: Iterable[SSAValue], ops: Iterable[Operation]) -> Mapping[SSAV
 WAY_OUT = "use cstorch.backends.csx.performance.asynchronous_updates = False"
 
 
-def repeat_updates(cut: Cut, nodes: Sequence[Node]) -> frozenset[SSAValue]:
+def repeat_updates(cut: Cut, nodes: Sequence[RegionWork]) -> frozenset[SSAValue]:
     """Marks the nodes that each micro-batch repeats. Returns the values of which each has one of its own besides parts.
 
     Raises:
@@ -193,12 +193,12 @@ def repeat_updates(cut: Cut, nodes: Sequence[Node]) -> frozenset[SSAValue]:
     elsewhere = {value: f"output {name!r}" for name, value in cut.outputs}
     for node in reversed(nodes):
         results = {value for value, _ in node.makes}
-        if node.kind is Kind.UPDATE and not wanted.isdisjoint(results):
+        if node.kind is WorkKind.UPDATE and not wanted.isdisjoint(results):
             node.repeated = True
             made |= results
             read.update(value for value, _ in node.reads)
             wanted |= read
-        elif node.kind is not Kind.RECEIVE:
+        elif node.kind is not WorkKind.RECEIVE:
             elsewhere.update({value: node.label for value, _ in node.reads})
     joined = {value for node in nodes if node.is_segment for value, is_part in node.makes if not is_part}
     gradients = joined & read
@@ -210,13 +210,13 @@ def repeat_updates(cut: Cut, nodes: Sequence[Node]) -> frozenset[SSAValue]:
     return frozenset(made | gradients)
 
 
-def earlier_updates(graph: Graph, num_regions: int) -> Mapping[Node, Sequence[tuple[Node, int]]]:
+def earlier_updates(graph: RegionGraph, num_regions: int) -> Mapping[RegionWork, Sequence[tuple[RegionWork, int]]]:
     """For each repeated node those that come first, and of how many micro-batches before.
 
     Each state is replaced in the order of the micro-batches. What updates read is what the micro-batch before has left;
     what is computed of a weight for the layers (its half, say) is as old as the oldest in flight, which waits for none.
     """
-    before: dict[Node, list[tuple[Node, int]]] = {node: [] for node in graph.nodes if node.repeated}
+    before: dict[RegionWork, list[tuple[RegionWork, int]]] = {node: [] for node in graph.nodes if node.repeated}
     read_by_layers = {value for node in graph.nodes if node.is_segment for value, _ in node.reads}
     for node in before:
         if not node.commits:
@@ -231,11 +231,11 @@ def earlier_updates(graph: Graph, num_regions: int) -> Mapping[Node, Sequence[tu
     return before
 
 
-def _in_flight(node: Node, num_regions: int) -> int:
+def _in_flight(node: RegionWork, num_regions: int) -> int:
     """How many micro-batches have begun in a region and not ended, at most. Single numbers are read by all regions."""
     return num_regions if node.component is None else num_regions - node.region
 
 
-def replaced(graph: Graph, node: Node) -> Iterator[Node]:
+def replaced(graph: RegionGraph, node: RegionWork) -> Iterator[RegionWork]:
     """The repeated nodes that replace a state that a node reads."""
     return (writer for writer in graph.writers_of(node) if writer.repeated and writer is not node)

@@ -15,7 +15,7 @@ from appliance.compiler.core.errors import WaferMemoryError
 from appliance.compiler.cost.kernel_profile import KernelProfile
 from appliance.compiler.pipelined.order import At, find_order, instructions
 from appliance.compiler.wafer_schedule.memory_plan import GAPS
-from appliance.drawing.quantities import bytes_text
+from appliance.drawing.number_text import bytes_text
 from waferbox.links.elements import tensor_bytes
 from waferbox.runtime.schedule import makes_and_reads
 from wsc.v1 import plan_pb2

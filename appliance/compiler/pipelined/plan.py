@@ -14,7 +14,7 @@ from appliance.compiler.pipelined.build import Built, build
 from appliance.compiler.pipelined.graph import WAY_OUT
 from appliance.compiler.pipelined.memory import STREAMING, check_memory, plan_memory
 from appliance.compiler.pipelined.program import make_program
-from appliance.drawing.quantities import count_text
+from appliance.drawing.number_text import count_text
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import func_of
 from wsc.v1 import plan_pb2

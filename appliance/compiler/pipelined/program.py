@@ -10,7 +10,7 @@ from appliance.compiler.core.target import Target
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import REDUCTIONS, KernelTable, Numbers
 from appliance.compiler.pipelined.build import Built
-from appliance.compiler.pipelined.graph import WAY_OUT, Kind, Node, replaced
+from appliance.compiler.pipelined.graph import WAY_OUT, RegionWork, WorkKind, replaced
 from appliance.compiler.pipelined.schedule import SHARED, Key, Layout, Task, order_tasks
 from appliance.compiler.wafer_schedule.schedule import add_drops
 from waferbox.cirh.dialect import types
@@ -47,7 +47,7 @@ class _Program:
         self._now: list[Clock] = [(0,) * count] * count  # by region, behind its last instruction
         self._makers: dict[Key, list[Task]] = defaultdict(list)
         self._behind: dict[Task, Clock] = {}  # what has been run when a task has
-        self._tasks: dict[Node, list[Task]] = defaultdict(list)
+        self._tasks: dict[RegionWork, list[Task]] = defaultdict(list)
 
     def add(self, task: Task) -> None:
         """Appends a task; what it overwrites has been read by then."""
@@ -109,13 +109,13 @@ class _Program:
         node = task.node
         instruction = plan_pb2.Instruction()
         match node.kind:
-            case Kind.RECEIVE:
+            case WorkKind.RECEIVE:
                 assert node.bundle is not None
                 instruction.receive.group = node.bundle.id
-            case Kind.SEND:
+            case WorkKind.SEND:
                 assert node.bundle is not None
                 instruction.send.group = node.bundle.id
-            case Kind.COMMIT:
+            case WorkKind.COMMIT:
                 (state,) = node.commits.values()
                 (key,) = task.reads
                 instruction.commit.value = self._number(key)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from xdsl.ir import SSAValue
 
 from appliance.compiler.core.errors import CompileError
-from appliance.compiler.pipelined.graph import Graph, Kind, Node, Side, earlier_updates
+from appliance.compiler.pipelined.graph import RegionGraph, RegionWork, Side, WorkKind, earlier_updates
 
 # In place of the number of a micro-batch, for what there is once.
 SHARED = -1
@@ -28,7 +28,7 @@ Key = tuple[SSAValue, int]
 class Task:
     """A node, once: one instruction."""
 
-    node: Node
+    node: RegionWork
     region: int
     micro_batch: int  # of those of all replicas
     reads: list[Key]
@@ -43,13 +43,13 @@ class Layout:
     replicas: int
     micro_batches: int
 
-    def region(self, node: Node, micro_batch: int) -> int:
+    def region(self, node: RegionWork, micro_batch: int) -> int:
         """The region, of all replicas', that does some work."""
         replica = micro_batch // self.micro_batches if node.of_each_micro_batch else node.replica
         return replica * self.regions + node.region
 
 
-def order_tasks(graph: Graph, layout: Layout) -> list[Task]:
+def order_tasks(graph: RegionGraph, layout: Layout) -> list[Task]:
     """All tasks in an order in which they can be run. CompileError if there is none."""
     tasks = _make_tasks(graph, layout)
     player = _Player(graph, tasks, layout)
@@ -59,7 +59,7 @@ def order_tasks(graph: Graph, layout: Layout) -> list[Task]:
     return ordered
 
 
-def tasks_before(graph: Graph, tasks: dict[Node, list[Task]], num_regions: int) -> dict[Task, list[Task]]:
+def tasks_before(graph: RegionGraph, tasks: dict[RegionWork, list[Task]], num_regions: int) -> dict[Task, list[Task]]:
     """For each task those whose values it reads, and those that read what it overwrites."""
     makers: dict[Key, list[Task]] = defaultdict(list)
     for task in (task for listed in tasks.values() for task in listed):
@@ -85,11 +85,11 @@ def tasks_before(graph: Graph, tasks: dict[Node, list[Task]], num_regions: int) 
     return before
 
 
-def _make_tasks(graph: Graph, layout: Layout) -> dict[Node, list[Task]]:
-    tasks: dict[Node, list[Task]] = {}
+def _make_tasks(graph: RegionGraph, layout: Layout) -> dict[RegionWork, list[Task]]:
+    tasks: dict[RegionWork, list[Task]] = {}
     micro_batches = layout.replicas * layout.micro_batches
 
-    def keys(node: Node, micro_batch: int, sides: Sequence[Side]) -> Iterator[Key]:
+    def keys(node: RegionWork, micro_batch: int, sides: Sequence[Side]) -> Iterator[Key]:
         for value, is_part in sides:
             if not is_part and value not in graph.repeated:
                 yield value, SHARED
@@ -117,7 +117,7 @@ def _make_tasks(graph: Graph, layout: Layout) -> dict[Node, list[Task]]:
 class _Player:
     """Plays the regions with predicted times; the order in which tasks begin is the result."""
 
-    def __init__(self, graph: Graph, tasks: dict[Node, list[Task]], layout: Layout) -> None:
+    def __init__(self, graph: RegionGraph, tasks: dict[RegionWork, list[Task]], layout: Layout) -> None:
         self._layout = layout
         self._num_regions = num_regions = layout.replicas * layout.regions
         self._place = {node: number for number, node in enumerate(graph.nodes)}
@@ -134,7 +134,7 @@ class _Player:
         # By region and micro-batch: tasks of the backward pass that are still to be done, since it was begun.
         self._backward: dict[tuple[int, int], int] = defaultdict(int)
         for task in before:
-            if task.node.kind is Kind.BACKWARD and not task.node.of_whole_batch:
+            if task.node.kind is WorkKind.BACKWARD and not task.node.of_whole_batch:
                 self._backward[task.region, task.micro_batch] += 1
         self._in_flight: list[set[int]] = [set() for _ in range(num_regions)]
 
@@ -167,7 +167,7 @@ class _Player:
 
     def _may_begin(self, task: Task) -> bool:
         node = task.node
-        if node.kind is not Kind.FORWARD or node.of_whole_batch:
+        if node.kind is not WorkKind.FORWARD or node.of_whole_batch:
             return True
         flying = self._in_flight[task.region]
         begins = self._backward[task.region, task.micro_batch] > 0 and task.micro_batch not in flying
@@ -175,8 +175,8 @@ class _Player:
 
     def _rank(self, task: Task) -> tuple[int, int, int]:
         place = self._place[task.node]
-        if task.node.of_whole_batch or task.node.repeated or task.node.kind is Kind.RECEIVE:
-            return (Kind.RECEIVE, place, task.micro_batch)
+        if task.node.of_whole_batch or task.node.repeated or task.node.kind is WorkKind.RECEIVE:
+            return (WorkKind.RECEIVE, place, task.micro_batch)
         if task.node.is_segment:
             return (task.node.kind, task.micro_batch, place)
         return (task.node.kind, place, 0)
@@ -184,14 +184,14 @@ class _Player:
     def _begin(self, task: Task, now: float, order: list[Task], running: list[tuple[float, int, Task]]) -> None:
         node = task.node
         self._ready[task.region].remove(task)
-        if node.kind is Kind.FORWARD and not node.of_whole_batch and self._backward[task.region, task.micro_batch]:
+        if node.kind is WorkKind.FORWARD and not node.of_whole_batch and self._backward[task.region, task.micro_batch]:
             self._in_flight[task.region].add(task.micro_batch)
         heapq.heappush(running, (now + node.seconds, len(order), task))
         order.append(task)
 
     def _end(self, task: Task) -> None:
         node = task.node
-        if node.kind is Kind.BACKWARD and not node.of_whole_batch:
+        if node.kind is WorkKind.BACKWARD and not node.of_whole_batch:
             self._backward[task.region, task.micro_batch] -= 1
             if not self._backward[task.region, task.micro_batch]:
                 self._in_flight[task.region].discard(task.micro_batch)

@@ -8,7 +8,7 @@ from typing import Final
 
 from appliance.compiler.core.errors import WaferMemoryError
 from appliance.compiler.cost.kernel_profile import KernelProfile
-from appliance.drawing.quantities import bytes_text
+from appliance.drawing.number_text import bytes_text
 from waferbox.cirh.execution.kernel import Kernel
 from waferbox.links.elements import aligned, tensor_bytes
 from waferbox.runtime.arena import direct_values

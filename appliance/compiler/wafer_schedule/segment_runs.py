@@ -1,11 +1,11 @@
 """In which order a wafer goes through its segments and its micro-batches.
 
-A segment_run is a segment with some micro-batches, one after the other. Layer by layer each segment has one
+A segment run is a segment with some micro-batches, one after the other. Layer by layer each segment has one
 segment_run, with all of them: its weights are streamed once, and the activations of all micro-batches are kept. With
 fewer micro-batches at once the wafer goes through the step several times: activations are those of few micro-batches,
 and weights are streamed each time. What leads to values that the wafers wait for (a batch's statistics, the number of
 its labels) is made of the whole batch: those segments come first, layer by layer. Gradients that travel in half are
-rounded when all micro-batches have added their parts: by a segment_run of its own behind the segment's last, which
+rounded when all micro-batches have added their parts: by a segment run of its own behind the segment's last, which
 reads nothing but the sums.
 """
 
@@ -20,7 +20,7 @@ from wsc.v1 import plan_pb2
 
 @dataclass(slots=True, eq=False)
 class SegmentRun:
-    """A segment_run of a segment, with all that its kernel reads and makes for others."""
+    """A segment run of a segment, with all that its kernel reads and makes for others."""
 
     segment: Segment
     ops: list[Operation]
@@ -38,7 +38,7 @@ def order_segment_runs(
     Args:
         whole: how many segments come first, for the whole batch.
         at_once: divides micro_batches.
-        closing: what follows the last segment_run of a segment, once.
+        closing: what follows the last segment run of a segment, once.
     """
     turns = _segment_runs(segments[:whole], range(micro_batches), is_last=True)
     for begin in range(0, micro_batches, at_once):
