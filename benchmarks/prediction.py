@@ -1,4 +1,4 @@
-"""Growth: steps of 1 to 8 wafers that sleep their predicted time, measured and predicted, with what limits them.
+"""Prediction: steps of 1 to 8 wafers that sleep their predicted time, measured and predicted, with what limits them.
 
 On one host over shared memory, and with each role on a host of its own, over gRPC with links of 1 Gbit/s (network
 namespaces; needs root):

@@ -6,7 +6,7 @@ from html import escape
 from itertools import accumulate, pairwise
 from typing import Final
 
-from appliance.drawing.quantities import seconds_text
+from appliance.drawing.number_text import seconds_text
 
 # --- A wafer divided into regions, one for each layer, as in layer-pipelined execution --------------------------------
 #

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import jinja2
 
-from appliance.drawing.quantities import bytes_text, count_text, seconds_text
+from appliance.drawing.number_text import bytes_text, count_text, seconds_text
 from appliance.page.compile_report import CompileReport, read_report
 from appliance.page.job_view import PARTS, JobView, LogRow
 from wsc.v1 import management_pb2, node_pb2

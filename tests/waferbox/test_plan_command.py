@@ -82,7 +82,7 @@ def test_gradients_in_half_are_half_as_many_bytes(training: Path) -> None:
         (("--wafers", "3"), 1, "--divided-over"),
         (("--link", "100"), 2, "a unit is missing"),
         (("--link", "100Gbit/s"), 2, "100Gb/s"),
-        (("--link", "0Gb/s"), 2, "more than nothing"),
+        (("--link", "0Gb/s"), 2, "more than zero"),
         (("--wafer-rate", "3GB/s"), 2, "312Tflop/s"),
         (("--latency", "-1us"), 2, "20us"),
         (("--half", "float8"), 1, "bfloat16"),

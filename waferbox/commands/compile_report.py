@@ -11,7 +11,7 @@ from appliance.compiler.cost.machine_model import machine_model
 from appliance.compiler.pipelined.memory import PipelineMemory
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.report import Report
-from appliance.drawing.quantities import bytes_text, count_text, seconds_text
+from appliance.drawing.number_text import bytes_text, count_text, seconds_text
 from waferbox.host.folders import cache_root
 from waferbox.output.tables import empty_table
 

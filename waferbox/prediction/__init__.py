@@ -1,3 +1,1 @@
-"""The prediction of a step's time on a cluster of any size, which `waferbox plan` shows: the schedules of a plan,
-played.
-"""
+"""The prediction of a step's time on a cluster of any size (`waferbox plan`), by simulating the plan's programs."""

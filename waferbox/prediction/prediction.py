@@ -1,4 +1,4 @@
-"""From a step in CIRH to what it is predicted to take on a cluster, and what it waits for."""
+"""Predicts how long a step takes on a cluster, and what limits it: from a plan, or from a file with a step in CIRH."""
 
 import math
 from dataclasses import dataclass
@@ -16,12 +16,14 @@ from waferbox.prediction.roles import Tree, run_shard, run_wafer
 from waferbox.prediction.simulation import Costs, Rates, SimulatedCluster, fan_outs, predict_costs, tree_levels
 from wsc.v1 import plan_pb2
 
-# --- What a step of a plan is predicted to take on a cluster, and what it waits for -----------------------------------
+# --- The prediction of a plan -----------------------------------------------------------------------------------------
 
-
-WARM_STEPS: Final = 3  # until all that runs ahead is as far ahead as it can be
+# Roles run ahead of one another, as far as their credits allow. After three steps they are as far ahead as they get,
+# and every further step takes the same time.
+WARM_STEPS: Final = 3
 MEASURED_STEPS: Final = 4
-_LIMITING_SHARE: Final = 0.9  # busy for so much of a step, a part of the cluster is what limits it
+# A part of the cluster limits the step if it is busy for at least this share of it.
+_LIMITING_SHARE: Final = 0.9
 
 
 class StuckError(RuntimeError):
@@ -29,32 +31,47 @@ class StuckError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """How busy one part of the cluster is: of some that are alike, each; of several shards, the busiest."""
+class RoleLoad:
+    """How busy one part of the cluster is. Wafers and the nodes of a level are alike; of several shards, the busiest.
+
+    Attributes:
+        name: the part, such as "wafer compute".
+        share: the fraction of a step for which the part is busy.
+    """
 
     name: str
-    share: float  # of a step
+    share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One cluster."""
+    """The predicted step on one cluster.
+
+    Attributes:
+        wafers: number of wafers.
+        fan_out: the most children that a SwarmX node may have.
+        swarmx_nodes: number of SwarmX nodes.
+        depth: number of levels of SwarmX nodes.
+        step_seconds: duration of a step.
+        rows_per_second: rows of the batch over all wafers, per second.
+        loads: how busy each part of the cluster is.
+    """
 
     wafers: int
     fan_out: int
     swarmx_nodes: int
-    depth: int  # levels of SwarmX
+    depth: int
     step_seconds: float
     rows_per_second: float
-    loads: tuple[Load, ...]
+    loads: tuple[RoleLoad, ...]
 
     @property
-    def busiest(self) -> Load:
+    def busiest(self) -> RoleLoad:
         return max(self.loads, key=lambda load: load.share)
 
     @property
     def limit(self) -> str:
-        """What a step takes its time for."""
+        """Name of the part that limits the step; "dependencies" if none is busy for most of it."""
         busiest = self.busiest
         if busiest.share >= _LIMITING_SHARE:
             return busiest.name
@@ -63,31 +80,40 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePrediction:
-    """A number of wafers with the best tree, beside the other trees, and beside one wafer."""
+    """The predictions for a number of wafers.
+
+    Attributes:
+        best: with the SwarmX tree that gives the shortest step; of equal ones, with the fewest nodes.
+        tried: with each tree that was tried, by fan-out.
+        single: with one wafer.
+    """
 
     best: Prediction
-    tried: tuple[Prediction, ...]  # by fan-out; of equal ones that with fewer nodes is the best
+    tried: tuple[Prediction, ...]
     single: Prediction
 
     @property
     def efficiency(self) -> float:
-        """Rows a second, of as many times those of one wafer."""
+        """Rows per second, divided by those of one wafer times the number of wafers."""
         return self.best.rows_per_second / (self.best.wafers * self.single.rows_per_second)
 
 
 def predict(plan: plan_pb2.Plan, wafers: int, fan_out: int, rates: Rates, costs: Costs | None = None) -> Prediction:
-    """Plays some steps. Each wafer has the rows that the plan gives one.
+    """Simulates some steps of a plan on a cluster.
 
     Args:
-        plan: for weight streaming.
-        costs: of its kernels, if they are known otherwise than by the rates.
+        plan: a plan for weight streaming. Each predicted wafer gets as many rows as a wafer of the plan.
+        wafers: number of wafers of the cluster.
+        fan_out: the most children of a SwarmX node.
+        rates: rates of the cluster's parts.
+        costs: seconds of the plan's kernels; default: computed from the rates.
 
     Raises:
-        ValueError: the plan is of a pipelined wafer, or the tree cannot be.
-        StuckError: the plan does not hold together.
+        ValueError: the plan is for layer pipelined mode, or there is no tree of that size.
+        StuckError: the programs of the plan wait for one another.
     """
     if plan.HasField("pipeline"):
-        raise ValueError("a step in layer pipelined mode has one wafer, and does not grow")
+        raise ValueError("a step in layer pipelined mode has one wafer: only weight streaming is predicted")
     levels = tree_levels(wafers, fan_out)
     cluster = SimulatedCluster(plan, costs or predict_costs(plan, rates), rates, levels)
     tree = Tree(cluster)
@@ -111,20 +137,20 @@ def predict(plan: plan_pb2.Plan, wafers: int, fan_out: int, rates: Rates, costs:
     )
 
 
-def grow(plan: plan_pb2.Plan, wafers: int, rates: Rates) -> ScalePrediction:
-    """With the best of the trees that are worth a try. Raises as `predict`."""
+def predict_scaled(plan: plan_pb2.Plan, wafers: int, rates: Rates) -> ScalePrediction:
+    """Predicts a step with each SwarmX tree that is worth a try, and with one wafer. Raises as `predict`."""
     costs = predict_costs(plan, rates)
     tried = tuple(predict(plan, wafers, fan_out, rates, costs) for fan_out in fan_outs(wafers))
     best = min(tried, key=lambda each: (each.step_seconds, each.swarmx_nodes))
     return ScalePrediction(best=best, tried=tried, single=predict(plan, 1, 2, rates, costs))
 
 
-def _loads(cluster: SimulatedCluster, num_steps: int, step_seconds: float) -> tuple[Load, ...]:
-    """All steps do the same, so what was done in all of them is shared among them."""
+def _loads(cluster: SimulatedCluster, num_steps: int, step_seconds: float) -> tuple[RoleLoad, ...]:
+    """How busy each part is in a step: the mean over all steps, as every step does the same work."""
 
-    def load(name: str, *busy: float) -> Load:
+    def load(name: str, *busy: float) -> RoleLoad:
         share = max(busy) / num_steps / step_seconds if step_seconds else 0.0
-        return Load(name=name, share=share)
+        return RoleLoad(name=name, share=share)
 
     wafer, shards, nodes = cluster.wafer, cluster.shards, cluster.nodes
     return (
@@ -140,31 +166,41 @@ def _loads(cluster: SimulatedCluster, num_steps: int, step_seconds: float) -> tu
     )
 
 
-# --- From a module in CIRH to a prediction ----------------------------------------------------------------------------
+# --- The prediction of a file -----------------------------------------------------------------------------------------
 
 
 class PredictionError(ValueError):
-    """The file, or the step in it, cannot be planned so. The message says why, and the way out."""
+    """Raised when the step in a file cannot be predicted. The message says why, and the way out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSizes:
-    """The cluster to predict."""
+    """The cluster to predict, and how the step is compiled for it.
+
+    Attributes:
+        wafers: number of wafers.
+        memoryx: number of MemoryX shards.
+        divided_over: number of wafers among which the file's batch is divided; None: all wafers.
+        wafer_memory_bytes: memory of a wafer.
+        half: half precision type, such as "bfloat16"; empty: float32 throughout.
+        optimization_level: how much is computed in half precision, 0 to 2.
+        half_gradients: whether gradients of weights travel in half precision.
+    """
 
     wafers: int
     memoryx: int
-    divided_over: int | None  # wafers among which the file's batch is divided; None: all
+    divided_over: int | None
     wafer_memory_bytes: int
-    half: str  # empty: float32 throughout
+    half: str
     optimization_level: int
-    half_gradients: bool  # gradients of weights travel in half
+    half_gradients: bool
 
 
 def predict_clusters(file: Path, wanted: ClusterSizes, rates: Rates) -> ScalePrediction:
-    """Compiles the step, and plays it.
+    """Compiles the step in a file and predicts it.
 
     Raises:
-        PredictionError: see there.
+        PredictionError: the file is not a step in CIRH, or the step cannot be compiled so.
         OSError: the file cannot be read.
     """
     try:
@@ -179,14 +215,14 @@ def predict_clusters(file: Path, wanted: ClusterSizes, rates: Rates) -> ScalePre
         )
         plan = compile_in_micro_batches(text, target, MicroBatching(), rates.wafer.model)
     except UnicodeDecodeError as error:
-        raise PredictionError(f"{file} is not a text: {error}") from error
+        raise PredictionError(f"{file} is not UTF-8 text: {error}") from error
     except (CirhError, CompileError) as error:
         raise PredictionError(f"{file}: {error}") from error
-    return grow(plan, wanted.wafers, rates)
+    return predict_scaled(plan, wanted.wafers, rates)
 
 
 def _parts(text: str, wanted: ClusterSizes) -> int:
-    """Among how many wafers the file's batch is divided. Each wafer that is predicted has such a part."""
+    """The number of wafers among which the file's batch is divided. Each predicted wafer gets one such part."""
     rows = batch_rows(parse_module(text), 1)
     parts = wanted.wafers if wanted.divided_over is None else wanted.divided_over
     if rows % parts:

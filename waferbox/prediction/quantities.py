@@ -1,4 +1,4 @@
-"""Rates with units, as they are written on data sheets."""
+"""Parses rates and sizes with units, as data sheets have them. `appliance/drawing/number_text.py` prints numbers."""
 
 import math
 import re
@@ -15,26 +15,26 @@ _SIZES: Final = {f"{prefix}B": scale for prefix, scale in _PREFIXES.items()}
 
 
 class QuantityError(ValueError):
-    """A text that is no quantity of the kind that is asked for; the message says how one is written."""
+    """Raised for a text that is not a quantity of the expected kind. The message shows how to write one."""
 
 
 def bytes_per_second(text: str) -> float:
-    """As in 10GB/s, or 100Gb/s, which are bits."""
+    """Parses a rate of bytes, such as "10GB/s", or of bits, such as "100Gb/s"."""
     return _quantity(text, {**_BITS, **_BYTES}, "a rate such as 100Gb/s (bits) or 10GB/s (bytes)")
 
 
 def flops_per_second(text: str) -> float:
-    """As in 312Tflop/s."""
+    """Parses a rate of arithmetic, such as "312Tflop/s"."""
     return _quantity(text, _FLOPS, "a rate of arithmetic such as 312Tflop/s")
 
 
 def seconds(text: str) -> float:
-    """As in 20us; 0s is one as well."""
+    """Parses a duration, such as "20us"; "0s" is allowed."""
     return _quantity(text, _SECONDS, "a time such as 20us", zero=True)
 
 
 def size_bytes(text: str) -> int:
-    """As in 40GB, of a thousand million bytes each."""
+    """Parses a size, such as "40GB", in decimal units."""
     return int(_quantity(text, _SIZES, "a size such as 40GB"))
 
 
@@ -47,5 +47,5 @@ def _quantity(text: str, units: Mapping[str, float], wanted: str, *, zero: bool 
         raise QuantityError(f"{text!r} is not {wanted}: {unit}; units are {', '.join(units)}")
     value = float(found[1]) * units[found[2]]
     if math.isinf(value) or (value <= 0 and not zero):
-        raise QuantityError(f"{text!r} is not {wanted}: it must be more than nothing, and finite")
+        raise QuantityError(f"{text!r} is not {wanted}: it must be more than zero, and finite")
     return value

@@ -1,4 +1,8 @@
-"""The roles in a simulation: the SwarmX tree, wafers and MemoryX, as their programs run them."""
+"""The roles in a simulation: the SwarmX tree, wafers and MemoryX shards, each following its program in the plan.
+
+Each function mirrors the program of a real role: `swarmx/swarmx_program.py`, `wafer/wafer_program.py`,
+`memoryx/memoryx_program.py`. A change of the order of messages there needs the same change here.
+"""
 
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -8,17 +12,19 @@ from waferbox.runtime.arena import ArenaCounts
 from waferbox.runtime.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW, is_for_coordinator_only, part_bytes
 from wsc.v1 import plan_pb2
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The SwarmX tree in a simulation, as `swarmx/swarmx_program.py`: a level has a thread that takes frames in order
+# --- SwarmX -----------------------------------------------------------------------------------------------------------
 
 
 class Tree:
-    """All levels; frames enter at the wafers' end and at the shards' end."""
+    """The SwarmX tree of a simulated cluster: one simulated node for each level.
+
+    Frames enter from the wafers below and from the shards above.
+    """
 
     def __init__(self, cluster: SimulatedCluster) -> None:
-        self.wafer_released = Count(cluster.clock)  # gradient groups whose place a wafer may write again
+        self.wafer_released = Count(cluster.clock)  # gradient groups whose buffer a wafer may write again
         self._cluster = cluster
-        self._nodes = [_Node(self, cluster, depth) for depth in range(len(cluster.levels))]
+        self._nodes = [_TreeLevel(self, cluster, depth) for depth in range(len(cluster.levels))]
         for node in self._nodes:
             cluster.clock.start(node.run())
         self._released_by_shard = [0] * len(cluster.shards)
@@ -32,25 +38,25 @@ class Tree:
             self._released_by_shard[shard] = counts.first_of(own)
 
     def send_weights(self, shard: int, group: plan_pb2.Group) -> None:
-        """From a shard to all wafers."""
+        """Sends a weights group from a shard to all wafers."""
         root = self._nodes[0]
         self._cluster.carry(self._cluster.shards[shard], root.host, group.nbytes, lambda: root.take_down(group))
 
     def send_up(self, group: plan_pb2.Group, step: int) -> None:
-        """From every wafer."""
+        """Sends a reduction group from every wafer."""
         self.enter_from_below(len(self._nodes) - 1, self._cluster.wafer, group, step, part_bytes(group))
 
     def enter_from_below(
         self, depth: int, sender: SimulatedRole, group: plan_pb2.Group, step: int, nbytes: int
     ) -> None:
-        """From each child of a node of this level."""
+        """Sends a group to a node of a level, from each of its children."""
         node = self._nodes[depth]
         self._cluster.carry(
             sender, node.host, nbytes, lambda: node.take_up(group, step), senders=self._cluster.levels[depth].children
         )
 
     def send_credit(self, shard: int, taken: int) -> None:
-        """Each wafer says how many weights groups of a shard it has taken."""
+        """Sends the number of weights groups of a shard that each wafer has taken, to the shard."""
         self._pass_credit(len(self._nodes) - 1, shard, taken)
 
     def _pass_credit(self, depth: int, shard: int, taken: int) -> None:
@@ -62,16 +68,16 @@ class Tree:
         self._after(latency, lambda: node.take_credit(lambda: self._pass_credit(depth - 1, shard, taken)))
 
     def release(self, shard: int, count: int) -> None:
-        """A shard has read gradient groups: so many of all, as far as it is concerned."""
+        """Sends a shard's release count: it has read its part of the first `count` gradient groups."""
 
-        def told() -> None:
+        def arrive() -> None:
             self._released_by_shard[shard] = max(self._released_by_shard[shard], count)
             self._nodes[0].take_release(min(self._released_by_shard[each] for each in self._receivers))
 
-        self._after(self._cluster.rates.latency_seconds, told)
+        self._after(self._cluster.rates.latency_seconds, arrive)
 
     def notify_released(self, depth: int, count: int) -> None:
-        """From a node of the level above; below the last there are the wafers."""
+        """Sends a release count to the nodes of a level; below the last level, to the wafers."""
         latency = self._cluster.rates.latency_seconds
         if depth < len(self._nodes):
             node = self._nodes[depth]
@@ -80,22 +86,22 @@ class Tree:
             self._after(latency, lambda: self.wafer_released.raise_to(count))
 
     def take_down(self, depth: int, group: plan_pb2.Group) -> None:
-        """A frame from above is there."""
+        """Delivers a frame from above to a level; below the last level, to the wafers."""
         if depth < len(self._nodes):
             self._nodes[depth].take_down(group)
         else:
             self._cluster.arrived(self._cluster.wafer, group.id).add()
 
     def below(self, depth: int) -> SimulatedRole:
-        """Who stands for the children of a node of this level."""
+        """The simulated role that represents the children of a node of this level."""
         return self._nodes[depth + 1].host if depth + 1 < len(self._nodes) else self._cluster.wafer
 
     def _after(self, seconds: float, call: Callable[[], None]) -> None:
         self._cluster.clock.at(self._cluster.clock.now + seconds, call)
 
 
-class _Node:
-    """What stands for the nodes of a level."""
+class _TreeLevel:
+    """The nodes of one level, represented by one node with one thread, which handles frames in order of arrival."""
 
     def __init__(self, tree: Tree, cluster: SimulatedCluster, depth: int) -> None:
         self.host = cluster.nodes[depth]
@@ -107,8 +113,9 @@ class _Node:
         self._counts = ArenaCounts(cluster.plan.swarmx.arena)
         self._adds = self._level.children > 1
         self._inbox: deque[Callable[[], Process]] = deque()
-        self._came = Count(cluster.clock)
-        self._complete: deque[tuple[int, plan_pb2.Group, int]] = deque()  # the count that each awaits
+        self._num_received = Count(cluster.clock)
+        # Groups that all children have sent, each with the release count that it awaits, and with its step.
+        self._complete: deque[tuple[int, plan_pb2.Group, int]] = deque()
         self._released = 0
         self._joined = 0
 
@@ -117,7 +124,7 @@ class _Node:
         handled = 0
         while True:
             handled += 1
-            yield self._came, handled
+            yield self._num_received, handled
             yield from self._inbox.popleft()()
 
     def take_down(self, group: plan_pb2.Group) -> None:
@@ -126,15 +133,15 @@ class _Node:
     def take_up(self, group: plan_pb2.Group, step: int) -> None:
         self._put(lambda: self._collect(group, step))
 
-    def take_credit(self, passed_on: Callable[[], None]) -> None:
-        self._put(lambda: self._pass_credit(passed_on))
+    def take_credit(self, pass_on: Callable[[], None]) -> None:
+        self._put(lambda: self._pass_credit(pass_on))
 
     def take_release(self, count: int) -> None:
         self._put(lambda: self._take_release(count))
 
     def _put(self, work: Callable[[], Process]) -> None:
         self._inbox.append(work)
-        self._came.add()
+        self._num_received.add()
 
     def _pass_down(self, group: plan_pb2.Group, received: int) -> Process:
         children = self._level.children
@@ -147,9 +154,9 @@ class _Node:
             copies=children,
         )
 
-    def _pass_credit(self, passed_on: Callable[[], None]) -> Process:
+    def _pass_credit(self, pass_on: Callable[[], None]) -> Process:
         yield self.host.work((self._level.children + 1) * self._frame_seconds)
-        passed_on()
+        pass_on()
 
     def _take_release(self, count: int) -> Process:
         yield self.host.work(self._frame_seconds)
@@ -171,6 +178,7 @@ class _Node:
             yield from self._join_complete()
 
     def _join_complete(self) -> Process:
+        # In order: a group that waits for its buffer holds up those behind it, as in a real node.
         while self._complete and self._complete[0][0] <= self._released:
             _, group, step = self._complete.popleft()
             yield from self._join(group, step)
@@ -179,6 +187,7 @@ class _Node:
             self._tree.notify_released(self._depth + 1, self._joined)
 
     def _join(self, group: plan_pb2.Group, step: int) -> Process:
+        """Adds the children's parts, or puts them together, and sends the result on."""
         if self._adds:
             nbytes = self._level.children * self._child_bytes(group)
             yield self.host.work(nbytes / self._cluster.rates.swarmx_bytes_per_second)
@@ -206,12 +215,11 @@ class _Node:
         return part_bytes(group) * self._cluster.levels[0].wafers * self._cluster.levels[0].children
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Wafers and MemoryX in a simulation: their instructions one after the other, with the credit that bounds run-ahead
+# --- Wafers and MemoryX -----------------------------------------------------------------------------------------------
 
 
 def run_wafer(cluster: SimulatedCluster, tree: Tree, num_steps: int) -> Process:
-    """As `wafer/wafer_program.py`. Batches are there: workers are ahead."""
+    """The thread of a wafer. A batch is always available, as workers run ahead."""
     plan, host, frame_seconds = cluster.plan.wafer, cluster.wafer, cluster.rates.frame_seconds
     groups = {group.id: group for group in plan.groups}
     homes = {member.value: group.id for group in plan.groups for member in group.members if _is_sent(group)}
@@ -251,7 +259,7 @@ def run_wafer(cluster: SimulatedCluster, tree: Tree, num_steps: int) -> Process:
 
 
 def run_shard(cluster: SimulatedCluster, tree: Tree, shard: int, num_steps: int) -> Process:
-    """As `memoryx/memoryx_program.py`."""
+    """The thread of a MemoryX shard."""
     plan, host, frame_seconds = cluster.plan.memoryx[shard], cluster.shards[shard], cluster.rates.frame_seconds
     groups = {group.id: group for group in plan.groups}
     counts = ArenaCounts(plan.arena)
@@ -263,10 +271,10 @@ def run_shard(cluster: SimulatedCluster, tree: Tree, shard: int, num_steps: int)
 
     def release(step: int) -> None:
         nonlocal borrowed
-        told = counts.released_count_after(borrowed, from_arena) if borrowed is not None else None
+        count = counts.released_count_after(borrowed, from_arena) if borrowed is not None else None
         borrowed = None
-        if told is not None:
-            tree.release(shard, counts.count(told, step))
+        if count is not None:
+            tree.release(shard, counts.count(count, step))
 
     for step in range(1, num_steps + 1):
         for instruction in plan.instructions:
@@ -285,7 +293,7 @@ def run_shard(cluster: SimulatedCluster, tree: Tree, shard: int, num_steps: int)
                     group = groups[instruction.send.group]
                     yield host.work(frame_seconds)
                     if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
-                        # Credit comes for several groups at once.
+                        # At most WEIGHTS_WINDOW groups are under way that the wafers have not taken.
                         yield cluster.credit[shard], sent - WEIGHTS_WINDOW + 1
                         sent += 1
                         tree.send_weights(shard, group)

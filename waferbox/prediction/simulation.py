@@ -1,6 +1,4 @@
-"""A simulated cluster: discrete events, the rates of its parts, how long kernels take, and links with frames on their
-way.
-"""
+"""A simulated cluster: discrete events, the rates of its parts, the times of kernels, and links that carry frames."""
 
 import heapq
 import itertools
@@ -16,16 +14,15 @@ from waferbox.cirh.text.parser import parse_module
 from waferbox.lair.lower import NotLowered, lower
 from wsc.v1 import plan_pb2
 
-# --- A simulation of discrete events: processes that wait for time to pass, or for a count to be reached --------------
+# --- Discrete events --------------------------------------------------------------------------------------------------
 
-
-# What a process yields: seconds that go by, or a count with the value that it waits for.
+# A process yields seconds that pass, or a count with the value that it waits for.
 Wait: TypeAlias = "float | tuple[Count, int]"
 Process: TypeAlias = Iterator[Wait]
 
 
 class Count:
-    """A number that only grows, and who waits for it."""
+    """A number that only grows, with the processes that wait for it to reach a value."""
 
     def __init__(self, clock: "Clock") -> None:
         self._clock = clock
@@ -33,11 +30,11 @@ class Count:
         self.value = 0
 
     def add(self) -> None:
-        """One more."""
+        """Adds one."""
         self.raise_to(self.value + 1)
 
     def raise_to(self, value: int) -> None:
-        """At least so many."""
+        """Raises the number to a value, and starts the processes that waited for it; nothing if it is larger."""
         if value <= self.value:
             return
         self.value = value
@@ -47,11 +44,12 @@ class Count:
             self._clock.start(process)
 
     def wait(self, value: int, process: Process) -> None:
+        """Starts the process when the number reaches `value`, which it has not yet."""
         self._waiting.append((value, process))
 
 
 class Clock:
-    """The time, in seconds, and what happens next. Equal times: in the order in which they were asked for."""
+    """The time of a simulation, in seconds, with the queue of its events. Equal times run in order of scheduling."""
 
     def __init__(self) -> None:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -59,20 +57,21 @@ class Clock:
         self.now = 0.0
 
     def at(self, time: float, call: Callable[[], None]) -> None:
-        """Have something called then; not before now."""
+        """Schedules a call at a time; one in the past is made now."""
         heapq.heappush(self._queue, (max(time, self.now), next(self._numbers), call))
 
     def start(self, process: Process) -> None:
-        """Let a process go on, now."""
-        self.at(self.now, lambda: self._go_on(process))
+        """Starts or continues a process, now."""
+        self.at(self.now, lambda: self._advance(process))
 
     def run(self) -> None:
-        """Until nothing can happen any more."""
+        """Runs events until none is left. Processes that still wait then wait for ever."""
         while self._queue:
             self.now, _, call = heapq.heappop(self._queue)
             call()
 
-    def _go_on(self, process: Process) -> None:
+    def _advance(self, process: Process) -> None:
+        """Runs a process until it has to wait."""
         for wait in process:
             if isinstance(wait, tuple):
                 count, value = wait
@@ -80,12 +79,12 @@ class Clock:
                     count.wait(value, process)
                     return
             elif wait > 0:
-                self.at(self.now + wait, lambda: self._go_on(process))
+                self.at(self.now + wait, lambda: self._advance(process))
                 return
 
 
 class Line:
-    """One direction of a host's link: what is handed over leaves in order, at its rate."""
+    """One direction of a host's link, which carries frames one after the other at a fixed rate."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._rate = bytes_per_second
@@ -93,7 +92,7 @@ class Line:
         self.busy_seconds = 0.0
 
     def reserve(self, begin: float, nbytes: float) -> tuple[float, float]:
-        """From when to when the line has so many bytes that are handed over at `begin`."""
+        """Reserves the line for a frame that is handed over at `begin`. Returns the begin and end of its transfer."""
         start = max(begin, self._free)
         seconds = nbytes / self._rate
         self.busy_seconds += seconds
@@ -101,22 +100,28 @@ class Line:
         return start, self._free
 
 
-# --- What a cluster of a given size is made of, as far as a prediction rests on it ------------------------------------
+# --- Rates ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """What a role computes with. A rate may be infinite: that costs nothing."""
+    """The speed of a role's processor. Work with an infinite rate takes no time.
 
-    flops_per_second: float = math.inf  # of products
-    bytes_per_second: float = math.inf  # of what is read and written element by element
-    call_seconds: float = 0.0  # of each operation, however small
+    Attributes:
+        flops_per_second: rate of products.
+        bytes_per_second: rate of element-wise work, in bytes read and written.
+        call_seconds: time of each operation, in addition to its work.
+    """
+
+    flops_per_second: float = math.inf
+    bytes_per_second: float = math.inf
+    call_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         _check_rates(self, seconds=("call_seconds",))
 
     def model(self) -> MachineModel:
-        """As the compiler predicts times."""
+        """The machine model with which the compiler predicts times."""
         return MachineModel(
             source="rates that were given",
             float32_flops_per_second=self.flops_per_second,
@@ -130,14 +135,23 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Of one wafer, one shard of MemoryX, one node of SwarmX, and each link: a role has a host to itself."""
+    """The rates of a cluster's parts, each of which has a host to itself.
+
+    Attributes:
+        wafer: the processor of a wafer.
+        memoryx: the processor of a MemoryX shard.
+        swarmx_bytes_per_second: received bytes that a SwarmX node adds up per second.
+        link_bytes_per_second: rate of each host's link, in each direction.
+        latency_seconds: latency of a frame, from thread to thread.
+        frame_seconds: time that a thread spends on each frame that it sends or receives.
+    """
 
     wafer: Compute
     memoryx: Compute
-    swarmx_bytes_per_second: float  # that a node adds up, counted as they come in
-    link_bytes_per_second: float = math.inf  # of each host, in each direction
-    latency_seconds: float = 0.0  # of a frame, from thread to thread
-    frame_seconds: float = 0.0  # that a thread spends on each frame that it sends or takes
+    swarmx_bytes_per_second: float
+    link_bytes_per_second: float = math.inf
+    latency_seconds: float = 0.0
+    frame_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         _check_rates(self, seconds=("latency_seconds", "frame_seconds"))
@@ -152,21 +166,30 @@ def _check_rates(rates: object, seconds: tuple[str, ...]) -> None:
                 raise ValueError(f"{field.name} cannot be {value}")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The SwarmX tree as a simulation sees it: all nodes of a level are alike, and one of them stands for them
+# --- The levels of the SwarmX tree ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """The nodes of a level. Of those that differ by one child, the fuller one."""
+    """The nodes of a level of the SwarmX tree. They differ by at most one child; the fullest represents them.
+
+    Attributes:
+        nodes: number of nodes.
+        children: number of children of a node.
+        wafers: number of wafers below each child.
+    """
 
     nodes: int
-    children: int  # of each node
-    wafers: int  # below each of its children
+    children: int
+    wafers: int
 
 
 def tree_levels(num_wafers: int, fan_out: int) -> tuple[Level, ...]:
-    """The levels from the root down, as `swarmx_tree` divides them, with at most `fan_out` children of a node."""
+    """The levels from the root down, divided as in `waferbox/runtime/swarmx_tree.py`.
+
+    Raises:
+        ValueError: `num_wafers` is less than 1, or `fan_out` less than 2.
+    """
     if num_wafers < 1 or fan_out < 2:
         raise ValueError(f"a tree has at least one wafer and two branches, not {num_wafers} and {fan_out}")
     levels: list[Level] = []
@@ -180,7 +203,7 @@ def tree_levels(num_wafers: int, fan_out: int) -> tuple[Level, ...]:
 
 
 def fan_outs(num_wafers: int) -> Iterator[int]:
-    """Those that are worth a try: powers of two, up to one node for all wafers."""
+    """The fan-outs that are worth a try: powers of two, up to one node for all wafers."""
     fan_out = 2
     while fan_out < num_wafers:
         yield fan_out
@@ -188,21 +211,26 @@ def fan_outs(num_wafers: int) -> Iterator[int]:
     yield max(2, num_wafers)
 
 
-# --- How long the kernels of a plan take, by the rates of who runs them -----------------------------------------------
+# --- The times of kernels ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Seconds of each kernel, by its number: of the wafers, and of each shard."""
+    """Seconds of each kernel, by its number.
+
+    Attributes:
+        wafer: the kernels of a wafer.
+        memoryx: the kernels of each MemoryX shard.
+    """
 
     wafer: Mapping[int, float]
     memoryx: tuple[Mapping[int, float], ...]
 
 
 def predict_costs(plan: plan_pb2.Plan, rates: Rates) -> Costs:
-    """By arithmetic and bytes (`MachineModel`). What MemoryX does in a loop is done in one pass."""
+    """Predicts the times of a plan's kernels from their arithmetic and bytes (`MachineModel`)."""
     wafer, memoryx = rates.wafer.model(), rates.memoryx.model()
-    known: dict[str, float] = {}  # shards have many kernels in common
+    known: dict[str, float] = {}  # by text of the kernel: shards have many kernels in common
     return Costs(
         wafer={kernel.id: operations_time(parse_module(kernel.cirh), wafer) for kernel in plan.wafer.kernels},
         memoryx=tuple(_shard_costs(part.kernels, memoryx, known) for part in plan.memoryx),
@@ -219,6 +247,7 @@ def _shard_costs(
 
 
 def _update_time(text: str, machine: MachineModel) -> float:
+    """The time of a kernel of MemoryX: of one pass over its data if it is lowered to a loop."""
     module = parse_module(text)
     try:
         lower(module)
@@ -227,32 +256,30 @@ def _update_time(text: str, machine: MachineModel) -> float:
     return loop_time(module, machine)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the roles of a simulated cluster share: links, frames on their way, and counts of what has arrived
+# --- The cluster ------------------------------------------------------------------------------------------------------
 #
-# All wafers do the same at the same time, so one stands for all, and one SwarmX node for each level of the tree: a
-# thousand wafers cost no more than a few. Where a node has several children, what it sends to them leaves one behind
-# the
-# other, and the one that stands for them is the last.
+# All wafers do the same at the same time, so one represents them all, and one SwarmX node represents each level of the
+# tree: a thousand wafers cost no more than a few. What a node sends to its children leaves one after the other; the
+# child that represents them is the last.
 
 
 class SimulatedRole:
-    """One role with a link and a thread."""
+    """A role with a link and one thread."""
 
     def __init__(self, name: str, rates: Rates) -> None:
         self.name = name
         self.outgoing = Line(rates.link_bytes_per_second)
         self.incoming = Line(rates.link_bytes_per_second)
-        self.busy_seconds = 0.0  # of its thread
+        self.busy_seconds = 0.0  # of the thread
 
     def work(self, seconds: float) -> float:
-        """To be yielded: the thread is busy for so long."""
+        """Counts the seconds as busy, and returns them for the process to yield."""
         self.busy_seconds += seconds
         return seconds
 
 
 class SimulatedCluster:
-    """A plan on its roles."""
+    """The roles of a plan, with the clock and the counts that they share."""
 
     def __init__(self, plan: plan_pb2.Plan, costs: Costs, rates: Rates, levels: tuple[Level, ...]) -> None:
         self.plan = plan
@@ -265,10 +292,10 @@ class SimulatedCluster:
         self.nodes = [SimulatedRole(f"swarmx level {depth}", rates) for depth in range(len(levels))]
         self._arrived: dict[tuple[str, int], Count] = defaultdict(lambda: Count(self.clock))
         self.credit = [Count(self.clock) for _ in plan.memoryx]  # weights groups that all wafers have taken
-        self.step_ends: list[float] = []  # of the wafers
+        self.step_ends: list[float] = []  # when the wafers ended each step
 
     def arrived(self, host: SimulatedRole, group: int) -> Count:
-        """How many frames of a group have come to a host."""
+        """The count of frames of a group that have arrived at a host."""
         return self._arrived[host.name, group]
 
     def carry(
@@ -281,9 +308,15 @@ class SimulatedCluster:
         copies: int = 1,
         senders: int = 1,
     ) -> None:
-        """A frame, now. The receiver is called when its last byte is there.
+        """Sends a frame now.
 
-        copies: to as many receivers of this kind. senders: as many of this kind send theirs to the one receiver.
+        Args:
+            sender: the role that sends.
+            receiver: the role that receives.
+            nbytes: size of the frame.
+            arrive: called when the last byte has arrived.
+            copies: number of receivers of this kind that each get a copy.
+            senders: number of senders of this kind that each send a frame to the receiver.
         """
         start, sent = sender.outgoing.reserve(self.clock.now, copies * nbytes)
 

@@ -1,4 +1,4 @@
-"""A prediction for a terminal, and as data."""
+"""A prediction as tables for a terminal, and as data for `--json`."""
 
 import dataclasses
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from appliance.drawing.quantities import count_text, seconds_text
+from appliance.drawing.number_text import count_text, seconds_text
 from waferbox.output.tables import empty_table
 from waferbox.prediction.prediction import Prediction, ScalePrediction
 
 
 def prediction_data(prediction: ScalePrediction) -> dict[str, Any]:
-    """For --json: seconds, rows a second, and shares of a step."""
+    """The prediction for `--json`: seconds, rows per second, and shares of a step."""
     return {
         "efficiency": prediction.efficiency,
         "best": _data(prediction.best),
@@ -26,7 +26,7 @@ def _data(prediction: Prediction) -> dict[str, Any]:
 
 
 def prediction_tables(prediction: ScalePrediction) -> Group:
-    """The trees that were tried, how busy everything is with the best, and what limits it."""
+    """The trees that were tried, how busy each part of the cluster is with the best tree, and what limits the step."""
     best, single = prediction.best, prediction.single
     numbers = ("fan-out", "levels", "SwarmX nodes", "step", "rows/s", "of linear")
     trees = empty_table(*numbers, "limited by", right=numbers, whole=numbers)

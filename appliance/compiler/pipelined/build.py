@@ -1,4 +1,4 @@
-"""The graph of a step: the wafers' segments, the updates in their layers' regions, and the messages of the wafer."""
+"""Builds the graph of a step in layer pipelined mode: segments, updates in their layers' regions, and messages."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from appliance.compiler.partition.groups import Bundle, Numbers
 from appliance.compiler.partition.layers import Waits, inputs_of
 from appliance.compiler.partition.local import Localiser
 from appliance.compiler.partition.shards import divide, elements, order
-from appliance.compiler.pipelined.graph import UPDATE, Graph, Kind, Node, Side, repeat_updates
+from appliance.compiler.pipelined.graph import UPDATE, RegionGraph, RegionWork, Side, WorkKind, repeat_updates
 from appliance.compiler.pipelined.regions import NOMINAL, Regions, find_regions
 from appliance.compiler.pipelined.schedule import SHARED
 from appliance.compiler.wafer_schedule.schedule import make_segment_runs
@@ -28,18 +28,24 @@ from waferbox.cirh.table.lookup import spec
 from waferbox.cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What MemoryX would compute, as work of regions: which operations are one kernel, and whose layer's they are
+# --- Updates ----------------------------------------------------------------------------------------------------------
 #
 # A weight, its optimizer state and their update belong to the layer that reads the weight first. Single numbers (counts
 # of steps, rates, norms) belong to the last region: it is idle when a step begins.
 
 
 class Updates:
-    """Gives the operations in batches, as values become known in the order of the trace."""
+    """The operations that MemoryX runs in weight streaming, in batches of one kernel each, with their layers."""
 
-    def __init__(self, cut: Cut, work: Sequence[SegmentRun], target: Target, last_layer: str) -> None:
-        """last_layer: where single numbers are computed."""
+    def __init__(self, cut: Cut, runs: Sequence[SegmentRun], target: Target, last_layer: str) -> None:
+        """Prepares the batches.
+
+        Args:
+            cut: the step.
+            runs: the segments, in order.
+            target: of one shard.
+            last_layer: the layer in which single numbers are computed.
+        """
         self._cut = cut
         self._last_layer = last_layer
         self._sharing = divide(cut, target)
@@ -52,11 +58,11 @@ class Updates:
         self._available: set[SSAValue] = set(self.states)
         self._leaving = {*cut.new_states.values(), *cut.streamed, *(value for _, value in cut.outputs)}
         self._frontier.add(self._available)
-        self._first_read = {value: item.segment.layer for item in reversed(work) for value in item.inputs}
+        self._first_read = {value: run.segment.layer for run in reversed(runs) for value in run.inputs}
         self._made_in: dict[SSAValue, str] = {
-            value: item.segment.layer for item in work for op in item.ops for value in op.results
+            value: run.segment.layer for run in runs for op in run.ops for value in op.results
         }
-        self._place = {layer: number for number, layer in enumerate(dict.fromkeys(w.segment.layer for w in work))}
+        self._place = {layer: number for number, layer in enumerate(dict.fromkeys(w.segment.layer for w in runs))}
         self._component_of = {
             value: component
             for op, component in self._sharing.component.items()
@@ -65,7 +71,7 @@ class Updates:
         self._layers = self._find_layers()
 
     def after(self, values: Iterable[SSAValue]) -> Iterator[list[Operation]]:
-        """Batches that can be run when these values are there too, with the broadcasts that they read."""
+        """The batches that can be run once these values are available, too."""
         values = list(values)
         self._available.update(values)
         self._frontier.add(values)
@@ -84,7 +90,7 @@ class Updates:
         return self._reads.with_repeated(batch)
 
     def outputs(self, batch: Sequence[Operation]) -> list[SSAValue]:
-        """What of a batch's results is wanted outside of it."""
+        """The results of a batch that are read outside of it."""
         chosen = set(batch)
         return [
             value
@@ -99,11 +105,11 @@ class Updates:
         return self._last_layer if component is None else self._layers[component]
 
     def component(self, batch: Sequence[Operation]) -> int | None:
-        """What a batch belongs to: a weight with its state. None: single numbers."""
+        """The component (a weight with its optimizer state) that a batch belongs to; None: single numbers."""
         return self._sharing.component.get(batch[0])
 
     def layer_of_state(self, state: SSAValue) -> str:
-        """The layer that a state lies with."""
+        """The layer that a state belongs to."""
         if elements(state) == 1:
             return self._last_layer
         component = self._component_of.get(state, self._component_of.get(self._cut.new_states.get(state, state)))
@@ -113,7 +119,7 @@ class Updates:
         return self._first_read.get(state, made)
 
     def _find_layers(self) -> dict[int, str]:
-        """By component: the layer that reads its values first, else the one that makes what it reads."""
+        """By component: the layer that reads its values first, else the first that makes a gradient for it."""
         read: dict[int, list[str]] = {}
         made: dict[int, list[str]] = {}
         for op, component in self._sharing.component.items():
@@ -131,83 +137,91 @@ class Updates:
         return elements(value) > 1 and value in self._first_read and value not in self._cut.sharding.reduced
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The graph of a step: the wafers' segments, the updates in their layers' regions, and the messages of the wafer
+# --- The graph --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A step, ready to be scheduled."""
+    """A step that is ready to be scheduled.
 
-    graph: Graph
+    Attributes:
+        graph: the work of the step.
+        regions: the regions of the wafer.
+        batch: the message of the batch.
+        sends: the messages of the outputs.
+        localiser: makes the kernels.
+        parts_of_outputs: by output, the micro-batch whose value is sent: the last if each has one, else SHARED.
+    """
+
+    graph: RegionGraph
     regions: Regions
     batch: Bundle
     sends: Sequence[Bundle]
     localiser: Localiser
-    parts_of_outputs: Mapping[SSAValue, int]  # that of the last micro-batch, of what each has; SHARED of all else
+    parts_of_outputs: Mapping[SSAValue, int]
 
 
 def build(cut: Cut, target: Target, numbers: Numbers) -> Built:
-    """The graph with its regions. Which state an update overwrites in place is decided."""
+    """Builds the graph with its regions, and decides which updates overwrite their states in place."""
     localiser = Localiser(cut.sharding)
     waits = Waits(cut)
-    work = make_segment_runs(cut, waits)
-    layers = list(dict.fromkeys(item.segment.layer for item in work)) or [""]
-    updates = Updates(cut, work, replace(target, num_shards=1, pinned_shards={}), layers[-1])
+    runs = make_segment_runs(cut, waits)
+    layers = list(dict.fromkeys(run.segment.layer for run in runs)) or [""]
+    updates = Updates(cut, runs, replace(target, num_shards=1, pinned_shards={}), layers[-1])
     batch = make_batch(cut, numbers, localiser, target.num_parts)
-    nodes = list(_Builder(cut, localiser, waits, work, updates).nodes(batch, layers[0]))
+    work = list(_Builder(cut, localiser, waits, runs, updates).work(batch, layers[0]))
     seconds = dict.fromkeys(layers, 0.0)
-    repeated = repeat_updates(cut, nodes) if target.asynchronous_updates else frozenset()
-    for node in nodes:
-        times = target.micro_batches if node.of_each_micro_batch else 1 / target.num_replicas
-        seconds[node.layer] += node.seconds * times
+    repeated = repeat_updates(cut, work) if target.asynchronous_updates else frozenset()
+    for item in work:
+        times = target.micro_batches if item.of_each_micro_batch else 1 / target.num_replicas
+        seconds[item.layer] += item.seconds * times
     regions = find_regions(seconds, target.wafer_cores // target.num_replicas, target.num_replicas)
     region_of = regions.region_of()
-    for node in nodes:
-        node.region = region_of[node.layer]
-    _share_updates(nodes, target.num_replicas)
+    for item in work:
+        item.region = region_of[item.layer]
+    _share_updates(work, target.num_replicas)
     last = target.num_parts - 1
     parts_of_outputs = {value: last if value in repeated else SHARED for _, value in cut.outputs}
-    sends = _find_sends(cut, target, numbers, localiser, nodes, parts_of_outputs)
-    graph = Graph([*nodes, *sends], updates.states, body_ops(cut.module), repeated)
+    sends = _find_sends(cut, target, numbers, localiser, work, parts_of_outputs)
+    graph = RegionGraph([*work, *sends], updates.states, body_ops(cut.module), repeated)
     _commit(cut, graph, updates)
-    for node in graph.nodes:
-        node.region = region_of[node.layer]
-    bundles = [node.bundle for node in sends if node.bundle is not None]
+    for item in graph.work:
+        item.region = region_of[item.layer]
+    bundles = [item.bundle for item in sends if item.bundle is not None]
     return Built(graph, regions, batch, bundles, localiser, parts_of_outputs)
 
 
 class _Builder:
-    """Makes nodes in the order of the trace."""
+    """Makes the work of the regions in the order of the trace."""
 
     def __init__(
-        self, cut: Cut, localiser: Localiser, waits: Waits, work: Sequence[SegmentRun], updates: Updates
+        self, cut: Cut, localiser: Localiser, waits: Waits, runs: Sequence[SegmentRun], updates: Updates
     ) -> None:
         self._cut = cut
         self._localiser = localiser
-        self._work = work
+        self._runs = runs
         self._updates = updates
-        self._whole = num_of_whole_batch(work, waits, {})
+        self._whole = num_of_whole_batch(runs, waits, {})
         self._parts = cut.parts
         self._wanted = {value for op in cut.memoryx_ops for value in op.operands}
-        self._wanted |= {value for item in work for value in item.inputs} | set(cut.new_states.values())
+        self._wanted |= {value for run in runs for value in run.inputs} | set(cut.new_states.values())
         self._wanted |= {value for _, value in cut.outputs}
         self._seconds: dict[str, float] = {}  # by kernel
 
-    def nodes(self, batch: Bundle, first_layer: str) -> Iterator[Node]:
+    def work(self, batch: Bundle, first_layer: str) -> Iterator[RegionWork]:
         makes = [(value, True) for value in batch.values]
-        yield Node(kind=Kind.RECEIVE, layer=first_layer, label="batch", reads=[], makes=makes, bundle=batch)
+        yield RegionWork(kind=WorkKind.RECEIVE, layer=first_layer, label="batch", reads=[], makes=makes, bundle=batch)
         yield from self._updates_after([])
-        for position, item in enumerate(self._work):
-            outputs = [v for v in item.outputs if v not in self._cut.sharding.reduced or v in self._wanted]
+        for position, run in enumerate(self._runs):
+            outputs = [v for v in run.outputs if v not in self._cut.sharding.reduced or v in self._wanted]
             if outputs:
-                module = self._localiser.kernel(item.ops, item.inputs, outputs)
+                module = self._localiser.kernel(run.ops, run.inputs, outputs)
                 text = print_module(module, locations=False)
-                yield Node(
-                    kind=Kind.BACKWARD if item.segment.backward else Kind.FORWARD,
-                    layer=item.segment.layer,
-                    label=item.segment.label,
-                    reads=[self._side(value) for value in item.inputs],
+                yield RegionWork(
+                    kind=WorkKind.BACKWARD if run.segment.backward else WorkKind.FORWARD,
+                    layer=run.segment.layer,
+                    label=run.segment.label,
+                    reads=[self._side(value) for value in run.inputs],
                     makes=[self._side(value) for value in outputs],
                     kernel=text,
                     seconds=self._time(text, module, operations_time),
@@ -215,15 +229,15 @@ class _Builder:
                 )
             yield from self._updates_after([v for v in outputs if v in self._cut.sharding.reduced])
 
-    def _updates_after(self, values: Sequence[SSAValue]) -> Iterator[Node]:
+    def _updates_after(self, values: Sequence[SSAValue]) -> Iterator[RegionWork]:
         for ops in self._updates.after(values):
             closure = self._updates.closure(ops)
             inputs, outputs = inputs_of(closure), self._updates.outputs(ops)
             module = extract(closure, inputs, outputs)
             text = print_module(module, locations=False)
             layer = self._updates.layer(ops)
-            yield Node(
-                kind=Kind.UPDATE,
+            yield RegionWork(
+                kind=WorkKind.UPDATE,
                 layer=layer,
                 label=f"{layer or 'model'}{UPDATE}",
                 reads=[(value, False) for value in inputs],
@@ -242,14 +256,17 @@ class _Builder:
         return self._seconds[text]
 
 
-def _share_updates(nodes: Sequence[Node], num_replicas: int) -> None:
-    """Replicas divide the updates of a region; what belongs to one weight stays together."""
+def _share_updates(work: Sequence[RegionWork], num_replicas: int) -> None:
+    """Divides the updates among the replicas, so that each has about the same work.
+
+    All updates of a component go to one replica, where its states lie.
+    """
     busy = [0.0] * num_replicas
     home: dict[int, int] = {}
-    for node in nodes:
-        if node.component is not None:
-            node.replica = home.setdefault(node.component, busy.index(min(busy)))
-            busy[node.replica] += node.seconds
+    for item in work:
+        if item.component is not None:
+            item.replica = home.setdefault(item.component, busy.index(min(busy)))
+            busy[item.replica] += item.seconds
 
 
 def _is_loop(ops: Sequence[Operation]) -> bool:
@@ -261,41 +278,47 @@ def _find_sends(
     target: Target,
     numbers: Numbers,
     localiser: Localiser,
-    nodes: Sequence[Node],
+    work: Sequence[RegionWork],
     parts_of_outputs: Mapping[SSAValue, int],
-) -> list[Node]:
-    """The groups of the outputs: one for each region that makes some, and one for each that is in parts."""
-    maker = {side: node for node in nodes for side in node.makes}
-    together: dict[tuple[int, int], Node] = {}
-    sends: dict[SSAValue, Node] = {}
+) -> list[RegionWork]:
+    """The messages of the outputs: one for each region that makes some, and one for each output that is gathered."""
+    maker = {side: item for item in work for side in item.makes}
+    together: dict[tuple[int, int], RegionWork] = {}
+    sends: dict[SSAValue, RegionWork] = {}
     for value in dict.fromkeys(value for _, value in cut.outputs):
         gathered = cut.sharding.used(value).is_sharded and value not in cut.sharding.reduced
         home = maker[value, gathered]
         where = (home.replica, home.region)
-        node = None if gathered else together.get(where)
-        if node is None:
+        item = None if gathered else together.get(where)
+        if item is None:
             group = plan_pb2.Group(id=numbers.group(), kind=plan_pb2.GROUP_KIND_OUTPUT, layer=home.label)
-            node = Node(kind=Kind.SEND, layer=home.layer, label="outputs", reads=[], makes=[], bundle=Bundle(group))
-            node.replica = home.replica
-        assert node.bundle is not None
-        node.reads.append((value, gathered))
+            item = RegionWork(
+                kind=WorkKind.SEND, layer=home.layer, label="outputs", reads=[], makes=[], bundle=Bundle(group)
+            )
+            item.replica = home.replica
+        assert item.bundle is not None
+        item.reads.append((value, gathered))
         if gathered:
-            node.bundle.group.reduction = plan_pb2.REDUCTION_GATHER
-            node.bundle.add_parts(numbers, value, localiser.type_of(value), target.num_parts)
+            item.bundle.group.reduction = plan_pb2.REDUCTION_GATHER
+            item.bundle.add_parts(numbers, value, localiser.type_of(value), target.num_parts)
         else:
-            together[where] = node
+            together[where] = item
             type = types.tensor_type(types.shape(value), types.dtype(value))
-            node.bundle.add(numbers, value, type, parts_of_outputs[value])
-        sends[value] = node
+            item.bundle.add(numbers, value, type, parts_of_outputs[value])
+        sends[value] = item
     return list(dict.fromkeys(sends.values()))
 
 
-def _commit(cut: Cut, graph: Graph, updates: Updates) -> None:
-    """Each state takes its next value: where it is made, if nothing reads the old one any more, or behind that."""
-    makers = {value: node for node in graph.nodes if node.kind is Kind.UPDATE for value, _ in node.makes}
+def _commit(cut: Cut, graph: RegionGraph, updates: Updates) -> None:
+    """Makes each state take its new value: in place by the update that makes it, if possible, else by a later copy.
+
+    An update cannot write in place if the state lies in another layer, if it writes the same value over another state,
+    or if a reader of the old value waits for it.
+    """
+    makers = {value: item for item in graph.work if item.kind is WorkKind.UPDATE for value, _ in item.makes}
     for state, value in cut.new_states.items():
-        node = makers.get(value)
+        item = makers.get(value)
         layer = updates.layer_of_state(state)
-        fits = node is not None and node.layer == layer and value not in node.commits
-        if node is None or not fits or not graph.commit_in_place(node, value, state):
+        fits = item is not None and item.layer == layer and value not in item.commits
+        if item is None or not fits or not graph.commit_in_place(item, value, state):
             graph.commit_later(value, state, layer, f"{layer or 'model'}{UPDATE}")

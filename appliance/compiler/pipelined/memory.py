@@ -1,8 +1,9 @@
-"""What a pipelined wafer holds, and whether that fits.
+"""The memory of a wafer in layer pipelined mode, and whether it suffices.
 
-All states, the batch, and joined values are held throughout. What regions make besides is counted region by region: a
-value from where it is made to where it is known, by that region, to have been read for the last time, whatever the
-speed of the others. The most of each region, together, is more than there is at any moment.
+All states, the batch, and joined values are held throughout the step. Other values are counted for the region that
+makes them: from the instruction that makes a value to the first instruction of that region before which, at any speed
+of the other regions, all reads have certainly been run. The sum of the regions' maxima is an upper bound, as the
+regions need not reach their maxima at the same time.
 """
 
 from collections import defaultdict
@@ -15,7 +16,7 @@ from appliance.compiler.core.errors import WaferMemoryError
 from appliance.compiler.cost.kernel_profile import KernelProfile
 from appliance.compiler.pipelined.order import At, find_order, instructions
 from appliance.compiler.wafer_schedule.memory_plan import GAPS
-from appliance.drawing.quantities import bytes_text
+from appliance.drawing.number_text import bytes_text
 from waferbox.links.elements import tensor_bytes
 from waferbox.runtime.schedule import makes_and_reads
 from wsc.v1 import plan_pb2
@@ -27,13 +28,21 @@ STREAMING: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionMemory:
-    """The most that a region holds of what it makes, in bytes."""
+    """The most memory that a region holds.
+
+    Attributes:
+        name: name of the region.
+        state_bytes: weights and optimizer state.
+        joined_bytes: gradients that are accumulated, and other values that micro-batches make in parts.
+        activation_bytes: values of all its micro-batches in flight.
+        working_bytes: temporary values of the kernel that runs.
+    """
 
     name: str
     state_bytes: int
-    joined_bytes: int  # gradients that are accumulated, and other values that micro-batches make in parts
-    activation_bytes: int  # of all its micro-batches in flight
-    working_bytes: int  # what a kernel makes besides
+    joined_bytes: int
+    activation_bytes: int
+    working_bytes: int
 
     @property
     def total_bytes(self) -> int:
@@ -42,7 +51,7 @@ class RegionMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineMemory:
-    """Of a wafer."""
+    """The memory of a wafer in layer pipelined mode, region by region."""
 
     capacity_bytes: int
     batch_bytes: int
@@ -50,22 +59,22 @@ class PipelineMemory:
 
     @property
     def needed_bytes(self) -> int:
-        """The most that must fit the wafer at once."""
+        """The most memory that the step needs at once."""
         return self.batch_bytes + sum(region.total_bytes for region in self.regions)
 
     @property
     def own_bytes(self) -> int:
-        """With gaps, without the batch, which lies in the memory of the workers."""
+        """The most memory of the process, with gaps, without the batch, which lies in the workers' memory."""
         moving = sum(region.activation_bytes + region.working_bytes for region in self.regions)
         return self.needed_bytes - self.batch_bytes + round(moving * GAPS)
 
 
 def plan_memory(plan: plan_pb2.PipelinePlan, profiles: Mapping[int, KernelProfile]) -> PipelineMemory:
-    """Goes through a pipeline. profiles: by kernel."""
+    """Computes the memory of each region from its instructions. profiles: by kernel."""
     states = {slot.value: tensor_bytes(slot.type) for slot in plan.states}
     joined = {value.value: tensor_bytes(value.type) for value in plan.joined}
     homes = _homes(plan, {*states, *joined})
-    held: list[list[int]] = [[0] * (len(region.instructions) + 1) for region in plan.regions]  # changes by place
+    held: list[list[int]] = [[0] * (len(region.instructions) + 1) for region in plan.regions]  # changes, by index
     working = [[0] * len(region.instructions) for region in plan.regions]
     ends = _ends(plan)
     for (region, place), instruction in instructions(plan):
@@ -74,7 +83,7 @@ def plan_memory(plan: plan_pb2.PipelinePlan, profiles: Mapping[int, KernelProfil
         run = instruction.run
         profile = profiles[run.kernel]
         committed = dict(zip(run.outputs, run.commits, strict=False))
-        # What is made in its place takes no more memory than is counted there.
+        # A result that is written to a state, or is a joined value itself, is counted there already.
         placed = [
             nbytes
             for value, nbytes in zip(run.outputs, profile.output_bytes, strict=True)
@@ -86,7 +95,7 @@ def plan_memory(plan: plan_pb2.PipelinePlan, profiles: Mapping[int, KernelProfil
                 held[region][place + 1] += nbytes
                 held[region][ends[value]] -= nbytes
     regions = []
-    for number, told in enumerate(plan.regions):
+    for number, region_plan in enumerate(plan.regions):
         most = activations = now = 0
         for place, extra in enumerate(working[number]):
             now += held[number][place]
@@ -94,7 +103,7 @@ def plan_memory(plan: plan_pb2.PipelinePlan, profiles: Mapping[int, KernelProfil
                 most, activations = now + extra, now
         regions.append(
             RegionMemory(
-                name=told.name,
+                name=region_plan.name,
                 state_bytes=sum(nbytes for value, nbytes in states.items() if homes.get(value, 0) == number),
                 joined_bytes=sum(nbytes for value, nbytes in joined.items() if homes.get(value, 0) == number),
                 activation_bytes=activations,
@@ -119,12 +128,12 @@ def _homes(plan: plan_pb2.PipelinePlan, values: set[int]) -> dict[int, int]:
 
 
 def _ends(plan: plan_pb2.PipelinePlan) -> dict[int, int]:
-    """By value that a Run makes: the place in its region's list behind which all have read it."""
+    """By value: the index in its region's list from which on all reads of the value have certainly been run."""
     groups = {group.id: group for group in plan.groups}
     order = find_order(plan)
     made: dict[int, At] = {}
     readers: dict[int, list[At]] = defaultdict(list)
-    kept: set[int] = set()  # for the step: what is sent, or copied to a state
+    kept: set[int] = set()  # values that are sent or copied to a state: they are held until the end of the step
     for at, instruction in instructions(plan):
         makes, reads = makes_and_reads(instruction, groups)
         made.update(dict.fromkeys(makes, at))
@@ -146,7 +155,11 @@ def _ends(plan: plan_pb2.PipelinePlan) -> dict[int, int]:
 
 
 def check_memory(memory: PipelineMemory, global_rows: int, micro_batches: int) -> None:
-    """WaferMemoryError if the wafer has less memory than is needed: how much, where, and what to change."""
+    """Checks that the wafer has enough memory.
+
+    Raises:
+        WaferMemoryError: it has not; the message says how much is missing, where, and what to change.
+    """
     over = memory.needed_bytes - memory.capacity_bytes
     if over <= 0:
         return

@@ -1,4 +1,4 @@
-"""The pipeline of a plan, put together."""
+"""Fills the pipeline of a plan, and checks that a step can be run in layer pipelined mode."""
 
 from math import prod
 
@@ -14,21 +14,21 @@ from appliance.compiler.pipelined.build import Built, build
 from appliance.compiler.pipelined.graph import WAY_OUT
 from appliance.compiler.pipelined.memory import STREAMING, check_memory, plan_memory
 from appliance.compiler.pipelined.program import make_program
-from appliance.drawing.quantities import count_text
+from appliance.drawing.number_text import count_text
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import func_of
 from wsc.v1 import plan_pb2
 
-# The most that a wafer in layer pipelined mode is for.
+# The mode is for models of up to this size, as on the real system; larger ones are streamed.
 MAX_PARAMETERS = 1_000_000_000
 STREAM = f"use {STREAMING}"
 
 
 def fill_pipeline(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
-    """Schedules the regions of the one wafer.
+    """Schedules the regions of the one wafer, and fills in the plans of the wafer, its workers and the coordinator.
 
     Raises:
-        CompileError: the model is too large, does not fit the wafer, or was asked to run on several.
+        CompileError: the model is too large, or does not fit the wafer.
     """
     check_parameters(cut)
     numbers = Numbers()
@@ -51,9 +51,14 @@ def fill_pipeline(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
 
 
 def check_target(target: Target, rows: int) -> None:
-    """CompileError if layer pipelined mode cannot be had on so many wafers, or replicas in another mode.
+    """Checks that the target's number of wafers and replicas, and its way of updating, fit its execution strategy.
 
-    rows: of a batch.
+    Args:
+        target: the target.
+        rows: rows of a batch.
+
+    Raises:
+        CompileError: they do not.
     """
     if target.execution_strategy is not ExecutionStrategy.PIPELINE:
         if target.asynchronous_updates:
@@ -85,7 +90,7 @@ def check_target(target: Target, rows: int) -> None:
 
 
 def check_parameters(cut: Cut) -> None:
-    """CompileError if there are more parameters than layer pipelined mode is for."""
+    """Raises CompileError if the model has more parameters than layer pipelined mode is for."""
     states = {func_of(cut.module).block.args[state.argument] for state in cut.names.states}
     weights = {root for value in cut.streamed if (root := _source(value)) in states}
     count = sum(prod(types.shape(weight)) for weight in weights)
@@ -97,7 +102,7 @@ def check_parameters(cut: Cut) -> None:
 
 
 def _source(value: SSAValue) -> SSAValue:
-    """What a value is a cast or a view of."""
+    """The value that a value is a cast or a view of; itself if it is none."""
     while isinstance(value.owner, Operation) and (value.owner.name in VIEWS or value.owner.name == "cirh.Cast"):
         value = value.owner.operands[0]
     return value

@@ -1,8 +1,8 @@
-"""How many regions a wafer is divided into, which layers each has, and where it lies.
+"""Divides a wafer into regions: how many, which layers each has, and where it lies.
 
-Regions work at the same time, each on a core of the wafer's host; a step takes as long as the slowest needs. So layers
-are divided, in the order of the network, so that the slowest has least to do; and a region that would make no other
-one faster is not made. Areas are in proportion to the work, as on a wafer whose cores are all alike.
+Regions work at the same time, each on a core of the wafer's host, so a step takes as long as the slowest region. Layers
+are divided in the order of the network so that the slowest region has the least work. A further region is made only if
+it makes the slowest faster. Areas are in proportion to the work, as on a wafer whose cores are all alike.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,8 @@ from appliance.compiler.partition.layers import INPUT
 from appliance.drawing.floor_plan import WIDTH, plan_floor
 from wsc.v1 import plan_pb2
 
-# Plans must not depend on the machine that they are made on. Only the proportions of these rates matter.
+# Plans must not depend on the machine on which they are made, so regions are found with fixed rates. Only the
+# proportions of these rates matter.
 NOMINAL: Final = MachineModel(
     source="nominal",
     float32_flops_per_second=5e10,
@@ -25,26 +26,32 @@ NOMINAL: Final = MachineModel(
     operation_seconds=4e-6,
     message_seconds=35e-6,
 )
-# One more region must make the slowest so much faster.
+# The fewest regions are chosen whose slowest takes at most this much longer than with the most regions.
 _GAIN: Final = 1.05
 
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """Those of one replica in the order of the network; each replica has the same."""
+    """The regions of a replica, in the order of the network. All replicas have the same regions.
+
+    Attributes:
+        layers: the layers of each region.
+        seconds: the predicted work of each region in a step.
+        num_replicas: number of replicas on the wafer.
+    """
 
     layers: Sequence[Sequence[str]]
-    seconds: Sequence[float]  # of each in a step
+    seconds: Sequence[float]
     num_replicas: int
 
     def region_of(self) -> Mapping[str, int]:
-        """By layer."""
+        """By layer: the number of its region."""
         return {layer: region for region, layers in enumerate(self.layers) for layer in layers}
 
     def messages(self) -> list[plan_pb2.Region]:
-        """With names and places, without instructions: replica by replica, each in a strip of the wafer."""
+        """The regions of all replicas with names and areas, without instructions. A replica is a strip of the wafer."""
         names = [_name(layers) for layers in self.layers]
-        shortest = max(sum(self.seconds), 1e-9) / 1000  # what takes no time is drawn too
+        shortest = max(sum(self.seconds), 1e-9) / 1000  # a region without work has an area too, so that it is visible
         work = [(name, max(seconds, shortest)) for name, seconds in zip(names, self.seconds, strict=True)]
         width = WIDTH // self.num_replicas
         return [
@@ -61,9 +68,12 @@ class Regions:
 
 
 def find_regions(seconds: Mapping[str, float], cores: int, num_replicas: int) -> Regions:
-    """Divides layers, given in order with the predicted seconds of all their work in a step. There is at least one.
+    """Divides the layers of a replica into regions, at least one.
 
-    cores, seconds: of a replica.
+    Args:
+        seconds: by layer, in order, the predicted seconds of all its work in a step.
+        cores: the cores of a replica, which is the most regions.
+        num_replicas: number of replicas.
     """
     amounts = list(seconds.values())
     layers = list(seconds)
@@ -79,7 +89,8 @@ def find_regions(seconds: Mapping[str, float], cores: int, num_replicas: int) ->
 
 
 def _ends(amounts: Sequence[float], count: int) -> list[int]:
-    """Where `count` parts end, of which the largest is as small as it can be."""
+    """Divides amounts into `count` consecutive parts whose largest is minimal. Returns where each part ends."""
+    # Dynamic programming: largest[part][end] is the smallest possible largest part of amounts[:end] in `part` parts.
     before = [0.0, *accumulate(amounts)]
     size = len(amounts)
     largest = [[float("inf")] * (size + 1) for _ in range(count + 1)]

@@ -12,7 +12,7 @@ from appliance.compiler.report.report import Report, RoleMemory
 from appliance.compiler.report.timeline import GRADIENTS, WAFER, WEIGHTS, Span, Timeline
 from appliance.compiler.wafer_schedule.memory_plan import MemoryPlan, MemoryPoint
 from appliance.drawing.floor_plan import COLOURS, draw_floor_plan, svg
-from appliance.drawing.quantities import bytes_text, count_text, seconds_text
+from appliance.drawing.number_text import bytes_text, count_text, seconds_text
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The drawings of a report's page, as SVG: the wafer's memory, the step as a timeline; `floor_drawing` has the wafer

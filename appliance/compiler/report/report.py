@@ -10,7 +10,7 @@ from appliance.compiler.pipelined.memory import PipelineMemory
 from appliance.compiler.report.timeline import Timeline
 from appliance.compiler.wafer_schedule.memory_plan import MemoryPlan
 from appliance.drawing.floor_plan import FloorPlan
-from appliance.drawing.quantities import bytes_text
+from appliance.drawing.number_text import bytes_text
 from wsc.v1 import plan_pb2
 
 # --- What a user is told of a plan's micro-batches --------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""The schedule of a wafer: receive, run, send; and the memory that it takes."""
+"""The schedule of a wafer in weight streaming (receive, run, send), and the memory that it takes."""

@@ -1,7 +1,8 @@
-"""Where gradient groups lie in the arena that they are sent from: a ring, in which a segment's groups lie together.
+"""Lays out the arena from which gradient groups are sent: a ring, in which the groups of a segment lie together.
 
-A wafer writes a segment's gradients while those of the segment before are still read: room for both, for the largest
-two that follow one another. A ring that would hold all groups of the step is no ring: each has its own place.
+A wafer writes a segment's gradients while those of the segment before may still be read, so the ring has room for the
+two largest consecutive segments. If the ring can hold all groups of the step, each group has its own place, and no
+group waits for another.
 """
 
 from dataclasses import dataclass
@@ -11,18 +12,25 @@ from waferbox.links.elements import aligned
 from waferbox.runtime.arena import direct_values, is_in_arena
 from wsc.v1 import plan_pb2
 
-# Beyond the largest two: small segments go on while the updates of several are still to be made.
+# Additional room, so that small segments run on while the updates of several earlier ones are still to be made.
 SLACK_BYTES: Final = 16 << 20
 
 
 @dataclass(slots=True)
 class _Burst:
-    """Groups of which one is written before another is sent."""
+    """Groups that must lie in the arena at the same time, as one is written before another is sent.
+
+    Attributes:
+        groups: the groups, in the order in which they are sent.
+        last_sent: position of the instruction that sends the last one.
+        offset: its begin in the arena, in bytes.
+        released: the release count that is awaited before it is written.
+    """
 
     groups: list[plan_pb2.Group]
-    last_sent: int  # position of the instruction
+    last_sent: int
     offset: int = 0
-    released: int = 0  # the count that is awaited before it is written
+    released: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -33,7 +41,7 @@ class _Burst:
 
 
 def lay_out_arena(plan: plan_pb2.WaferPlan) -> plan_pb2.SendArena:
-    """The arena of a wafer's program."""
+    """Lays out the arena of a wafer's program."""
     bursts = _bursts(plan)
     sizes = [burst.nbytes for burst in bursts]
     # The first of a step follows the last of the step before.
@@ -58,6 +66,7 @@ def lay_out_arena(plan: plan_pb2.WaferPlan) -> plan_pb2.SendArena:
 
 
 def _bursts(plan: plan_pb2.WaferPlan) -> list[_Burst]:
+    """The bursts in order: a group joins those before it that are sent after its own first write."""
     groups = {group.id: group for group in plan.groups}
     direct = direct_values(plan)
     made: dict[int, int] = {}  # value -> position of the kernel that first writes it in the arena
@@ -67,7 +76,7 @@ def _bursts(plan: plan_pb2.WaferPlan) -> list[_Burst]:
             case "run":
                 for value in instruction.run.outputs:
                     if value in direct:
-                        made.setdefault(value, position)  # the first micro-batch's is what others are joined to
+                        made.setdefault(value, position)  # the parts of later micro-batches are added to the first
             case "send" if is_in_arena(group := groups[instruction.send.group]):
                 begin = min([position, *(made[m.value] for m in group.members if m.value in made)])
                 together = [group]
@@ -78,7 +87,10 @@ def _bursts(plan: plan_pb2.WaferPlan) -> list[_Burst]:
 
 
 def _find_waits(bursts: list[_Burst]) -> None:
-    """Each burst waits for the last one before it, of this step or the step before, that lies where it lies."""
+    """Sets the count that each burst awaits: the release of the last earlier burst that it overlaps.
+
+    The earlier burst is one of this step, or of the step before, whose counts are negative.
+    """
     ends: list[int] = []
     for burst in bursts:
         ends.append((ends[-1] if ends else 0) + len(burst.groups))
@@ -86,7 +98,8 @@ def _find_waits(bursts: list[_Burst]) -> None:
         before = [(ends[i], bursts[i]) for i in range(number)]
         step_before = [(ends[i] - ends[-1], bursts[i]) for i in range(number, len(bursts))]
         burst.released = max(count for count, other in (*before, *step_before) if other.overlaps(burst))
-    # Counts are awaited in order, each of them once.
+    # A burst awaits no smaller count than the burst before it, so that counts are awaited in ascending order. The first
+    # pass gives what the last burst of a step has awaited, which is where the first one of the next step begins.
     reached = bursts[-1].released - ends[-1] if bursts else 0
     for _ in range(2):
         for burst in bursts:

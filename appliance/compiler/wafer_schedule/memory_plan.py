@@ -1,4 +1,4 @@
-"""What a wafer holds while it goes through its program, and whether that fits."""
+"""The memory that a wafer needs while it runs its program, and whether it has enough."""
 
 import math
 from collections import defaultdict
@@ -8,7 +8,7 @@ from typing import Final
 
 from appliance.compiler.core.errors import WaferMemoryError
 from appliance.compiler.cost.kernel_profile import KernelProfile
-from appliance.drawing.quantities import bytes_text
+from appliance.drawing.number_text import bytes_text
 from waferbox.cirh.execution.kernel import Kernel
 from waferbox.links.elements import aligned, tensor_bytes
 from waferbox.runtime.arena import direct_values
@@ -17,21 +17,31 @@ from wsc.v1 import plan_pb2
 
 Groups = Mapping[int, plan_pb2.Group]
 
-# Of what is used at once, what lies unused between blocks of different sizes: 2 to 15 % in models that were measured.
+# Unused memory between blocks of different sizes, as a share of the memory in use: 2 to 15 % in measured models.
 GAPS: Final = 0.075
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPoint:
-    """Bytes while one segment runs. All but `arriving_bytes` must fit the wafer."""
+    """The memory of a wafer while one segment runs. All but `arriving_bytes` must fit the wafer.
+
+    Attributes:
+        segment: name of the segment.
+        batch_bytes: the wafer's part of the batch.
+        weight_bytes: weights that have been received and will be read.
+        activation_bytes: values of earlier segments that will be read.
+        gradient_bytes: buffers of all groups that are sent: the gradients' arena, and a buffer for each other group.
+        working_bytes: the most that the segment itself makes.
+        arriving_bytes: weights that MemoryX may have sent ahead; on one host they lie in its memory.
+    """
 
     segment: str
     batch_bytes: int
-    weight_bytes: int  # received, and still to be read
-    activation_bytes: int  # made by earlier segments, and still to be read
-    gradient_bytes: int  # the buffers of all that is sent: the gradients' arena, and a place for each other group
-    working_bytes: int  # what this segment makes besides, at its fullest
-    arriving_bytes: int  # weights that MemoryX may have sent ahead; on one host they lie in its memory
+    weight_bytes: int
+    activation_bytes: int
+    gradient_bytes: int
+    working_bytes: int
+    arriving_bytes: int
 
     @property
     def total_bytes(self) -> int:
@@ -39,12 +49,12 @@ class MemoryPoint:
 
     @property
     def own_bytes(self) -> int:
-        """With gaps, and without what lies in the memory of others, if those are on the same host."""
+        """Memory of the wafer's process: with gaps, without batch and weights, which lie in other roles' memory."""
         return self.gradient_bytes + round((self.activation_bytes + self.working_bytes) * (1 + GAPS))
 
     @property
     def scaling_bytes(self) -> int:
-        """What grows with the rows of the batch."""
+        """The part that grows with the rows of the batch."""
         return self.batch_bytes + self.activation_bytes + self.working_bytes
 
 
@@ -57,37 +67,43 @@ class MemoryPlan:
 
     @property
     def peak(self) -> MemoryPoint:
-        """The first segment that needs most."""
+        """The segment that needs the most memory."""
         return max(self.points, key=lambda point: point.total_bytes)
 
     @property
     def needed_bytes(self) -> int:
-        """The most that must fit the wafer at once."""
+        """The most memory that the step needs at once."""
         return self.peak.total_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the wafer has room for it."""
+        """Whether the wafer has enough memory."""
         return self.needed_bytes <= self.capacity_bytes
 
     @property
     def own_bytes(self) -> int:
-        """The most that is the wafer's own at once."""
+        """The most memory of the wafer's process at once."""
         return max(point.own_bytes for point in self.points)
 
 
 def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile], capacity_bytes: int) -> MemoryPlan:
-    """Goes through a wafer's program. profiles: by kernel."""
+    """Computes the memory of a wafer at each Run of its program.
+
+    Args:
+        plan: the wafer's plan.
+        profiles: by kernel, the sizes of its results and temporary values.
+        capacity_bytes: memory of a wafer.
+    """
     groups: Groups = {group.id: group for group in plan.groups}
     gradient_bytes = plan.arena.nbytes + sum(map(aligned, _other_buffers(plan, groups)))
     in_buffers = _written_in_buffers(plan, groups)
-    direct: dict[int, frozenset[int]] = {}  # by kernel: results that are made where they are sent from
+    direct: dict[int, frozenset[int]] = {}  # by kernel: results that it can write straight to a send buffer
     batch_bytes = sum(group.nbytes for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_BATCH)
     dying = _last_uses(plan, groups)
     arriving = _arriving(plan, groups)
     weights: dict[int, int] = {}
     made: dict[int, int] = {}
-    joined: set[int] = set()  # of which there is a part already, to which more parts are joined
+    joined: set[int] = set()  # values whose first part is in its buffer: further parts take memory until they are added
     points = []
     for position, instruction in enumerate(plan.instructions):
         match instruction.WhichOneof("kind"):
@@ -124,7 +140,7 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
 
 
 def _other_buffers(plan: plan_pb2.WaferPlan, groups: Groups) -> Iterator[int]:
-    """Sizes of the groups that are sent from places of their own."""
+    """Sizes of the groups that are sent from buffers outside of the arena."""
     in_arena = {place.group for place in plan.arena.places}
     for instruction in plan.instructions:
         if instruction.HasField("send") and instruction.send.group not in in_arena:
@@ -132,7 +148,7 @@ def _other_buffers(plan: plan_pb2.WaferPlan, groups: Groups) -> Iterator[int]:
 
 
 def _written_in_buffers(plan: plan_pb2.WaferPlan, groups: Groups) -> set[int]:
-    """Values that are nowhere but in a buffer that they are sent from."""
+    """Values that are held only in the buffers from which they are sent."""
     in_arena = {place.group for place in plan.arena.places}
     direct = direct_values(plan) if plan.arena.credited else None
     found: set[int] = set()
@@ -145,7 +161,7 @@ def _written_in_buffers(plan: plan_pb2.WaferPlan, groups: Groups) -> set[int]:
 
 
 def _idle(batch_bytes: int) -> MemoryPoint:
-    """Of a step in which the wafers have nothing to do."""
+    """The memory in a step in which the wafers run no segment."""
     return MemoryPoint(
         segment="idle",
         batch_bytes=batch_bytes,
@@ -160,9 +176,20 @@ def _idle(batch_bytes: int) -> MemoryPoint:
 def check_memory(
     plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches: int, whole_batch_first: bool = False
 ) -> int:
-    """The most that a wafer holds, in bytes. WaferMemoryError if it has less: how much, where, and what to change.
+    """Checks that the wafers have enough memory.
 
-    whole_batch_first: most of the step goes layer by layer, as something is wanted of the whole batch.
+    Args:
+        plan: the memory of a wafer.
+        num_csx: number of wafers.
+        global_rows: rows of the batch, over all wafers.
+        micro_batches: number of micro-batches.
+        whole_batch_first: whether most segments are run with all micro-batches, for values of the whole batch.
+
+    Returns:
+        The most memory that a wafer needs, in bytes.
+
+    Raises:
+        WaferMemoryError: it has less; the message says how much is missing, where, and what to change.
     """
     peak = plan.peak
     over = peak.total_bytes - plan.capacity_bytes
@@ -215,20 +242,20 @@ def _fits(global_rows: int, num_csx: int, rows: int) -> bool:
 
 
 def _fitting_share(point: MemoryPoint, capacity_bytes: int) -> float:
-    """The part of the batch for which there is room."""
+    """The share of the batch that fits into the memory beside weights and gradients."""
     room = capacity_bytes - point.weight_bytes - point.gradient_bytes
     return room / point.scaling_bytes if point.scaling_bytes else (1.0 if room >= 0 else 0.0)
 
 
 def _last_uses(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, list[int]]:
-    """Values by the instruction behind which nothing uses them, before they are received anew if they ever are."""
+    """By instruction, the values that are not used after it, or not before they are received again."""
     dying: dict[int, list[int]] = defaultdict(list)
     live: set[int] = set()
     sums = {joined.value for joined in plan.joined}
     for position in range(len(plan.instructions) - 1, -1, -1):
         instruction = plan.instructions[position]
         brought, used = makes_and_reads(instruction, groups)
-        if instruction.run.micro_batch:  # adds to what the first has made
+        if instruction.run.micro_batch:  # adds to the sums of the first micro-batch, which is a use of them
             used += sums.intersection(brought)
             brought = [value for value in brought if value not in sums]
         # What nothing uses dies where it is made.
@@ -241,7 +268,7 @@ def _last_uses(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, list[int]]
 
 
 def _arriving(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, int]:
-    """By instruction: bytes of the weights groups that may have been sent and have not been taken yet."""
+    """By instruction: bytes of the weights groups that may have been sent but have not been received."""
     received = [
         (position, groups[instruction.receive.group])
         for position, instruction in enumerate(plan.instructions)

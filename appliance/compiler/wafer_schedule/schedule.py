@@ -1,4 +1,9 @@
-"""The wafer's program: receive, run the segments, send what is to be reduced, and drop what nothing reads any more."""
+"""Makes the wafer's program in weight streaming: receive, run the segments, send values to be reduced, drop values.
+
+Forward and backward pass are in the order of the trace. Weights are received just before the first segment that reads
+them, and stay if they are read again soon. Gradients are sent after the segment that makes them, which is after that
+segment's last read of the weights.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +39,7 @@ from waferbox.cirh.dialect.operations import func_of
 from waferbox.cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
 
-# --- When a role may forget a value: noted with the Run behind which nothing reads it ---------------------------------
+# --- Drops ------------------------------------------------------------------------------------------------------------
 
 
 def add_drops(
@@ -42,9 +47,12 @@ def add_drops(
     kept: Collection[int],
     loads: Mapping[int, Collection[int]] | None = None,
 ) -> None:
-    """Adds to each Run the values that it is the last to read.
+    """Adds to each Run the values that it is the last to read, so that the role drops them after it.
 
-    kept: values that are never dropped; loads: values by the group that brings them anew.
+    Args:
+        instructions: a program, in order.
+        kept: values that are never dropped.
+        loads: by group, the values that its reception brings; they are dropped before it if nothing reads them.
     """
     loads = loads or {}
     live = set(kept)
@@ -58,33 +66,48 @@ def add_drops(
                 live.update(read)
 
 
-# --- The wafer's program: receive, run the segments, send what is to be reduced ---------------------------------------
-#
-# Forward and backward pass come in the order of the trace; weights are waited for just before the first segment that
-# reads them, and stay if they are read again soon. Gradients are sent after the segment that makes them, so after that
-# segment's last read of the weights.
+# --- The wafer's program ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class WaferSchedule:
-    """The wafer's part of a plan, and what MemoryX must know of its order."""
+    """The wafer's part of a plan, and its order, from which MemoryX's programs are made.
+
+    Attributes:
+        plan: the wafer's plan.
+        batch: the group of the batch.
+        work: the segment runs, in order.
+        loads: the receptions of weights groups, in order; tokens at the begin of the step have position -1.
+        departures: the sendings of reduction groups, in order.
+        last_read: by value, the position of the last segment run that reads it.
+        localiser: makes the kernels.
+        whole_batch_first: whether most segments are run with all micro-batches before the next segment is.
+    """
 
     plan: plan_pb2.WaferPlan
     batch: plan_pb2.Group
     work: list[SegmentRun]
-    loads: list[Load]  # in order; tokens before segment 0 are at position -1
-    departures: list[Departure]  # in order
-    last_read: Mapping[SSAValue, int]  # the last turn that reads a value
+    loads: list[Load]
+    departures: list[Departure]
+    last_read: Mapping[SSAValue, int]
     localiser: Localiser
-    whole_batch_first: bool  # most segments are run for all micro-batches before the next one is
+    whole_batch_first: bool
 
 
 def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers, at_once: int) -> WaferSchedule:
-    """Makes the program. at_once: micro-batches that go through the layers together."""
+    """Makes the wafer's program.
+
+    Args:
+        cut: the step, divided between wafers and MemoryX.
+        sharing: the shard of each state and of each operation of MemoryX.
+        target: the cluster.
+        numbers: gives numbers to groups and values.
+        at_once: number of micro-batches that go through the layers together.
+    """
     localiser = Localiser(cut.sharding)
     waits = Waits(cut)
     segments = make_segment_runs(cut, waits)
-    # The parts of several micro-batches are added in float32 first.
+    # Parts of several micro-batches are added in float32 and rounded once: see `partition/half_gradients.py`.
     rounding = [op for op in cut.wafer_ops if target.micro_batches > 1 and op.results[0] in cut.sharding.rounded]
     closing = take_out_rounding(segments, rounding)
     whole = num_of_whole_batch(segments, waits, closing)
@@ -113,7 +136,7 @@ def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers,
 
 
 def make_segment_runs(cut: Cut, waits: Waits) -> list[SegmentRun]:
-    """The wafer's segments, with what each reads, and makes for others."""
+    """One segment run for each segment, with the values that it reads, and those that it makes for others."""
     work = []
     for segment in partition(cut, waits):
         ops = closure(segment.ops, cut.sunk)
@@ -127,7 +150,7 @@ def make_segment_runs(cut: Cut, waits: Waits) -> list[SegmentRun]:
 
 
 class _Assembler:
-    """Puts the instructions in order."""
+    """Puts the instructions of a wafer in order."""
 
     def __init__(
         self,
@@ -138,7 +161,7 @@ class _Assembler:
         micro_batches: int,
         sums: Collection[SSAValue],
     ) -> None:
-        """sums: gradients to which all micro-batches add a part, and that are rounded then."""
+        """sums: gradients to which all micro-batches add a part before they are rounded."""
         self._cut = cut
         self._numbers = numbers
         self._localiser = localiser
@@ -152,6 +175,7 @@ class _Assembler:
         self.plan = plan_pb2.WaferPlan()
 
     def assemble(self, batch: Bundle, work: list[SegmentRun], loads: list[Load], departures: list[Departure]) -> None:
+        """Fills the plan."""
         self._receive(batch)
         for load in loads:
             if load.position < 0:

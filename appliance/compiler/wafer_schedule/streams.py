@@ -1,4 +1,4 @@
-"""The groups in which values travel between the wafers and MemoryX, and when in the wafer's program they do."""
+"""The groups in which values travel between the wafers and MemoryX, and their positions in the wafer's program."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,12 @@ from wsc.v1 import plan_pb2
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """A weights group, received before a turn. A group that is loaded twice has two of them."""
+    """One reception of a weights group. A group that is received twice in a step has two loads.
+
+    Attributes:
+        position: the segment run before which it is received.
+        bundle: the group.
+    """
 
     position: int
     bundle: Bundle
@@ -31,18 +36,24 @@ class Load:
 
 @dataclass(slots=True, eq=False)
 class Departure:
-    """A reduction group, sent after the last turn of the segment that makes its values, in place."""
+    """The sending of a reduction group, from the buffer in which its segment makes the values.
+
+    Attributes:
+        position: the last run of the segment that makes its values, after which the group is sent.
+        bundle: the group.
+        begin: the first run of that segment, which begins to write the buffer.
+    """
 
     position: int
     bundle: Bundle
-    begin: int  # position of the segment's first turn, in which it is written first
+    begin: int
 
 
 Timed = TypeVar("Timed", Load, Departure)
 
 
 def by_position(timed: Iterable[Timed]) -> Mapping[int, list[Timed]]:
-    """Loads or departures by the turn that they belong to."""
+    """Loads or departures by the position of their segment run."""
     found: dict[int, list[Timed]] = defaultdict(list)
     for each in timed:
         found[each.position].append(each)
@@ -50,14 +61,14 @@ def by_position(timed: Iterable[Timed]) -> Mapping[int, list[Timed]]:
 
 
 def last_reads(work: list[SegmentRun]) -> dict[SSAValue, int]:
-    """The last turn that reads each value."""
+    """By value, the position of the last segment run that reads it."""
     return {value: position for position, item in enumerate(work) for value in item.inputs}
 
 
 def find_loads(
     cut: Cut, sharing: Sharing, target: Target, numbers: Numbers, work: list[SegmentRun], waits: Waits
 ) -> list[Load]:
-    """Weights groups, in order."""
+    """Puts the streamed values into weights groups. Returns their loads, in order."""
     reads: dict[SSAValue, list[int]] = {}
     for position, item in enumerate(work):
         for value in item.inputs:
@@ -69,7 +80,9 @@ def find_loads(
         positions = _load_positions(reads[value], target.prefetch_layers)
         shard = sharing.source(value)
         type = types.tensor_type(types.shape(value), types.dtype(value))
-        # Single loads may differ in when they are needed: the earliest counts. What comes late travels alone.
+        # Values that are loaded once share a group, although they are read in different segment runs: the first read
+        # counts. Values that are loaded several times share a group only if all their positions are equal. A value
+        # that MemoryX computes late in the step would delay others, so it travels alone.
         key = (shard, positions if len(positions) > 1 else (), value if waits.is_late(value) else None)
         bundle = open_bundles.get(key)
         if bundle is None or not has_room(bundle, type):
@@ -82,7 +95,8 @@ def find_loads(
 
 
 def _load_positions(reads: list[int], prefetch_layers: int) -> tuple[int, ...]:
-    """The turns before which a value is loaded: the first that reads it, and those after a long gap."""
+    """The segment runs before which a value is loaded: the first that reads it, and the first after each long gap."""
+    # Over a long gap the value is dropped and streamed anew, so that it does not take memory meanwhile.
     positions = [reads[0]]
     for before, now in pairwise(reads):
         if now - before > prefetch_layers:
@@ -91,7 +105,7 @@ def _load_positions(reads: list[int], prefetch_layers: int) -> tuple[int, ...]:
 
 
 def make_tokens(sharing: Sharing, numbers: Numbers) -> list[Bundle]:
-    """By shard: an empty weights group, which says that the shard has begun the step."""
+    """By shard, its token: an empty weights group, whose arrival means that the shard has begun the step."""
     return [
         Bundle(plan_pb2.Group(id=numbers.group(), kind=plan_pb2.GROUP_KIND_WEIGHTS, source_shard=shard))
         for shard in range(sharing.num_shards)
@@ -99,7 +113,7 @@ def make_tokens(sharing: Sharing, numbers: Numbers) -> list[Bundle]:
 
 
 def make_batch(cut: Cut, numbers: Numbers, localiser: Localiser, micro_batches: int) -> Bundle:
-    """All inputs, in the order of the batch, whether the step reads them or not."""
+    """The group of the batch: all inputs in the batch's order, whether the step reads them or not."""
     bundle = Bundle(plan_pb2.Group(id=numbers.group(), kind=plan_pb2.GROUP_KIND_BATCH))
     arguments = func_of(cut.module).block.args
     for argument in cut.names.inputs:
@@ -117,7 +131,7 @@ def find_departures(
     work: list[SegmentRun],
     waits: Waits,
 ) -> list[Departure]:
-    """Reduction groups, in order."""
+    """Puts the values that leave the wafers into reduction groups. Returns their departures, in order."""
     outputs = {value for _, value in cut.outputs}
     waited = {value for op in cut.wafer_ops for value in waits.back(op)}
     open_groups: dict[tuple[object, ...], Departure] = {}
@@ -131,7 +145,8 @@ def find_departures(
                 continue
             type = localiser.type_of(value)
             gathered = group.reduction == plan_pb2.REDUCTION_GATHER
-            # What a segment makes leaves with it: updates begin while the wafer goes on. A gathered tensor is alone.
+            # A group has values of one segment only, so that their updates begin while the wafer runs the next
+            # segments. A gathered tensor has a group of its own.
             key = (
                 types.dtype(type),
                 group.reduction,
@@ -157,13 +172,13 @@ def find_departures(
 def _reduction_group(
     cut: Cut, sharing: Sharing, value: SSAValue, to_wafers: bool, to_coordinator: bool
 ) -> plan_pb2.Group | None:
-    """Where a value goes from the wafers; None if it stays there."""
+    """A group with the destinations of a value; None if the value stays on the wafers."""
     group = plan_pb2.Group(kind=plan_pb2.GROUP_KIND_REDUCTION)
     if value not in cut.sharding.reduced:
         group.reduction = plan_pb2.REDUCTION_GATHER
         group.to_coordinator = to_coordinator
         return group if to_coordinator else None
-    # On one wafer a part of the batch is whole too, and may be wanted as such.
+    # With one wafer its part of the batch is the whole, which a shard may read without a reduction.
     group.reduction = REDUCTIONS[cut.sharding.placements[value].reduction or "sum"]
     group.shards.extend(shard for shard in range(sharing.num_shards) if sharing.reads(shard, value))
     group.to_wafers = to_wafers
@@ -174,9 +189,11 @@ def _reduction_group(
 def release(
     cut: Cut, sharing: Sharing, loads: Iterable[Load], departures: list[Departure], last_read: Mapping[SSAValue, int]
 ) -> None:
-    """Lets every shard hear from the wafers when they have read what it is going to overwrite in place.
+    """Ensures that each shard receives a message after the wafers' last read of values that it overwrites in place.
 
-    Any reduction that is sent after the last read says so. A shard that would get none is sent one more copy of one.
+    A shard sends weights from the memory of its states, and a wafer on the same host reads them there. Any reduction
+    that is sent after the last read shows the shard that it may overwrite them. A shard that would receive no such
+    reduction gets a copy of the smallest.
     """
     for shard in range(sharing.num_shards):
         overwritten = [
@@ -197,12 +214,14 @@ def release(
 
 
 def unacknowledged_shards(loads: Iterable[Load], departures: Iterable[Departure]) -> list[int]:
-    """Shards that are sent something from a buffer that is written before the wafer has heard of them in this step.
+    """Shards to which a group is sent whose buffer is written before any load from the shard in the same step.
 
-    What was sent to them in the step before may still be read: the wafer waits for the shard's token first.
+    Such a shard may still read what was sent from the buffer in the step before. A load from a shard shows that it has
+    ended that step; without one the wafer waits for the shard's token.
     """
-    unheard = []
+    unacknowledged = []
     for departure in departures:
-        heard = {load.bundle.group.source_shard for load in loads if load.position <= departure.begin}
-        unheard += [s for s in departure.bundle.group.shards if s not in heard and s not in unheard]
-    return unheard
+        acknowledged = {load.bundle.group.source_shard for load in loads if load.position <= departure.begin}
+        shards = departure.bundle.group.shards
+        unacknowledged += [s for s in shards if s not in acknowledged and s not in unacknowledged]
+    return unacknowledged
