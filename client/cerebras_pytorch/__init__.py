@@ -31,9 +31,15 @@ def __getattr__(name: str) -> Any:
 
 
 def enable_debug_name_scope() -> None:
-    """Accepts that scripts of release 1.9 want names of operations: modules have theirs always."""
+    """Accepts that scripts of release 1.9 ask for names of operations: modules always have names."""
 
 
 def manual_seed(seed: int) -> None:
-    """Seeds torch's generator, from which also the cluster's random numbers start."""
+    """Seeds torch's generator, from which the cluster's random numbers start too.
+
+    Args:
+        seed: The seed.
+
+    Reference: releases 2.0 and 2.1, `cerebras_pytorch`.
+    """
     torch.manual_seed(seed)

@@ -58,6 +58,8 @@ class GradScaler:
                 scaler.step(optimizer)
                 scaler.update()
                 return loss
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
 
     def __init__(
@@ -336,6 +338,8 @@ def optimizer_step(
 
     Raises:
         ConfigurationError: Both limits are given, or one is negative.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
     if max_gradient_norm is not None and max_gradient_value is not None:
         raise ConfigurationError("max_gradient_norm and max_gradient_value exclude each other: choose one")

@@ -41,6 +41,8 @@ def set_half_dtype(value: HalfName | torch.dtype) -> torch.dtype:
     Raises:
         ConfigurationError: The type is no half type.
         UsageError: It is called inside the loop of an executor.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
     name = str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
     if name not in _DTYPES:
@@ -51,12 +53,18 @@ def set_half_dtype(value: HalfName | torch.dtype) -> torch.dtype:
 
 
 def get_half_dtype() -> torch.dtype:
-    """Returns the torch dtype of the half type, which is float16 for cbfloat16."""
+    """Returns the torch dtype of the half type, which is float16 for cbfloat16.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
+    """
     return _DTYPES[_settings.half]
 
 
 def get_half_dtype_str() -> str:
-    """Returns the name of the half type."""
+    """Returns the name of the half type.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
+    """
     return _settings.half
 
 
@@ -65,6 +73,8 @@ def get_floating_point_dtype(default: torch.dtype = torch.float32) -> torch.dtyp
 
     Args:
         default: The type in full precision.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
     return get_half_dtype() if mixed_precision() else default
 
@@ -74,6 +84,8 @@ def get_floating_point_dtype_str(default: str = "float32") -> str:
 
     Args:
         default: The name of the type in full precision.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
     return get_half_dtype_str() if mixed_precision() else default
 
@@ -83,6 +95,8 @@ def is_cbfloat16_tensor(tensor: torch.Tensor) -> bool:
 
     Args:
         tensor: The tensor.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
     return _settings.half == "cbfloat16" and tensor.dtype is torch.float16
 
@@ -104,6 +118,8 @@ def enable_mixed_precision(enable: bool = True) -> bool:
 
             cstorch.amp.set_half_dtype("bfloat16")
             cstorch.amp.enable_mixed_precision()
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
     _check_outside_loop()
     _settings.enabled = enable
@@ -111,7 +127,10 @@ def enable_mixed_precision(enable: bool = True) -> bool:
 
 
 def mixed_precision() -> bool:
-    """Whether steps are compiled for mixed precision."""
+    """Whether steps are compiled for mixed precision.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
+    """
     return _settings.enabled
 
 

@@ -84,6 +84,8 @@ def hit_worker_cache_limit(src_dir: str, dest_dir: str) -> tuple[bool, int, int]
 
     Raises:
         ValueError: `dest_dir` lies outside of WORKER_CACHE_ROOT.
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
     """
     root, destination = Path(WORKER_CACHE_ROOT).resolve(), Path(dest_dir).resolve()
     if not destination.is_relative_to(root):
@@ -100,6 +102,8 @@ def get_dir_size(path: str | os.PathLike[str]) -> int:
 
     Args:
         path: The folder.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.utils`.
     """
     files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     return sum(file.lstat().st_size for file in files)

@@ -35,6 +35,8 @@ class Muon(UpdateRule):
 
     Raises:
         ValueError: A setting is out of range, or a parameter has fewer than two dimensions.
+
+    Reference: release 2.10, `cerebras.pytorch.optim`.
     """
 
     def __init__(

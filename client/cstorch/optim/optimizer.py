@@ -78,6 +78,8 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
                         for p in group["params"]:
                             mean = self.state[p]["mean"].mul_(0.9).add_(p.grad)
                             p.sub_(group["lr"] * torch.sign(mean))
+
+    Reference: release 2.10, `cerebras.pytorch.optim`.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], enable_global_step: bool = False) -> None:

@@ -39,6 +39,8 @@ class Static(SparsityAlgorithm):
             sparsity = cstorch.sparse.Static(sparsity=0.75)
             model.apply(sparsity)
             optimizer.apply(sparsity)
+
+    Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
 
     def __init__(self, sparsity: float | None = None, **kwargs: Any) -> None:
@@ -62,6 +64,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm, ABC):
 
     Raises:
         ValueError: A setting is out of range, or there is no sparsity.
+
+    Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
 
     def __init__(
@@ -154,6 +158,8 @@ class GMP(DynamicSparsityAlgorithm):
 
     Raises:
         ValueError: A setting is out of range, or there is no sparsity.
+
+    Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
 
     def update_mask(self, p: torch.Tensor, mask: torch.Tensor, sparsity: torch.Tensor) -> torch.Tensor:
@@ -169,6 +175,8 @@ class SET(DynamicSparsityAlgorithm):
 
     Raises:
         ValueError: A setting is out of range, or there is no sparsity.
+
+    Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
 
     def __init__(self, drop_fraction: ScheduleLike = 0.3, **kwargs: Any) -> None:
@@ -216,6 +224,8 @@ class RigL(SET):
             sparsity = cstorch.sparse.RigL(sparsity=0.9, update={"freq": 100})
             model.apply(sparsity)
             optimizer.apply(sparsity)
+
+    Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
 
     def __init__(

@@ -83,6 +83,8 @@ class SparsityAlgorithm:
 
     Raises:
         ValueError: A setting is out of range.
+
+    Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
 
     def __init__(self, sparsity: ScheduleLike | None = None, init_method: str | InitMethod = "random") -> None:

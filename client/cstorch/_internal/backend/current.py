@@ -50,6 +50,8 @@ def backend(backend_type: str | BackendType | None = None, *args: Any, **setting
 
             config = cstorch.distributed.ClusterConfig(num_csx=2)
             backend = cstorch.backend("CSX", cluster_config=config)
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     if backend_type is None:
         if args or settings:
@@ -99,6 +101,8 @@ def current_backend(raise_exception: bool = True, raise_warning: bool = True) ->
 
     Raises:
         UsageError: there is none yet.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     if _current is None and raise_exception:
         raise UsageError('there is no backend yet: begin with cstorch.backend("CSX") or cstorch.backend("CPU")')
@@ -153,17 +157,25 @@ def device(backend_type: str | BackendType, *args: Any, **settings: Any) -> Devi
         backend_type: "CSX" or "CPU", or a BackendType.
         *args: As for `backend`.
         **settings: As for `backend`.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     return backend(backend_type, *args, **settings).device
 
 
 def current_torch_device() -> torch.device:
-    """The torch device of the current backend; the CPU where there is none yet."""
+    """The torch device of the current backend; the CPU where there is none yet.
+
+    Reference: release 2.10, `cerebras.pytorch`.
+    """
     return current_backend().torch_device if has_backend() else torch.device("cpu")
 
 
 def use_cs() -> bool:
-    """Whether steps run on a Cerebras system; in an input worker they do."""
+    """Whether steps run on a Cerebras system; in an input worker they do.
+
+    Reference: release 2.10, `cerebras.pytorch`.
+    """
     return is_streamer() or (_current is not None and _current.is_csx)
 
 
