@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, overload
 
@@ -14,6 +15,7 @@ from cstorch._internal.backend.csx import CsxBackend
 from cstorch._internal.backend.interface import Backend, BackendType, Device
 from cstorch._internal.execution import current_execution
 from cstorch._internal.tracing import random_counter
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.distributed.streaming import is_streamer
 from cstorch.errors import UsageError
 
@@ -26,10 +28,35 @@ _current: Backend | None = None
 _made_with: tuple[Any, ...] = ()
 
 
+# The settings by name, so that a type checker finds one that is misspelt.
 @overload
-def backend(backend_type: Literal["CSX"], **settings: Any) -> CsxBackend: ...
+def backend(
+    backend_type: Literal["CSX"],
+    artifact_dir: str | os.PathLike[str] | None = None,
+    compile_dir: str | os.PathLike[str] | None = None,
+    compile_only: bool = False,
+    validate_only: bool = False,
+    cluster_config: ClusterConfig | None = None,
+) -> CsxBackend: ...
 @overload
-def backend(backend_type: str | BackendType | None = None, *args: Any, **settings: Any) -> Backend: ...
+def backend(
+    backend_type: Literal["CPU"],
+    artifact_dir: str | os.PathLike[str] = "./",
+    mixed_precision: bool | None = None,
+    *,
+    cluster_config: ClusterConfig | None = None,
+) -> CpuBackend: ...
+@overload
+def backend(
+    backend_type: str | BackendType | None = None,
+    artifact_dir: str | os.PathLike[str] = ...,
+    *,
+    compile_dir: str | os.PathLike[str] | None = None,
+    compile_only: bool = False,
+    validate_only: bool = False,
+    cluster_config: ClusterConfig | None = None,
+    mixed_precision: bool | None = None,
+) -> Backend: ...
 def backend(backend_type: str | BackendType | None = None, *args: Any, **settings: Any) -> Backend:
     """Makes the backend of this process, or returns it.
 
