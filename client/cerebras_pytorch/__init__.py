@@ -3,7 +3,7 @@
 It is cstorch, but that `backend("CSX", ...)` names no cluster: `utils.CSConfig` does, in the DataExecutor's
 `cs_config`.
 
-In releases 1.6 to 1.9 the name stands for what is cerebras_torch here; so it has that package's own names too.
+In releases 1.6 to 1.9 the name stands for the present cerebras_torch, so it has that package's own names too.
 """
 
 from importlib import import_module
@@ -24,7 +24,7 @@ _inherited = inherit("cerebras_pytorch", "cstorch")
 
 
 def __getattr__(name: str) -> Any:
-    # cerebras_torch hooks into every optimizer, so it is imported only where it is asked for.
+    # cerebras_torch hooks into every optimizer, so it is imported only when one of its names is used.
     if name in _LATE:
         return import_module(f"cerebras_pytorch.{name}")
     return getattr(import_module("cerebras_torch"), name) if name in _OLDER else _inherited(name)

@@ -7,7 +7,7 @@ from cstorch import backends
 from cstorch.backend import Backend, BackendType, CpuBackend, CsxBackend, current_backend, use_backend
 from cstorch.errors import UsageError
 
-# What later releases have as flags.
+# Settings that are flags in later releases.
 _FLAGS = {
     "drop_data": backends.csx.debug,
     "log_initialization": backends.csx.debug,

@@ -20,7 +20,7 @@ class LoopExecutor(DataExecutor):
     def make_execution(self) -> Execution:
         if not isinstance(self.backend, CsxBackend):
             return super().make_execution()
-        from cstorch._internal.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+        from cstorch._internal.session.execution.loop import LoopExecution  # the CPU needs no gRPC
 
         return LoopExecution(self, self.backend.target())
 

@@ -81,7 +81,7 @@ class ScriptRun:
 
     def track_object(self, obj: Any) -> None:
         """Makes the cluster compute the tensors of a nest in each step, even if no step closure needs them."""
-        from cstorch._internal.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+        from cstorch._internal.session.execution.loop import LoopExecution  # the CPU needs no gRPC
 
         execution = current_execution()
         if isinstance(execution, LoopExecution):

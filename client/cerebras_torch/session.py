@@ -85,7 +85,7 @@ class Session:
 
     def mark_step(self) -> None:
         """Ends the step here, not with the next batch: waits for its values and runs its step closures."""
-        from cstorch._internal.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+        from cstorch._internal.session.execution.loop import LoopExecution  # the CPU needs no gRPC
 
         execution = current_execution()
         if isinstance(execution, LoopExecution):

@@ -20,11 +20,11 @@ from cstorch.errors import UsageError
 from cstorch.optim import Optimizer
 from cstorch.optim.lr_scheduler import LRScheduler
 
-# How torch computes, and not what.
+# Settings of how torch computes, without effect on the numbers.
 _WITHOUT_EFFECT = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 
-def wrap(optimizer: torch.optim.Optimizer) -> Optimizer:
+def wrap_optimizer(optimizer: torch.optim.Optimizer) -> Optimizer:
     """Returns the optimizer of the same name in cstorch.optim, with the parameter groups and settings of this one.
 
     Raises:
@@ -50,7 +50,7 @@ def wrap(optimizer: torch.optim.Optimizer) -> Optimizer:
 def _settings(name: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     left = {key: value for key, value in given.items() if key != "params" and key not in _WITHOUT_EFFECT}
     for key in left.keys() - known.keys():
-        # What is off, and what a schedule of the script notes for itself, changes nothing.
+        # A setting that is off, or a note of the script's own schedule, changes nothing.
         if left[key] and key in inspect.signature(getattr(torch.optim, name).__init__).parameters:
             raise UsageError(
                 f"cerebras_torch.optim.{name} has no setting {key!r}, which is {left[key]!r}: leave it out"
@@ -109,7 +109,7 @@ def initialize(
         backend("CPU", artifact_dir=service_workdir)
     else:
         if not appliance and num_csx == 1 and STRATEGY_VARIABLE not in os.environ:
-            # What a system without appliance did; weights were streamed by appliances.
+            # A system without appliance ran all layers at once; appliances streamed weights.
             backends.csx.performance.execution_strategy = backends.csx.performance.execution_strategy or "pipeline"
         address = cs_ip if cs_ip is not None and re.search(r":\d+$", cs_ip) else None
         backend(
@@ -185,7 +185,7 @@ def optimizer(optimizer: torch.optim.Optimizer) -> Optimizer:
 
     Reference: releases 1.2 to 1.7, `cerebras_torch`.
     """
-    wrapped = optimizer if isinstance(optimizer, Optimizer) else wrap(optimizer)
+    wrapped = optimizer if isinstance(optimizer, Optimizer) else wrap_optimizer(optimizer)
 
     def set_main_lr_scheduler(scheduler: LRScheduler | None) -> None:
         if scheduler is not None and scheduler not in wrapped.schedulers:

@@ -15,7 +15,7 @@ _inherited = inherit("cerebras_pytorch.amp", "cstorch.amp")
 
 
 def __getattr__(name: str) -> Any:
-    # cerebras_torch hooks into every optimizer, so it is imported only where it is asked for.
+    # cerebras_torch hooks into every optimizer, so it is imported only when one of its names is used.
     return getattr(import_module("cerebras_torch.amp"), name) if name in _OLDER else _inherited(name)
 
 

@@ -97,7 +97,7 @@ def is_sync_mode() -> bool:
     return False
 
 
-# The run.
+# --- The run ----------------------------------------------------------------------------------------------------------
 
 
 def set_run_config(num_steps: int, checkpoint_steps: int = 0, fetch_steps: int = 1) -> None:
@@ -188,7 +188,7 @@ def set_attribute(tensor: torch.Tensor, name: str, value: Any) -> None:
     """
 
 
-# Values.
+# --- Values -----------------------------------------------------------------------------------------------------------
 
 
 def set_rng_state(seed: int) -> None:
@@ -233,7 +233,7 @@ def save(
     torch.save(state, file)
 
 
-# Other processes: there are none that run the script.
+# --- Other processes: none of them runs the script --------------------------------------------------------------------
 
 
 def rendezvous(tag: str, payload: Value | str = "", replicas: Sequence[int] = ()) -> list[Value | str]:
@@ -262,7 +262,7 @@ def mesh_reduce(tag: str, data: Value, reduce_fn: Callable[[list[Value]], Result
     return reduce_fn([data])
 
 
-# What is shown.
+# --- Output -----------------------------------------------------------------------------------------------------------
 
 
 def master_print(*values: Any, fd: TextIO | None = None, local: bool = False, flush: bool = False) -> None:

@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 import torch
 
-from cstorch._internal.execution import current_execution
-from cstorch.errors import ConfigurationError, UsageError
+from cstorch.backends.flag import check_outside_loop
+from cstorch.errors import ConfigurationError
 
 HalfName = Literal["float16", "bfloat16", "cbfloat16"]
 
@@ -47,7 +47,7 @@ def set_half_dtype(value: HalfName | torch.dtype) -> torch.dtype:
     name = str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
     if name not in _DTYPES:
         raise ConfigurationError(f"{value!r} is no half precision: use one of {', '.join(_DTYPES)}")
-    _check_outside_loop()
+    check_outside_loop("choose its precision")
     _settings.half = name
     return _DTYPES[name]
 
@@ -121,7 +121,7 @@ def enable_mixed_precision(enable: bool = True) -> bool:
 
     Reference: release 2.10, `cerebras.pytorch.amp`.
     """
-    _check_outside_loop()
+    check_outside_loop("choose its precision")
     _settings.enabled = enable
     return enable
 
@@ -132,10 +132,3 @@ def mixed_precision() -> bool:
     Reference: release 2.10, `cerebras.pytorch.amp`.
     """
     return _settings.enabled
-
-
-def _check_outside_loop() -> None:
-    if current_execution() is not None:
-        raise UsageError(
-            "the step is compiled once: choose its precision before the loop of an executor, not inside it"
-        )

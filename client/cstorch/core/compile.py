@@ -108,7 +108,7 @@ def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledM
         if backends.csx.debug.log_initialization:
             size = sum(parameter.numel() for parameter in model.parameters())
             logger.info("The model is on the device: %s, %d parameters", type(model).__name__, size)
-    if not isinstance(getattr(type(model), "device", None), property):  # some models tell it by themselves
+    if not isinstance(getattr(type(model), "device", None), property):  # some models have their own
         model.device = target.torch_device  # type: ignore[assignment]
     state.register("model", model)
     return CompiledModel(model)

@@ -7,8 +7,8 @@ and on the CPU, the results are those of a lone process that streams nothing.
 import mmap
 import os
 
-# Whether this process, or one that was forked from it as torch DataLoaders do, has asked for its share of the batches,
-# for its rank, and for its ordinal.
+# Whether this process has read its share of the batches, its rank, and its ordinal. It is shared memory, as torch
+# DataLoaders fork processes that may read them.
 _asked = mmap.mmap(-1, 3)
 _SHARE, _RANK, _ORDINAL = range(3)
 
@@ -121,7 +121,7 @@ def is_master_ordinal(local: bool = False) -> bool:
     """Whether this process is the first of its role.
 
     Args:
-        local: Whether to ask within the container, in which every process here is alone.
+        local: Whether only the processes of the container count, in which every process here is alone.
 
     Reference: release 2.10, `cerebras.pytorch.distributed`.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 from waferbox.host.folders import cache_root
 
-# --- Environment variables that the input workers are to have as well -------------------------------------------------
+# --- Environment variables for the input workers ----------------------------------------------------------------------
 
 
 class WorkerEnvironment(MutableMapping[str, str]):
@@ -63,12 +63,12 @@ def _receive(variables: dict[str, str]) -> WorkerEnvironment:
 
 appliance_environ = WorkerEnvironment()
 
-# --- The folder in which an input_fn may keep copies of its data near the worker --------------------------------------
+# --- The folder for an input_fn's copies of its data ------------------------------------------------------------------
 
 
 WORKER_CACHE_ROOT = os.fspath(cache_root() / "worker")
 
-# What else lies on the disk needs room too.
+# The rest of the disk is for other files.
 _SHARE_OF_DISK = 0.8
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cstorch.errors import UsageError
 
-# Set by waferbox/input_process/loader.py while it asks a loader for its state.
+# Set by waferbox/input_process/loader.py while it reads a loader's state.
 _VARIABLE = "WAFERBOX_WORKER_STATE"
 
 

@@ -1,4 +1,4 @@
-"""What the real system calls experimental. Loops on the wafer and compressed weights are not here: calling says so."""
+"""The experimental names of the real system. Loops on the wafer and compressed weights raise an error."""
 
 from typing import Any, NoReturn
 

@@ -179,7 +179,7 @@ def _configured(optimizer: Optimizer, configuration: Mapping[str, Any]) -> LRSch
             settings.pop(name, None)  # how long it is followed by no other
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     for name in [name for name in settings if name not in known and not takes_all]:
-        # As for optimizers: public configurations have settings of another schedule, which was replaced by this one.
+        # As for optimizers: public configurations have settings of a schedule that this one has replaced.
         warnings.warn(f"{schedule_class.__name__} has no setting {name!r}: it is left out", stacklevel=2)
         del settings[name]
     schedule: LRScheduler = schedule_class(optimizer, **settings)

@@ -1,4 +1,4 @@
-"""Sparsity algorithms: static, and GMP, SET and RigL, whose masks change while training goes on."""
+"""Sparsity algorithms: static, and GMP, SET and RigL, whose masks change during the training."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ class Static(SparsityAlgorithm):
         super().__init__(sparsity, **kwargs)
 
 
-# --- Dynamic sparsity: masks that change while training goes on -------------------------------------------------------
+# --- Dynamic sparsity: masks that change during the training ----------------------------------------------------------
 
 
 class DynamicSparsityAlgorithm(SparsityAlgorithm, ABC):
@@ -145,7 +145,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm, ABC):
             self.visit_state(lambda tensor: tensor.copy_(torch.as_tensor(next(values))))
 
 
-# --- GMP, SET and RigL: what stays, what goes, and what comes ---------------------------------------------------------
+# --- GMP, SET and RigL ------------------------------------------------------------------------------------------------
 
 
 class GMP(DynamicSparsityAlgorithm):

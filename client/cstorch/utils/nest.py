@@ -244,7 +244,7 @@ def map_lazy_tensors(
     return map_structure(map_fn, data_structure, _is_lazy, scope)
 
 
-# What releases before 1.8 call them.
+# Names of releases before 1.8.
 visit_xla_tensors = visit_lazy_tensors
 map_xla_tensors = map_lazy_tensors
 

@@ -146,7 +146,7 @@ class Profiler:
         results = {name: activity.compute() for name, activity in self._activities.items()}
         (self._outdir / RESULTS).write_text(json.dumps(results, indent=2) + "\n")
 
-    # As releases before 2.1 ask for it.
+    # The form of releases before 2.1.
 
     def total_samples(self) -> int:
         """Returns the samples since the first step began."""

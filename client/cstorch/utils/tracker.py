@@ -33,7 +33,7 @@ class RateTracker:
             offset: The seconds that the clock starts earlier.
         """
         self._start = step_clock.began() - offset
-        self._told: float | None = None
+        self._recorded_seconds: float | None = None
         self._last_query = 0.0
         self._count_since_query = 0
         self._last_rate: float | None = None
@@ -56,7 +56,7 @@ class RateTracker:
         Args:
             seconds: The seconds since the first step began.
         """
-        self._told = seconds
+        self._recorded_seconds = seconds
 
     @property
     def total_count(self) -> int:
@@ -82,4 +82,4 @@ class RateTracker:
 
     def elapsed_seconds(self) -> float:
         """Returns the seconds since the clock started."""
-        return step_clock.now() - self._start if self._told is None else self._told
+        return step_clock.now() - self._start if self._recorded_seconds is None else self._recorded_seconds

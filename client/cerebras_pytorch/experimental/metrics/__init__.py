@@ -17,7 +17,7 @@ class Figures(list[tuple[str, float]]):
     """Names and figures: release 1.8 iterates them, 1.9 their `items()`."""
 
     def items(self) -> Iterator[tuple[str, float]]:
-        """The same pairs."""
+        """Returns an iterator over the pairs."""
         return iter(self)
 
 

@@ -251,7 +251,4 @@ def new_artifact_dir(root: Path) -> Path:
     return folder
 
 
-# --- Where the real system keeps the DataExecutor, and the type of a micro batch's size -------------------------------
-
-
 __all__ = ["DataExecutor", "MbsSetting"]

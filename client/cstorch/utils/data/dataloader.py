@@ -61,7 +61,7 @@ class RestartableDataLoader(Protocol):
 # --- Pickling what the workers run, so that their tracebacks show the lines of the user's own files -------------------
 
 
-def dumps(recipe: object) -> bytes:
+def pickled_recipe(recipe: object) -> bytes:
     """Returns a recipe, pickled by cloudpickle with the names of the user's files. Raises as cloudpickle does."""
     with io.BytesIO() as file:
         _Pickler(file).dump(recipe)
@@ -293,7 +293,7 @@ class DataLoader:
         }
         self._is_between = False
         try:
-            return dumps(recipe)
+            return pickled_recipe(recipe)
         except Exception as error:
             raise InputError(
                 f"the input_fn {_name(self.input_fn)} cannot be sent to the workers: {error}. "
