@@ -1,4 +1,4 @@
-"""Where older releases have CSConfig."""
+"""CSConfig, under the module name of older releases."""
 
 from cstorch.distributed.cs_config import CSConfig
 

@@ -1,4 +1,4 @@
-"""What scripts take from here: CSConfig, errors, loggers named after classes, storage, and helpers."""
+"""Names of public scripts: CSConfig, errors, loggers named after classes, storage, and helpers."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""How scripts of 1.8 and 1.9 group the weights that are sent to the cluster."""
+"""The groups of weights that scripts of 1.8 and 1.9 send to the cluster."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,7 +9,12 @@ __all__ = ["TensorGroup", "TensorGrouper", "TensorSendPayload"]
 
 @dataclass(slots=True, kw_only=True)
 class TensorSendPayload:
-    """A weight that is sent. fw_name: its name in the state; tensor: its value."""
+    """A weight to send.
+
+    Args:
+        fw_name: Its name in the state.
+        tensor: Its value.
+    """
 
     fw_name: str
     tensor: Any = None
@@ -17,7 +22,12 @@ class TensorSendPayload:
 
 @dataclass(slots=True)
 class TensorGroup:
-    """Weights that are sent together. closure: changes their values, in place, before that."""
+    """Weights that are sent together.
+
+    Args:
+        tensors: The weights.
+        closure: A function that changes their values, in place, before they are sent.
+    """
 
     tensors: list[TensorSendPayload]
     closure: Callable[[list[TensorSendPayload]], None] | None = None

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeMount:
-    """A folder that the workers need: as an element of `mount_dirs`."""
+    """A folder that the workers need, as an element of `mount_dirs`.
+
+    Args:
+        name: Accepted without effect.
+        mount_path: The folder.
+        container_path: Accepted without effect.
+    """
 
     name: str = ""
     mount_path: str

@@ -1,4 +1,4 @@
-"""The configuration of TensorFlow's estimator, which Waferbox has not."""
+"""The configuration of TensorFlow's estimator, which Waferbox does not support."""
 
 from typing import Any
 
@@ -6,10 +6,14 @@ from cstorch.errors import UsageError
 
 
 class CSRunConfig:
-    """Cannot be made: scripts for TensorFlow do not run here.
+    """The configuration of TensorFlow's estimator. It cannot be made: scripts for TensorFlow do not run here.
+
+    Args:
+        *args: Those of the real system.
+        **kwargs: Those of the real system.
 
     Raises:
-        UsageError: always.
+        UsageError: Always.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

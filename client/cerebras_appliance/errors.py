@@ -18,8 +18,11 @@ __all__ = [
 
 
 class ApplianceDeadlockError(ApplianceClientException):
-    """A step does not end. Scripts handle it; Waferbox does not raise it: who waits for a lost role is told of that."""
+    """A step does not end. Scripts handle it; Waferbox does not raise it, as the loss of a role is reported."""
 
 
 class ApplianceNanError(ApplianceClientException):
-    """A loss is not finite. Scripts raise it; Waferbox does not."""
+    """A loss is not finite. Scripts raise it; Waferbox does not.
+
+    Reference: release 2.10, `cerebras.appliance.errors`.
+    """

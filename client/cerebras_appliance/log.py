@@ -19,7 +19,7 @@ Class = TypeVar("Class", bound=type)
 
 
 def _logger(name: str) -> logging.Logger:
-    """The logger of a name, with a method for each of the two levels."""
+    """Returns the logger of a name, with a method for each of the two levels."""
     logger = logging.getLogger(name)
     vars(logger).update(verbose=partial(logger.log, VERBOSE), trace=partial(logger.log, TRACE))
     return logger
@@ -29,7 +29,10 @@ wsc_logger = _logger(f"{_ROOT}.wsc")
 
 
 class ClassLogger:
-    """A class whose `logger` is named after its module and itself, unless `named_class_logger` names it."""
+    """A class whose `logger` is named after its module and itself, unless `named_class_logger` names it.
+
+    Reference: release 2.10, `cerebras.appliance.log`.
+    """
 
     logger: ClassVar[logging.Logger] = _logger(_ROOT)
 
@@ -46,10 +49,12 @@ def named_class_logger(cls_or_namespace: Any = None) -> Any:
     """Gives a class a `logger`: `@named_class_logger`, `@named_class_logger()` or `@named_class_logger("Trainer")`.
 
     Args:
-        cls_or_namespace: the class, or the name of the logger below "cerebras"; None: as the class.
+        cls_or_namespace: The class, or the name of the logger below "cerebras"; None: as the class.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: It is neither.
+
+    Reference: release 2.10, `cerebras.appliance.log`.
     """
     if isinstance(cls_or_namespace, type):
         return _with_logger(cls_or_namespace, None)
@@ -65,21 +70,30 @@ def _with_logger(cls: Class, name: str | None) -> Class:
 
 
 def get_level_name(level: int | str) -> int | str:
-    """The name of a level of logging, or the level of a name (in any case)."""
+    """Returns the name of a level of logging, or the level of a name (in any case).
+
+    Args:
+        level: The level, or the name.
+    """
     found: int | str = logging.getLevelName(level.upper() if isinstance(level, str) else level)
     return found
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class WscLogSetting:
-    """A level of the logs of the cluster's servers. tag: which of them; None: all."""
+    """A level of the logs of the cluster's servers.
+
+    Args:
+        tag: The servers; None: all.
+        level: The level.
+    """
 
     tag: str | None
     level: int
 
 
 def collect_wsc_log_settings() -> list[WscLogSetting]:
-    """The levels that were set on `wsc_logger` and its children.
+    """Returns the levels that were set on `wsc_logger` and its children.
 
     Waferbox's roles log at the level that `waferbox up` gives them; these settings change nothing.
     """

@@ -1,4 +1,4 @@
-"""What releases before 2.3 have in place of `utils.debug_args` and `utils.ini`."""
+"""The names of releases before 2.3 for `utils.debug_args` and `utils.ini`."""
 
 from cerebras_appliance.utils.debug_args import (
     DebugArgs,

@@ -3,7 +3,7 @@
 It is cstorch, but that `backend("CSX", ...)` names no cluster: `utils.CSConfig` does, in the DataExecutor's
 `cs_config`.
 
-In releases 1.6 to 1.9 the name stands for what is cerebras_torch here; so it has that package's own names too.
+In releases 1.6 to 1.9 the name stands for the present cerebras_torch, so it has that package's own names too.
 """
 
 from importlib import import_module
@@ -24,16 +24,22 @@ _inherited = inherit("cerebras_pytorch", "cstorch")
 
 
 def __getattr__(name: str) -> Any:
-    # cerebras_torch hooks into every optimizer, so it is imported only where it is asked for.
+    # cerebras_torch hooks into every optimizer, so it is imported only when one of its names is used.
     if name in _LATE:
         return import_module(f"cerebras_pytorch.{name}")
     return getattr(import_module("cerebras_torch"), name) if name in _OLDER else _inherited(name)
 
 
 def enable_debug_name_scope() -> None:
-    """Accepts that scripts of release 1.9 want names of operations: modules have theirs always."""
+    """Accepts that scripts of release 1.9 ask for names of operations: modules always have names."""
 
 
 def manual_seed(seed: int) -> None:
-    """Seeds torch's generator, from which also the cluster's random numbers start."""
+    """Seeds torch's generator, from which the cluster's random numbers start too.
+
+    Args:
+        seed: The seed.
+
+    Reference: releases 2.0 and 2.1, `cerebras_pytorch`.
+    """
     torch.manual_seed(seed)

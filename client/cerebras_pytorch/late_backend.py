@@ -1,4 +1,4 @@
-"""A backend that learns from the first executor which cluster it has."""
+"""A backend whose cluster the first executor names."""
 
 import os
 from typing import Any
@@ -7,7 +7,7 @@ from cstorch import backends
 from cstorch.backend import Backend, BackendType, CpuBackend, CsxBackend, current_backend, use_backend
 from cstorch.errors import UsageError
 
-# What later releases have as flags.
+# Settings that are flags in later releases.
 _FLAGS = {
     "drop_data": backends.csx.debug,
     "log_initialization": backends.csx.debug,
@@ -46,15 +46,18 @@ def backend(backend_type: str | BackendType | None = None, *args: Any, **setting
     """Makes the backend of this process, or returns it.
 
     Args:
-        backend_type: "CSX" (or its older name "WSE") or "CPU"; None asks for the backend that there is.
-        *args, **settings: artifact_dir, compile_dir, compile_only and validate_only for CSX, artifact_dir for the CPU.
-            drop_data, log_initialization, retrace_every_iteration and micro_batch_size set the flags of these names in
-            cstorch.backends.csx; max_checkpoints and use_cs_grad_accum have no effect. mixed_precision of the CPU is
-            what `cstorch.amp.enable_mixed_precision` takes.
+        backend_type: "CSX" (or its older name "WSE") or "CPU"; None: the backend that there is.
+        *args: For CSX `artifact_dir`, `compile_dir`, `compile_only` and `validate_only`; for the CPU `artifact_dir`.
+        **settings: The same by name. `drop_data`, `log_initialization`, `retrace_every_iteration` and
+            `micro_batch_size` set the flags of these names in cstorch.backends.csx; `max_checkpoints` and
+            `use_cs_grad_accum` have no effect; `mixed_precision` of the CPU is the argument of
+            `cstorch.amp.enable_mixed_precision`.
 
     Raises:
-        UsageError: there is another backend already, or none is there to return.
-        ConfigurationError: the name or a setting is wrong.
+        UsageError: There is another backend already, or none is there to return.
+        ConfigurationError: The name or a setting is wrong.
+
+    Reference: releases 2.0 and 2.1, `cerebras_pytorch`.
     """
     if backend_type is None:
         if args or settings:

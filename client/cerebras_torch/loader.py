@@ -1,4 +1,4 @@
-"""dataloader: a torch DataLoader whose batches are steps."""
+"""The dataloader: a torch DataLoader whose batches are steps."""
 
 import functools
 import operator
@@ -20,7 +20,7 @@ class LoopExecutor(DataExecutor):
     def make_execution(self) -> Execution:
         if not isinstance(self.backend, CsxBackend):
             return super().make_execution()
-        from cstorch._internal.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+        from cstorch._internal.session.execution.loop import LoopExecution  # the CPU needs no gRPC
 
         return LoopExecution(self, self.backend.target())
 
@@ -57,12 +57,14 @@ def dataloader(loader: Iterable[Any], use_parallel_loader: bool | None = None) -
     """Makes each batch of a pass over a torch DataLoader a step.
 
     Args:
-        loader: has a length, and can be pickled.
-        use_parallel_loader: is accepted; Waferbox has nothing that it would change.
+        loader: The torch DataLoader. It has a length, and can be pickled.
+        use_parallel_loader: Accepted without effect.
 
     Raises:
-        UsageError: nothing is initialized yet.
-        TypeError: loader is no loader, or does not know its length.
+        UsageError: Nothing is initialized yet.
+        TypeError: `loader` is no loader, or does not know its length.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch`.
     """
     check_initialized()
     if not isinstance(loader, Iterable) or not hasattr(loader, "__len__"):

@@ -1,4 +1,4 @@
-"""The run of this process: what a script has asked for, and how far it has come."""
+"""The run of this process: the script's settings, and the number of steps so far."""
 
 import os
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from cstorch.utils.tracker import RateTracker
 
 @dataclass(slots=True, kw_only=True)
 class Environment:
-    """What cbtorch.initialize was given: `cbtorch.env()`. weight_streaming_mode is for scripts to set and read."""
+    """The arguments of cbtorch.initialize: `cbtorch.env()`. Scripts set and read weight_streaming_mode."""
 
     service_workdir: str
     compile_dir: str | None
@@ -27,20 +27,20 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """What cm.set_run_config was given. last_step: counted over the whole process; None: there is no end."""
+    """The arguments of cm.set_run_config. last_step: counted over the whole process; None: there is no end."""
 
     last_step: int | None = None
     checkpoint_steps: int = 0
     fetch_steps: int = 1
 
     def steps_left(self, steps: int) -> int | None:
-        """How many more there are after so many."""
+        """Returns the number of steps after so many; None: there is no end."""
         return None if self.last_step is None else max(self.last_step - steps, 0)
 
 
 @dataclass(slots=True, kw_only=True)
 class ScriptRun:
-    """What lasts from `initialize` on: `cbtorch.state()`."""
+    """The state of the process from `initialize` on: `cbtorch.state()`."""
 
     environment: Environment
     backend: Backend
@@ -66,12 +66,12 @@ class ScriptRun:
 
     @property
     def rate_tracker(self) -> RateTracker | None:
-        """Of the newest pass over a loader, if there was any."""
+        """The tracker of the newest pass over a loader; None before the first."""
         return None if self.executor is None else self.executor.profiler.rate_tracker.tracker
 
     @property
     def progress_tracker(self) -> None:
-        """None: nothing is shown of the progress with which a model and an optimizer are made."""
+        """None: the making of a model and an optimizer has no progress display."""
         return None
 
     @property
@@ -80,18 +80,18 @@ class ScriptRun:
         return current_execution() is not None
 
     def track_object(self, obj: Any) -> None:
-        """Has the cluster compute the tensors of a nest in each step, also if no step closure asks for them."""
-        from cstorch._internal.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+        """Makes the cluster compute the tensors of a nest in each step, even if no step closure needs them."""
+        from cstorch._internal.session.execution.loop import LoopExecution  # the CPU needs no gRPC
 
         execution = current_execution()
         if isinstance(execution, LoopExecution):
             execution.track(obj)
 
     def set_config(self, num_steps: int, checkpoint_steps: int, fetch_steps: int) -> None:
-        """Says how many steps follow, and on which of them the script gets state and values.
+        """Sets the number of steps that follow, and the steps with state and values.
 
         Raises:
-            ConfigurationError: there are no steps, or an interval is negative.
+            ConfigurationError: There are no steps, or an interval is negative.
         """
         if num_steps < 1 or checkpoint_steps < 0 or fetch_steps < 0:
             raise ConfigurationError(
@@ -113,13 +113,13 @@ def begin(environment: Environment) -> None:
 
 
 def current_run() -> ScriptRun:
-    """The run of this process: `cbtorch.state()`.
+    """Returns the run of this process: `cbtorch.state()`.
 
     Scripts of release 1.9 make a backend and do not call `initialize`, while their models set compiler settings in
     `cbtorch.state().full_config`: so a backend alone begins a run as well.
 
     Raises:
-        UsageError: nothing is initialized yet, and there is no backend.
+        UsageError: Nothing is initialized yet, and there is no backend.
     """
     if not has_backend():
         raise UsageError("begin with cbtorch.initialize(cs_ip=...): it says where this process runs")
@@ -137,9 +137,9 @@ def current_run() -> ScriptRun:
 
 
 def current_environment() -> Environment:
-    """What `initialize` was given: `cbtorch.env()`.
+    """Returns the arguments of `initialize`: `cbtorch.env()`.
 
     Raises:
-        UsageError: nothing is initialized yet.
+        UsageError: Nothing is initialized yet.
     """
     return current_run().environment

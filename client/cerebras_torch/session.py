@@ -1,4 +1,4 @@
-"""The Session: within it a plain loop of PyTorch runs on the cluster."""
+"""The Session, within which a plain loop of PyTorch runs on the cluster."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
@@ -19,15 +19,17 @@ from cstorch.utils.data import DataExecutor
 class Session:
     """Runs plain loops over a `cbtorch.dataloader`: each body is one step.
 
-    On the cluster the body is recorded instead of computed: its tensors have no values, which step closures get.
+    On the cluster the body is recorded instead of computed. Its tensors have no values; step closures get the values.
 
     Args:
         *objects: `Session(model, optimizer, criterion, mode="train")` or `Session(dataloader, mode="train")`.
         mode: "train" or "eval".
 
     Raises:
-        UsageError: nothing is initialized yet, or the optimizer is not what `cbtorch.optimizer` returns.
-        ConfigurationError: the mode has another name.
+        UsageError: Nothing is initialized yet, or the optimizer was not made by `cbtorch.optimizer`.
+        ConfigurationError: The mode has another name.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch`.
     """
 
     def __init__(self, *objects: Any, mode: Literal["train", "eval"] = "train") -> None:
@@ -60,7 +62,11 @@ class Session:
         self._loops.clear()
 
     def steps(self, executor: DataExecutor) -> Generator[Any]:
-        """The batches of an executor."""
+        """Returns the batches of an executor.
+
+        Args:
+            executor: The executor.
+        """
         loop = _counted(executor)
         self._loops = [loop]
         return loop
@@ -68,12 +74,18 @@ class Session:
     def add_step_closure(
         self, function: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Has function(*args, **kwargs) called with values once the step has run. To be added in every step."""
+        """Calls a function with values once the step has run. To be called in every step.
+
+        Args:
+            function: The function.
+            args: Its arguments.
+            kwargs: Its arguments by name.
+        """
         step_closure(function)(*args, **(kwargs or {}))
 
     def mark_step(self) -> None:
         """Ends the step here, not with the next batch: waits for its values and runs its step closures."""
-        from cstorch._internal.session.execution.loop import LoopExecution  # gRPC is not needed by who runs on the CPU
+        from cstorch._internal.session.execution.loop import LoopExecution  # the CPU needs no gRPC
 
         execution = current_execution()
         if isinstance(execution, LoopExecution):
@@ -93,5 +105,5 @@ _current: Session | None = None
 
 
 def current_session() -> Session | None:
-    """The session that the script is in."""
+    """Returns the open session; None without one."""
     return _current

@@ -1,4 +1,4 @@
-"""Optimizers of torch.optim as those of cstorch.optim that do the same."""
+"""The setup of a script of release 1.2: initialize, module, optimizer and compile."""
 
 import inspect
 import os
@@ -20,15 +20,15 @@ from cstorch.errors import UsageError
 from cstorch.optim import Optimizer
 from cstorch.optim.lr_scheduler import LRScheduler
 
-# How torch computes, and not what.
+# Settings of how torch computes, without effect on the numbers.
 _WITHOUT_EFFECT = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 
-def wrap(optimizer: torch.optim.Optimizer) -> Optimizer:
-    """The optimizer of the same name in cstorch.optim, with the parameter groups and settings of this one.
+def wrap_optimizer(optimizer: torch.optim.Optimizer) -> Optimizer:
+    """Returns the optimizer of the same name in cstorch.optim, with the parameter groups and settings of this one.
 
     Raises:
-        UsageError: there is none, or it does not have a setting that is on; or the given one has stepped already.
+        UsageError: There is none, or it lacks a setting that is on; or the given one has stepped already.
     """
     name = type(optimizer).__name__
     same = getattr(optim, name, None) if type(optimizer).__module__.startswith("torch.optim.") else None
@@ -50,7 +50,7 @@ def wrap(optimizer: torch.optim.Optimizer) -> Optimizer:
 def _settings(name: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     left = {key: value for key, value in given.items() if key != "params" and key not in _WITHOUT_EFFECT}
     for key in left.keys() - known.keys():
-        # What is off, and what a schedule of the script notes for itself, changes nothing.
+        # A setting that is off, or a note of the script's own schedule, changes nothing.
         if left[key] and key in inspect.signature(getattr(torch.optim, name).__init__).parameters:
             raise UsageError(
                 f"cerebras_torch.optim.{name} has no setting {key!r}, which is {left[key]!r}: leave it out"
@@ -75,27 +75,30 @@ def initialize(
     use_appliance_data: bool = True,
     log_initialization: bool = True,
 ) -> None:
-    """Says where this process runs, once.
+    """Chooses where this process runs, once.
 
     Args:
-        cs_ip: the management service as `host:port`. A host without a port only says that a cluster is to be used: the
-            one that WAFERBOX_MANAGEMENT names, or else one of child processes. None: the CPU, unless one of
-            compile_only, validate_only and appliance says that there is a cluster.
-        service_workdir: takes what the executions leave behind.
-        compile_dir: where the cluster keeps compiled artifacts; by default in its own cache.
-        compile_only: stop after the compile.
-        validate_only: stop after the lowering on the client.
-        num_csx: wafers that a batch is spread over.
-        use_cbfloat16: makes it the half type of mixed precision.
-        appliance: a cluster is to be used, as with cs_ip, and weights are streamed. Without it, and with one wafer,
+        cs_ip: The management service as `host:port`. A host without a port means a cluster: the one that
+            WAFERBOX_MANAGEMENT names, or one of child processes. None: the CPU, unless `compile_only`, `validate_only`
+            or `appliance` is true.
+        service_workdir: The folder for what executions leave behind.
+        compile_dir: The cluster's folder for compiled artifacts; None: in its own cache.
+        compile_only: Whether to stop after the compile.
+        validate_only: Whether to stop after the lowering on the client.
+        num_csx: The number of wafers that a batch is spread over.
+        use_cbfloat16: Whether cbfloat16 is the half type of mixed precision.
+        appliance: Whether a cluster is used, as with `cs_ip`, and weights are streamed. Without it, and with one wafer,
             steps run in layer pipelined mode, unless the flag `cstorch.backends.csx.performance.execution_strategy` or
-            the environment variable WAFERBOX_EXECUTION_STRATEGY says otherwise.
-        credentials_path, use_appliance_data: are accepted; Waferbox has nothing that they would change.
-        log_initialization: sets the flag of this name in cstorch.backends.csx.debug.
+            the environment variable WAFERBOX_EXECUTION_STRATEGY names another strategy.
+        credentials_path: Accepted without effect.
+        use_appliance_data: Accepted without effect.
+        log_initialization: The flag of this name in cstorch.backends.csx.debug.
 
     Raises:
-        UsageError: it was called before in this process.
-        ConfigurationError: a setting has a value that it cannot have.
+        UsageError: It was called before in this process.
+        ConfigurationError: A setting has a value that it cannot have.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch`.
     """
     if has_backend():
         raise UsageError("cbtorch.initialize was called before: a process runs in one place, so call it once")
@@ -106,7 +109,7 @@ def initialize(
         backend("CPU", artifact_dir=service_workdir)
     else:
         if not appliance and num_csx == 1 and STRATEGY_VARIABLE not in os.environ:
-            # What a system without appliance did; weights were streamed by appliances.
+            # A system without appliance ran all layers at once; appliances streamed weights.
             backends.csx.performance.execution_strategy = backends.csx.performance.execution_strategy or "pipeline"
         address = cs_ip if cs_ip is not None and re.search(r":\d+$", cs_ip) else None
         backend(
@@ -130,11 +133,13 @@ def module(model: nn.Module, device: Any = None) -> CompiledModel:
     """Moves a model to where this process runs.
 
     Args:
-        model: any module.
-        device: None; there is one device.
+        model: Any module.
+        device: Must be None: there is one device.
 
     Raises:
-        UsageError: nothing is initialized yet, or a device is given.
+        UsageError: Nothing is initialized yet, or a device is given.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch`.
     """
     check_initialized()
     if device is not None:
@@ -143,13 +148,18 @@ def module(model: nn.Module, device: Any = None) -> CompiledModel:
 
 
 def compile(fabric_config_file: str | os.PathLike[str] | None = None, validate_only: bool = False) -> bool:
-    """True if the step of the session has been compiled, or with initialize(validate_only=True) validated.
+    """Returns True if the step of the session has been compiled, or with initialize(validate_only=True) validated.
 
-    Steps are compiled as the session meets them; a failure is an error there. fabric_config_file and validate_only are
-    accepted; Waferbox has nothing that they would change.
+    Steps are compiled as the session meets them; a failure is an error there.
+
+    Args:
+        fabric_config_file: Accepted without effect.
+        validate_only: Accepted without effect.
 
     Raises:
-        UsageError: there is no cluster, or no step yet.
+        UsageError: There is no cluster, or no step yet.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch`.
     """
     check_initialized()
     if not use_cs():
@@ -160,16 +170,22 @@ def compile(fabric_config_file: str | os.PathLike[str] | None = None, validate_o
 
 
 def optimizer(optimizer: torch.optim.Optimizer) -> Optimizer:
-    """Returns an optimizer whose step can be recorded: the given one, or for one of torch.optim that of the same name
-    here, with its parameter groups and settings. It has the two methods that it had in this release:
+    """Returns an optimizer whose step can be recorded.
 
-    set_main_lr_scheduler(scheduler) checks that the schedule is one of this optimizer, and
-    convert_state_dict_for_checkpoint(state_dict) returns what it is given: torch's layout is that of checkpoints.
+    It has two methods of this release: `set_main_lr_scheduler(scheduler)` checks that the schedule is one of this
+    optimizer, and `convert_state_dict_for_checkpoint(state_dict)` returns its argument, as torch's layout is that of
+    checkpoints.
+
+    Args:
+        optimizer: An optimizer of cstorch.optim, which is returned; or one of torch.optim, for which the one of the
+            same name is made, with its parameter groups and settings.
 
     Raises:
-        UsageError: it is one of neither, has a setting that changes numbers and is not known here, or has stepped.
+        UsageError: It is neither, has a setting that changes numbers and is not known here, or has stepped.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch`.
     """
-    wrapped = optimizer if isinstance(optimizer, Optimizer) else wrap(optimizer)
+    wrapped = optimizer if isinstance(optimizer, Optimizer) else wrap_optimizer(optimizer)
 
     def set_main_lr_scheduler(scheduler: LRScheduler | None) -> None:
         if scheduler is not None and scheduler not in wrapped.schedulers:

@@ -90,7 +90,7 @@ __all__ = [
     "zeros_like",
 ]
 
-_generating_docs = False  # scripts ask for it
+_generating_docs = False  # public scripts read it
 
 accept_tree_spec_fields()
 warn_of_other_providers()

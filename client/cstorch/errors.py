@@ -1,4 +1,4 @@
-"""Every error that a user of cstorch can cause or meet.
+"""The errors of cstorch.
 
     CstorchError
     ├── UsageError (RuntimeError)            the API is used in a place or an order that it does not allow
@@ -11,10 +11,10 @@
     ├── StateError (RuntimeError)            state that lives on the cluster cannot be read or changed now
     ├── CheckpointError (RuntimeError)       a checkpoint file is damaged, partial or foreign
     └── ClusterError (RuntimeError)          the cluster failed
-        ├── ClusterUnreachableError (ConnectionError)   nobody answers at the address
+        ├── ClusterUnreachableError (ConnectionError)   there is no answer from the address
         ├── VersionMismatchError             client and cluster are of different versions
         ├── NodeLostError                    a role died or lost its connection; names it
-        ├── JobCancelledError                somebody cancelled the job
+        ├── JobCancelledError                the job was cancelled
         └── InternalError                    a defect of Waferbox; carries the remote traceback
 
 Wrong argument types are plain TypeErrors.
@@ -66,7 +66,7 @@ class ClusterError(CstorchError, RuntimeError):
 
 
 class ClusterUnreachableError(ClusterError, ConnectionError):
-    """Nobody answers at the management or coordinator address."""
+    """There is no answer from the management or coordinator address."""
 
 
 class VersionMismatchError(ClusterError):

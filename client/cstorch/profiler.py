@@ -16,6 +16,8 @@ def schedule(*, start_step: int, end_step: int) -> Callable[[], list[int]]:
     Args:
         start_step: The first step; -1: none.
         end_step: The last step.
+
+    Reference: release 2.10, `cerebras.pytorch.profiler`.
     """
     return lambda: [start_step, end_step]
 
@@ -27,6 +29,8 @@ class profile:
         schedule: What `schedule` returned.
         host_activities: Accepted without effect.
         on_trace_ready: Accepted without effect: there is no trace.
+
+    Reference: release 2.10, `cerebras.pytorch.profiler`.
     """
 
     appliance_response: Any = None

@@ -103,8 +103,8 @@ SCRIPT = """
 import hashlib, torch
 from torch import nn
 from waferbox.cirh.text.printer import print_module
-from cstorch.lowering import lower
-from cstorch.tracing import move_module, trace_step
+from cstorch._internal.lowering import lower
+from cstorch._internal.tracing import move_module, trace_step
 model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
 move_module(model)
 def step(x):

@@ -7,7 +7,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from cstorch.utils.data.dataloader import dumps
+from cstorch.utils.data.dataloader import pickled_recipe
 
 
 def of_a_script(text: str) -> Callable[[], Any]:
@@ -34,9 +34,9 @@ class Pictures:
 def input_fn():
     return Pictures().decode()
 """
-    sent = cloudpickle.loads(dumps({"input_fn": of_a_script(script)}))["input_fn"]
+    sent = cloudpickle.loads(pickled_recipe({"input_fn": of_a_script(script)}))["input_fn"]
     assert files_of_failure(sent) == [("/somewhere/train.py", line) for line in (8, 5, 4)]
 
 
 def test_what_a_module_has_is_imported() -> None:
-    assert cloudpickle.loads(dumps(traceback.extract_tb)) is traceback.extract_tb
+    assert cloudpickle.loads(pickled_recipe(traceback.extract_tb)) is traceback.extract_tb

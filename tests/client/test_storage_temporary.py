@@ -15,7 +15,8 @@ from cstorch.storage import load, save
 # Saves a tree, and in the midst of it says so and waits for a line.
 STOPPING = """
     import sys, torch
-    from cstorch.storage import save, temporary
+    from cstorch._internal.checkpoint_files import temporary
+    from cstorch.storage import save
     write = temporary.Output.write
     def stop(self, data):
         temporary.Output.write = write

@@ -198,7 +198,7 @@ def test_spooled_tensors_leave_memory_and_nothing_on_disk(tmp_path):
     script = """
 import os, resource, sys, torch
 from torch import nn
-from cstorch.tracing import device_scope, cell_of
+from cstorch._internal.tracing import device_scope, cell_of
 from cstorch import backends
 backends.csx.debug.lazy_initialization = False
 with device_scope():

@@ -8,9 +8,12 @@ logger = logging.getLogger("cstorch")
 
 
 class TelemetryClient:
-    """Takes figures within `with`, for dashboards of the real system. Here they go to the log, at DEBUG.
+    """A context that logs figures at DEBUG; the real system sends them to dashboards.
 
-    mgmt_client, max_buffer_size, max_buffer_seconds: accepted; nothing is sent, so nothing waits.
+    Args:
+        mgmt_client: Accepted without effect.
+        max_buffer_size: Accepted without effect.
+        max_buffer_seconds: Accepted without effect.
     """
 
     def __init__(self, mgmt_client: Any = None, max_buffer_size: int = 128, max_buffer_seconds: int = 150) -> None:
@@ -24,6 +27,11 @@ class TelemetryClient:
         self._is_open = False
 
     def push(self, metrics: Mapping[str, float], labels: Mapping[str, str] | None = None) -> None:
-        """Logs figures by name, with labels. Outside of `with`: nothing."""
+        """Logs figures. Outside of `with` it does nothing.
+
+        Args:
+            metrics: The figures by name.
+            labels: Labels of the figures.
+        """
         if self._is_open:
             logger.debug("Figures %s, labels %s", dict(metrics), dict(labels or {}))

@@ -1,4 +1,4 @@
-"""Where a checkpoint lies, by its path: readers, writers and deleters for files; S3 has no part here."""
+"""Readers, writers and deleters of checkpoints, by path: files only, not S3."""
 
 from cerebras_appliance.storage.base_storage import StorageDeleter, StorageReader, StorageWriter
 from cerebras_appliance.storage.h5_storage import H5Deleter, H5Reader, H5Writer

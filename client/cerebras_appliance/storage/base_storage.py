@@ -15,34 +15,49 @@ Kind = TypeVar("Kind", bound="_Storage")
 
 
 class _Storage:
-    """One path. Asked of the base, the class methods ask its subclasses."""
+    """The base class of readers, writers and deleters of one path. Class methods of a base try its subclasses.
+
+    Args:
+        path: The path.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """The path."""
         return self._path
 
     @classmethod
     def is_valid_path(cls, path: Path) -> bool:
-        """Whether a subclass is for such paths."""
+        """Whether a subclass is for such paths.
+
+        Args:
+            path: The path.
+        """
         return any(subclass.is_valid_path(path) for subclass in retrieve_all_subclasses(cls))
 
     @classmethod
     def path_exists(cls, path: Path) -> bool:
-        """Whether something is there."""
+        """Whether something exists at a path.
+
+        Args:
+            path: The path.
+        """
         return any(
             subclass.is_valid_path(path) and subclass.path_exists(path) for subclass in retrieve_all_subclasses(cls)
         )
 
     @classmethod
     def get_type(cls: type[Kind], path: Path) -> type[Kind]:
-        """The subclass that is for such paths.
+        """Returns the subclass that is for a path.
+
+        Args:
+            path: The path.
 
         Raises:
-            ValueError: there is none, or several.
+            ValueError: There is none, or several.
         """
         found = [subclass for subclass in retrieve_all_subclasses(cls) if subclass.is_valid_path(path)]
         if len(found) == 1:
@@ -56,32 +71,54 @@ class _Storage:
 
     @classmethod
     def get(cls: type[Kind], path: Path, *args: Any, **kwargs: Any) -> Kind:
-        """The object for a path; further arguments are for its constructor. Raises as get_type."""
+        """Returns the object for a path.
+
+        Args:
+            path: The path.
+            *args: The other arguments of its constructor.
+            **kwargs: The other arguments of its constructor.
+
+        Raises:
+            ValueError: There is no subclass for the path, or several.
+        """
         return cls.get_type(path)(path, *args, **kwargs)
 
 
 class StorageReader(_Storage, ABC):
-    """Reads what is at a path."""
+    """The base class of readers.
+
+    Args:
+        path: The path.
+    """
 
     @dataclass(frozen=True, slots=True)
     class Stats:
-        """What is known without reading. st_mtime: when it was written, in seconds since 1970."""
+        """The facts about a path that are known without reading.
+
+        Args:
+            path: The path.
+            st_mtime: The time of the writing, in seconds since 1970.
+        """
 
         path: Path
         st_mtime: float
 
     def exists(self) -> bool:
-        """Whether something is there."""
+        """Whether something exists at the path."""
         return self.path_exists(self.path)
 
     @property
     @abstractmethod
     def stats(self) -> Stats:
-        """What is known without reading."""
+        """The facts that are known without reading."""
 
     @abstractmethod
     def read(self, key: str | None) -> tuple[Any, dict[str, Any]]:
-        """What is stored under a key, and its metadata; None: nothing, and the metadata of the whole."""
+        """Returns the value under a key, and its metadata.
+
+        Args:
+            key: The key; None: no value, and the metadata of the whole.
+        """
 
     @cached_property
     def global_metadata(self) -> dict[str, Any]:
@@ -90,14 +127,20 @@ class StorageReader(_Storage, ABC):
 
 
 class StorageWriter(_Storage):
-    """Tells whether a path can be written. Checkpoints are written whole, by `cstorch.save`."""
+    """The class of writable paths. Checkpoints are written whole, by `cstorch.save`."""
 
     @classmethod
     def get(cls: type[Kind], path: Path, *args: Any, **kwargs: Any) -> Kind:
-        """As of the base, for a path at which nothing is.
+        """Returns the object for a path at which nothing exists.
+
+        Args:
+            path: The path.
+            *args: The other arguments of its constructor.
+            **kwargs: The other arguments of its constructor.
 
         Raises:
-            FileExistsError: something is there.
+            FileExistsError: Something exists there.
+            ValueError: There is no subclass for the path, or several.
         """
         kind = cls.get_type(path)
         if kind.path_exists(path):
@@ -106,8 +149,19 @@ class StorageWriter(_Storage):
 
 
 class StorageDeleter(_Storage, ABC):
-    """Deletes what is at a path."""
+    """The base class of deleters.
+
+    Args:
+        path: The path.
+    """
 
     @abstractmethod
     def delete(self, key: str | None = None) -> bool:
-        """Deletes it, or what is stored under a key. Returns whether it was there."""
+        """Deletes what is at the path, or what is stored under a key.
+
+        Args:
+            key: The key; None: all.
+
+        Returns:
+            Whether it existed.
+        """

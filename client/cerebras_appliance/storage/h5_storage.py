@@ -16,25 +16,36 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
 class _FilePaths:
-    """A path without a scheme (`s3:`) is of a file."""
+    """Paths without a scheme (`s3:`), which are those of files."""
 
     @classmethod
     def is_valid_path(cls, path: Path) -> bool:
-        """Whether it is the path of a file, which need not be there."""
+        """Whether a path is that of a file, which need not exist.
+
+        Args:
+            path: The path.
+        """
         return _SCHEME.match(os.fspath(path)) is None
 
     @classmethod
     def path_exists(cls, path: Path) -> bool:
-        """Whether a file or a folder is there."""
+        """Whether a file or a folder exists at a path.
+
+        Args:
+            path: The path.
+        """
         return os.path.exists(path)
 
 
 class H5Reader(_FilePaths, StorageReader):
     """Reads an H5 file; `cstorch.load` reads a checkpoint.
 
+    Args:
+        path: The file.
+
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is no H5 file.
+        FileNotFoundError: There is none.
+        ValueError: It is no H5 file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,7 +57,7 @@ class H5Reader(_FilePaths, StorageReader):
 
     @property
     def fstat(self) -> os.stat_result:
-        """What the file system knows of it."""
+        """The file's entry in the file system."""
         return os.stat(self.path)
 
     @property
@@ -61,10 +72,15 @@ class H5Reader(_FilePaths, StorageReader):
 
 
 class H5Writer(_FilePaths, StorageWriter):
-    """Tells whether a path is of a file, and free. It cannot be made.
+    """The class of writable files. It cannot be made.
+
+    Args:
+        path: The file.
+        *args: Those of the real system.
+        **kwargs: Those of the real system.
 
     Raises:
-        UsageError: always.
+        UsageError: Always.
     """
 
     def __init__(self, path: Path, *args: Any, **kwargs: Any) -> None:
@@ -72,16 +88,23 @@ class H5Writer(_FilePaths, StorageWriter):
 
 
 class H5Deleter(_FilePaths, StorageDeleter):
-    """Deletes a checkpoint's file."""
+    """Deletes a checkpoint's file.
+
+    Args:
+        path: The file.
+    """
 
     def delete(self, key: str | None = None) -> bool:
         """Deletes the file.
 
+        Args:
+            key: Must be None.
+
         Returns:
-            Whether it was there.
+            Whether it existed.
 
         Raises:
-            UsageError: key is given: checkpoints do not change.
+            UsageError: A key is given: checkpoints do not change.
         """
         if key is not None:
             raise UsageError("a checkpoint does not change: nothing in it can be deleted, only the whole file")

@@ -1,4 +1,4 @@
-"""S3, which Waferbox does not speak: no path is of S3. A checkpoint that lies there is copied to a file first."""
+"""S3, which Waferbox does not support: no path is valid. A checkpoint there must be copied to a file first."""
 
 from typing import Any
 
@@ -9,17 +9,36 @@ __all__ = ["S3Deleter", "S3Reader", "S3Writer"]
 
 
 class _NoPaths:
+    """The base class of objects that cannot be made.
+
+    Args:
+        path: The path.
+        *args: Those of the real system.
+        **kwargs: Those of the real system.
+
+    Raises:
+        UsageError: Always.
+    """
+
     def __init__(self, path: Path, *args: Any, **kwargs: Any) -> None:
         raise UsageError(f"{path} cannot be reached: Waferbox keeps checkpoints in files, not in S3")
 
     @classmethod
     def is_valid_path(cls, path: Path) -> bool:
-        """False."""
+        """Returns False.
+
+        Args:
+            path: The path.
+        """
         return False
 
     @classmethod
     def path_exists(cls, path: Path) -> bool:
-        """False."""
+        """Returns False.
+
+        Args:
+            path: The path.
+        """
         return False
 
 

@@ -1,4 +1,4 @@
-"""What there is of a class."""
+"""The subclasses of a class."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -9,7 +9,14 @@ Class = TypeVar("Class")
 def retrieve_all_subclasses(
     cls: type[Class], condition: Callable[[type[Class]], bool] | None = None
 ) -> Iterator[type[Class]]:
-    """The classes made from a class, and those made from them, each once; those for which `condition` holds."""
+    """Yields the subclasses of a class, and theirs, each once.
+
+    Args:
+        cls: The class.
+        condition: Whether to yield a subclass; None: all.
+
+    Reference: release 2.10, `cerebras.appliance.utils.classes`.
+    """
     seen: set[type[Class]] = set()
     waiting = list(cls.__subclasses__())
     while waiting:

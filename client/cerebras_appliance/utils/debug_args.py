@@ -19,10 +19,14 @@ _CLOSING = {"{": "}", "<": ">"}
 
 
 def parse_settings(text: str, settings: OpenSettings) -> None:
-    """Adds what a text says to settings.
+    """Adds the settings of a text to a tree.
+
+    Args:
+        text: The text form of a protocol message.
+        settings: The tree.
 
     Raises:
-        ConfigurationError: it is no such text.
+        ConfigurationError: The text has another form.
     """
     tokens = _tokens(text)
     try:
@@ -124,16 +128,24 @@ _RESOURCES = {
 
 
 def write_debug_args(debug_args: DebugArgs, path: str | os.PathLike[str]) -> None:
-    """Writes them as text."""
+    """Writes settings as text.
+
+    Args:
+        debug_args: The settings.
+        path: The file.
+    """
     Path(path).write_text(str(debug_args))
 
 
 def get_debug_args(value: DebugArgs | str | os.PathLike[str] | None = None) -> DebugArgs:
-    """The DebugArgs of a file; itself, if it is a DebugArgs already; empty ones for None.
+    """Returns the DebugArgs of a file.
+
+    Args:
+        value: The file; a DebugArgs, which is returned; None: empty ones.
 
     Raises:
-        OSError: the file cannot be read.
-        ConfigurationError: it has another form.
+        OSError: The file cannot be read.
+        ConfigurationError: The file has another form.
     """
     if isinstance(value, DebugArgs):
         return value
@@ -144,7 +156,12 @@ def get_debug_args(value: DebugArgs | str | os.PathLike[str] | None = None) -> D
 
 
 def update_debug_args_from_keys(debug_args: DebugArgs, flat_dargs: Mapping[str, Any]) -> None:
-    """Sets fields: `{"debug_mgr.labels.a": "b"}` means the same as `{"debug_mgr": {"labels": {"a": "b"}}}`."""
+    """Sets fields by their paths.
+
+    Args:
+        debug_args: The settings.
+        flat_dargs: `{"debug_mgr.labels.a": "b"}`, or the same as `{"debug_mgr": {"labels": {"a": "b"}}}`.
+    """
     for path, value in flat_dargs.items():
         *parents, name = path.split(".")
         place: Any = debug_args
@@ -157,13 +174,23 @@ def update_debug_args_from_keys(debug_args: DebugArgs, flat_dargs: Mapping[str, 
 
 
 def update_debug_args_with_autogen_policy(debug_args: DebugArgs, autogen_policy: str | None = None) -> None:
-    """Notes how the old compiler was to generate kernels."""
+    """Notes how the old compiler was to generate kernels.
+
+    Args:
+        debug_args: The settings.
+        autogen_policy: The policy; None: nothing is noted.
+    """
     if autogen_policy is not None:
         debug_args.debug_crd.autogen_policy = autogen_policy
 
 
 def update_debug_args_with_mem_limits(debug_args: DebugArgs, runconfig: Mapping[str, Any] | None = None) -> None:
-    """Notes what a run's configuration allows the servers of each kind, as `wgt_memory_gi` in GiB."""
+    """Notes the memory limits of the servers of each kind.
+
+    Args:
+        debug_args: The settings.
+        runconfig: The limits, as `wgt_memory_gi` in GiB; None: none.
+    """
     for name, resource in _RESOURCES.items():
         if (runconfig or {}).get(name) is not None:
             getattr(debug_args.debug_usr, resource).memory_bytes = runconfig[name] << 30  # type: ignore[index]

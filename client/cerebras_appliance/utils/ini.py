@@ -6,10 +6,14 @@ _MAPS: dict[type, str] = {bool: "bools", int: "ints", float: "floats", str: "str
 
 
 def set_ini(debug_args: DebugArgs, **kwargs: bool | int | float | str) -> None:
-    """Sets each in the map of its type in `debug_args.ini`.
+    """Sets values in the maps of their types in `debug_args.ini`.
+
+    Args:
+        debug_args: The settings.
+        **kwargs: The values by name.
 
     Raises:
-        TypeError: a value is no bool, int, float or str.
+        TypeError: A value is no bool, int, float or str.
     """
     for name, value in kwargs.items():
         if type(value) not in _MAPS:
@@ -18,6 +22,14 @@ def set_ini(debug_args: DebugArgs, **kwargs: bool | int | float | str) -> None:
 
 
 def set_default_ini(debug_args: DebugArgs, **kwargs: bool | int | float | str) -> None:
-    """As set_ini, for those that are not set. Raises as set_ini."""
+    """Sets values that are not set yet in the maps of their types in `debug_args.ini`.
+
+    Args:
+        debug_args: The settings.
+        **kwargs: The values by name.
+
+    Raises:
+        TypeError: A value is no bool, int, float or str.
+    """
     maps = [getattr(debug_args.ini, name) for name in _MAPS.values()]
     set_ini(debug_args, **{name: value for name, value in kwargs.items() if not any(name in each for each in maps)})

@@ -5,10 +5,16 @@ _BINARY = {unit: 2 ** (10 * power) for power, unit in enumerate(("B", "KiB", "Mi
 
 
 def convert_byte_unit(num: float, tgt_unit: str, /, src_unit: str = "B", precision: int = 0) -> int | float:
-    """An amount in another unit, rounded to `precision` digits after the point; an int if there are none.
+    """Returns an amount of bytes in another unit; an int if it has no digits after the point.
+
+    Args:
+        num: The amount.
+        tgt_unit: The unit of the result: B, KB, KiB, MB, MiB, ... PB, PiB.
+        src_unit: The unit of `num`.
+        precision: The number of digits after the point.
 
     Raises:
-        ValueError: a unit is none of B, KB, KiB, MB, MiB, ... PB, PiB; or precision is negative.
+        ValueError: A unit is unknown, or `precision` is negative.
     """
     if precision < 0:
         raise ValueError(f"precision must be at least 0, got {precision}")
@@ -17,15 +23,15 @@ def convert_byte_unit(num: float, tgt_unit: str, /, src_unit: str = "B", precisi
 
 
 def bytes_to_human(num: float, /, fmt: str = "{value:.1f}{unit}", log_base: int = 2) -> str:
-    """An amount of bytes in the largest unit of which it has at least one.
+    """Returns an amount of bytes in the largest unit of which it has at least one.
 
     Args:
-        num: bytes.
-        fmt: a format of `value` and `unit`.
+        num: The amount in bytes.
+        fmt: A format of `value` and `unit`.
         log_base: 2 for KiB and its relatives, 10 for KB and its relatives.
 
     Raises:
-        ValueError: log_base is neither.
+        ValueError: `log_base` is neither.
     """
     if log_base not in (2, 10):
         raise ValueError(f"log_base must be 2 or 10, got {log_base}")

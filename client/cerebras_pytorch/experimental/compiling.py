@@ -1,4 +1,4 @@
-"""compile and compile_step as release 1.8 has them."""
+"""compile and compile_step of release 1.8."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ _BACKENDS = {"WSE_WS": "CSX", "CPU": "CPU"}
 
 
 class XlaBackend(LateCsxBackend):
-    """Its tensors are of device type `xla`."""
+    """The CSX backend of release 1.8, whose tensors are of device type `xla`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -33,7 +33,11 @@ class XlaBackend(LateCsxBackend):
 
 @dataclass(frozen=True, slots=True)
 class NamedBackend:
-    """What `compiled_model.backend` is: WSE_WS or CPU."""
+    """The attribute `backend` of a compiled model.
+
+    Args:
+        name: "WSE_WS" or "CPU".
+    """
 
     name: str
 
@@ -47,15 +51,17 @@ class NamedBackend:
 
 
 def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledModel:
-    """Moves a model to the device and prepares it for tracing; nothing is compiled before the first step.
+    """Moves a model to the device and prepares it for tracing. Nothing is compiled before the first step.
 
     Args:
-        model: any module.
+        model: Any module.
         backend: "wse_ws" (weight streaming on the cluster) or "cpu", in any case; in 1.9 the backend itself.
 
     Raises:
-        UsageError: there is no configuration yet.
-        ConfigurationError: the backend has another name.
+        UsageError: There is no configuration yet.
+        ConfigurationError: The backend has another name.
+
+    Reference: releases 1.8 and 1.9, `cerebras_pytorch.experimental`.
     """
     if not isinstance(backend, str):
         return _compile(model, backend)

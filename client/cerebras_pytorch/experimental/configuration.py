@@ -16,7 +16,7 @@ _COMPILE_DIR = "/opt/cerebras/cached_compile"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What `configure` was given. compile_dir: None for the cluster's own cache."""
+    """The arguments of `configure`. compile_dir: None for the cluster's own cache."""
 
     model_dir: Path
     compile_dir: str | None
@@ -52,24 +52,36 @@ def configure(
     job_time_sec: int | None = None,
     disable_version_check: bool = False,
 ) -> None:
-    """Says how this process runs, once, before the model is made.
+    """Configures this process, once, before the model is made.
 
     Args:
-        model_dir: takes what the executions leave behind.
-        compile_dir: where the cluster keeps compiled artifacts; by default in its own cache.
-        compile_only: only compile the model.
-        validate_only: only trace it.
+        model_dir: The folder for what executions leave behind.
+        compile_dir: The cluster's folder for compiled artifacts; by default in its own cache.
+        compile_only: Whether the model is only compiled.
+        validate_only: Whether the model is only traced.
         checkpoint_steps: k for checkpoints on every k-th step and on the last; 0: none.
-        seed: of torch's generator.
-        num_csx, max_wgt_servers, mount_dirs, python_paths, num_workers_per_csx, job_labels, max_act_per_csx,
-            mgmt_address, credentials_path, job_time_sec, disable_version_check: as in ClusterConfig.
-        transfer_processes, debug_args: are accepted; Waferbox has nothing that they would change.
+        seed: The seed of torch's generator; None: it stays as it is.
+        num_csx: The number of wafers that a batch is spread over.
+        max_wgt_servers: The greatest number of MemoryX shards.
+        mount_dirs: Folders that the workers' input_fn reads from.
+        python_paths: Folders that the workers' input_fn imports from.
+        transfer_processes: Accepted without effect.
+        num_workers_per_csx: The number of input workers of each wafer.
+        job_labels: Labels of the job, each "key=value".
+        max_act_per_csx: Accepted without effect.
+        mgmt_address: `host:port` of the management service; None: as for ClusterConfig.
+        credentials_path: Accepted without effect.
+        debug_args: Accepted without effect.
         execution_strategy: "weight_streaming", "pipeline" (layer pipelined mode, for models that fit one wafer), or a
             value of ExecutionStrategy; None: as in CSConfig.
+        job_time_sec: Accepted without effect; in seconds.
+        disable_version_check: Accepted without effect.
 
     Raises:
-        UsageError: it was called before in this process, or there is a backend already.
-        ConfigurationError: a setting has a value that it cannot have.
+        UsageError: It was called before in this process, or there is a backend already.
+        ConfigurationError: A setting has a value that it cannot have.
+
+    Reference: releases 1.8 and 1.9, `cerebras_pytorch.experimental`.
     """
     global _configuration
     if _configuration is not None:
@@ -114,5 +126,5 @@ def configure(
 
 
 def current_configuration() -> Configuration | None:
-    """What `configure` was given in this process, if it was called."""
+    """Returns the arguments of `configure` in this process; None if it was not called."""
     return _configuration

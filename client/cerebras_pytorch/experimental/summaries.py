@@ -11,10 +11,16 @@ _values: dict[str, float] = {}
 
 
 def scalar_summary(name: str, value: torch.Tensor) -> None:
-    """Keeps the value that a rank 0 tensor has at the end of the step, for `save_summaries`.
+    """Keeps the value that a tensor has at the end of the step, for `save_summaries`.
+
+    Args:
+        name: The name of the summary.
+        value: A tensor of rank 0; on the CPU a number too.
 
     Raises:
-        TypeError: on the cluster, value is a Python number: the step is traced once, so it would never change.
+        TypeError: On the cluster, `value` is a Python number, which would be the same in all steps of a trace.
+
+    Reference: releases 1.8 and 1.9, `cerebras_pytorch.experimental`.
     """
     if not isinstance(value, torch.Tensor) and use_cs():
         raise TypeError(
@@ -30,7 +36,14 @@ def _keep(name: str, value: Any) -> None:
 
 
 def save_summaries(writer: Any, step: int) -> None:
-    """Gives the writer, with `add_scalar(name, value, step)`, what was kept since the last time. For step closures."""
+    """Writes the values that were kept since the last call. For step closures.
+
+    Args:
+        writer: An object with `add_scalar(name, value, step)`.
+        step: The step.
+
+    Reference: releases 1.8 and 1.9, `cerebras_pytorch.experimental`.
+    """
     for name, value in _values.items():
         writer.add_scalar(name, value, step)
     _values.clear()

@@ -1,4 +1,4 @@
-"""cstorch.metrics, and all figures at once."""
+"""cstorch.metrics, and the function that computes all metrics."""
 
 from cstorch._internal.generations import inherit
 from cstorch.metrics import get_all_metrics
@@ -9,5 +9,8 @@ __getattr__ = inherit("cerebras_pytorch.metrics", "cstorch.metrics")
 
 
 def compute_all_metrics() -> dict[str, float]:
-    """The figure of every metric by its name, as `get_all_metrics` has it."""
+    """Returns the figure of every metric by its name, as `get_all_metrics` has it.
+
+    Reference: releases 2.0 and 2.1, `cerebras_pytorch.metrics`.
+    """
     return {name: float(metric) for name, metric in get_all_metrics()}

@@ -50,6 +50,7 @@ def _older(newer: type[Any], name: str) -> type[Any]:
         newer.__init__(self, **given)
 
     doc = (newer.__doc__ or "").replace("    param_group_tags:", f"    {_RESET_ENTRY}\n    param_group_tags:")
+    doc = doc.replace("release 2.10, `cerebras.pytorch.optim", "releases 1.6 to 1.9, `cerebras_pytorch.optim")
     constructor = with_signature(__init__, signature, name, __name__)
     members = {"__init__": constructor, "__doc__": doc, "__module__": __name__}
     return types.new_class(name, (newer,), exec_body=lambda body: body.update(members))

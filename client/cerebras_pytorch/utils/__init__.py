@@ -1,4 +1,4 @@
-"""cstorch.utils, with an executor that is told the cluster."""
+"""cstorch.utils, with an executor that has the cluster's configuration."""
 
 from cerebras_pytorch.utils import data, utils
 from cstorch._internal.generations import inherit

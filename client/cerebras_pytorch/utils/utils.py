@@ -1,4 +1,4 @@
-"""cstorch.utils.utils, and which compiler release 1.9 is to use."""
+"""cstorch.utils.utils, and the choice of the compiler of release 1.9."""
 
 from cstorch._internal.generations import inherit
 
@@ -8,5 +8,5 @@ __getattr__ = inherit("cerebras_pytorch.utils.utils", "cstorch.utils.utils")
 
 
 def is_ltc_mlir_mode_enabled() -> bool:
-    """True: scripts are to go the way of `cerebras_pytorch.experimental`."""
+    """Returns True: scripts then use `cerebras_pytorch.experimental`."""
     return True

@@ -1,4 +1,4 @@
-"""cstorch.amp, with a GradScaler that a plain loop only calls: `scaler(loss).backward()`, then `optimizer.step()`."""
+"""cstorch.amp, with a GradScaler that a plain loop calls: `scaler(loss).backward()`, then `optimizer.step()`."""
 
 import itertools
 import weakref
@@ -20,14 +20,24 @@ __getattr__ = inherit("cerebras_torch.amp", "cstorch.amp")
 
 
 class GradScaler(_GradScaler):
-    """As cstorch.amp.GradScaler, with these differences.
+    """cstorch.amp.GradScaler for plain loops.
 
-    The step of the optimizer that follows on a call unscales its gradients, and updates the scale; a loop has one
-    optimizer.
+    The step of the optimizer after a call unscales its gradients, and updates the scale. A loop has one optimizer.
 
     Args:
-        initial_loss_scale: what init_scale is there; since 1.8 it is called so here as well.
-        mixed_precision: enables mixed precision, or disables it; by default it stays as it is.
+        loss_scale: "dynamic", or the static scale; None and 0 are 1.
+        initial_loss_scale: The first dynamic scale; None: 2^15 for float16, 2^31 for cbfloat16, 1 for bfloat16.
+        steps_per_increase: The number of steps without overflow after which the scale is doubled; None: 2000.
+        min_loss_scale: The least dynamic scale; None: 2^-14.
+        max_loss_scale: The greatest dynamic scale; None: the first one, or its default if that is greater.
+        max_gradient_norm: The greatest norm over all gradients, to which they are clipped; None: no clipping.
+        mixed_precision: Enables or disables mixed precision; None: it stays as it is.
+        init_scale: The name of `initial_loss_scale` since 1.8.
+
+    Raises:
+        ConfigurationError: A setting is out of range.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.amp`.
     """
 
     def __init__(
@@ -66,13 +76,13 @@ class GradScaler(_GradScaler):
         _scalers[next(_numbers)] = self
 
     def __call__(self, loss: torch.Tensor) -> torch.Tensor:
-        """The scaled loss, for its backward pass."""
+        """Returns the scaled loss, for its backward pass."""
         if self._is_csx:
             self._scaled_in = weakref.ref(step_notes())
         return self.scale(loss)
 
     def get_init_params(self) -> dict[str, Any]:
-        """What it was made with, by name."""
+        """Returns the arguments of the constructor, by name."""
         return dict(self._init_params)
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -100,7 +110,7 @@ class GradScaler(_GradScaler):
 
 
 class AmpState:
-    """The half type, as scripts of 1.8 and 1.9 ask for it."""
+    """The half type, under its name in 1.8 and 1.9."""
 
     @property
     def half_dtype(self) -> torch.dtype:
@@ -115,24 +125,35 @@ _scalers: "weakref.WeakValueDictionary[int, GradScaler]" = weakref.WeakValueDict
 
 
 def use_bfloat16(value: bool = True) -> None:
-    """Makes bfloat16 the half type, or float16 again."""
+    """Makes bfloat16 the half type, or float16.
+
+    Args:
+        value: True for bfloat16.
+    """
     set_half_dtype("bfloat16" if value else "float16")
 
 
 def get_init_params() -> dict[str, Any]:
-    """What the newest GradScaler was made with; nothing if there is none."""
+    """Returns the arguments of the newest GradScaler; nothing if there is none."""
     scaler = _newest()
     return {} if scaler is None else scaler.get_init_params()
 
 
 def state_dict() -> dict[str, Any]:
-    """The state of the GradScaler; nothing if there is none. Of several, that of the newest."""
+    """Returns the state of the newest GradScaler; nothing if there is none."""
     scaler = _newest()
     return {} if scaler is None else scaler.state_dict()
 
 
 def load_state_dict(state_dict: dict[str, Any]) -> None:
-    """Gives the newest GradScaler, if there is one, its state. Raises as its own method."""
+    """Loads the state of the newest GradScaler, if there is one.
+
+    Args:
+        state_dict: What `state_dict` returned.
+
+    Raises:
+        ValueError: Part of the state is missing.
+    """
     scaler = _newest()
     if scaler is not None:
         scaler.load_state_dict(state_dict)

@@ -1,4 +1,4 @@
-"""The class of scripts of 1.6 to 1.9 that drove the cluster step by step. Here a session does."""
+"""ApplianceMode, with which scripts of 1.6 to 1.9 drove the cluster step by step; a session takes its place."""
 
 from typing import Any
 
@@ -6,10 +6,14 @@ from cstorch.errors import UsageError
 
 
 class ApplianceMode:
-    """Cannot be made.
+    """The cluster, step by step. It cannot be made.
+
+    Args:
+        *args: Those of the real system.
+        **kwargs: Those of the real system.
 
     Raises:
-        UsageError: always.
+        UsageError: Always.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

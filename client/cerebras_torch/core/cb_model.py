@@ -90,76 +90,124 @@ is_appliance = use_cs
 
 
 def is_sync_mode() -> bool:
-    """Whether the script waits for the device after each operation. Never: whole steps are recorded."""
+    """Returns False: whole steps are recorded, so the script does not wait for each operation.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
+    """
     return False
 
 
-# The run.
+# --- The run ----------------------------------------------------------------------------------------------------------
 
 
 def set_run_config(num_steps: int, checkpoint_steps: int = 0, fetch_steps: int = 1) -> None:
-    """Says how the steps from here on go.
+    """Sets the number of steps from here on, and the steps with state and values.
 
     Args:
-        num_steps: loops over a cbtorch.dataloader end after so many, in all.
+        num_steps: The number of steps after which loops over a cbtorch.dataloader end, in all.
         checkpoint_steps: k for state that can be saved on every k-th step and the last of a pass; 0: none.
         fetch_steps: k for step closures on every k-th step and the last of a pass; 0: on the last only.
 
     Raises:
-        ConfigurationError: there are no steps, or an interval is negative.
-        UsageError: nothing is initialized yet.
+        ConfigurationError: There are no steps, or an interval is negative.
+        UsageError: Nothing is initialized yet.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
     """
     current_run().set_config(num_steps, checkpoint_steps, fetch_steps)
 
 
 def get_run_step() -> int:
-    """The steps of this process so far, with the one at hand."""
+    """Returns the number of steps of this process so far, with the current one.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
+    """
     return current_run().steps
 
 
 def mark_step() -> None:
-    """Ends the step of the open session, if there is one."""
+    """Ends the step of the open session, if there is one.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
+    """
     session = current_session()
     if session is not None:
         session.mark_step()
 
 
 def run_step_closures() -> None:
-    """Runs the step closures that wait for their step: ends it."""
+    """Ends the step, and so runs its step closures.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
+    """
     mark_step()
 
 
 def set_target_num_replicas(num_replicas: int) -> None:
-    """Has so many copies of the model on one wafer in layer pipelined mode; no number depends on it.
+    """Sets the number of copies of the model on one wafer in layer pipelined mode. No number depends on it.
+
+    Args:
+        num_replicas: The number of copies, at least 1.
 
     Raises:
-        ConfigurationError: it is less than 1.
+        ConfigurationError: It is less than 1.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
     """
     backends.csx.performance.num_replicas = num_replicas
 
 
 def set_state_names(state: Mapping[str, Any]) -> None:
-    """Accepts names of the state; Waferbox takes those of the modules."""
+    """Accepts names of the state; Waferbox takes those of the modules.
+
+    Args:
+        state: The state by name.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
+    """
 
 
 def set_metric_state_names(state: Mapping[str, Any], name: str) -> None:
-    """Accepts names of a metric's state; Waferbox takes those of the modules."""
+    """Accepts names of a metric's state; Waferbox takes those of the modules.
+
+    Args:
+        state: The state by name.
+        name: The name of the metric.
+    """
 
 
 def set_attribute(tensor: torch.Tensor, name: str, value: Any) -> None:
-    """Accepts a note for the old compiler on a tensor; no number depends on it."""
+    """Accepts a note for the old compiler on a tensor; no number depends on it.
+
+    Args:
+        tensor: The tensor.
+        name: The name of the note.
+        value: The note.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
+    """
 
 
-# Values.
+# --- Values -----------------------------------------------------------------------------------------------------------
 
 
 def set_rng_state(seed: int) -> None:
-    """Seeds torch's generator, from which also the cluster's random numbers start."""
+    """Seeds torch's generator, from which the cluster's random numbers start too.
+
+    Args:
+        seed: The seed.
+    """
     torch.manual_seed(seed)
 
 
 def to_cpu(data: Any) -> Any:
-    """The same nest with CPU tensors. Not within a step, whose tensors have no values."""
+    """Returns the same nest with CPU tensors. Not within a step, whose tensors have no values.
+
+    Args:
+        data: The nest.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
+    """
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), data)
 
 
@@ -169,13 +217,15 @@ def save(
     master_only: bool = True,
     post_transfer_callback: Callable[[Any], Any] | None = None,
 ) -> None:
-    """As torch.save, with CPU tensors. Within a loop only in step closures of checkpoint steps (`set_run_config`).
+    """Saves a nest as torch.save does, with CPU tensors. In a loop, call it in step closures of checkpoint steps only.
 
     Args:
-        state: any nest.
-        file: where to.
-        master_only: write in the first process only; there is one.
-        post_transfer_callback: what it makes of the nest of CPU tensors is saved.
+        state: The nest.
+        file: The path of the file.
+        master_only: Whether only the first process writes; there is one.
+        post_transfer_callback: A function of the nest of CPU tensors whose result is saved in its place; None: none.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
     """
     state = to_cpu(state)
     if post_transfer_callback is not None:
@@ -183,24 +233,49 @@ def save(
     torch.save(state, file)
 
 
-# Other processes: there are none that run the script.
+# --- Other processes: none of them runs the script --------------------------------------------------------------------
 
 
 def rendezvous(tag: str, payload: Value | str = "", replicas: Sequence[int] = ()) -> list[Value | str]:
-    """Waits for all processes that run the script; returns their payloads."""
+    """Returns the payloads of all processes that run the script: there is one.
+
+    Args:
+        tag: The name of the meeting.
+        payload: The payload of this process.
+        replicas: Accepted without effect.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
+    """
     return [payload]
 
 
 def mesh_reduce(tag: str, data: Value, reduce_fn: Callable[[list[Value]], Result]) -> Result:
-    """reduce_fn of the data of all processes that run the script."""
+    """Returns a reduction over all processes that run the script: there is one.
+
+    Args:
+        tag: The name of the reduction.
+        data: The data of this process.
+        reduce_fn: A function of the list of all data.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
+    """
     return reduce_fn([data])
 
 
-# What is shown.
+# --- Output -----------------------------------------------------------------------------------------------------------
 
 
 def master_print(*values: Any, fd: TextIO | None = None, local: bool = False, flush: bool = False) -> None:
-    """print, in the first process."""
+    """Prints, in the first process.
+
+    Args:
+        *values: The values to print.
+        fd: The stream; None: stdout.
+        local: Whether to ask for the first process of the container.
+        flush: Whether to flush the stream.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
+    """
     if is_master_ordinal(local):
         print(*values, file=fd or sys.stdout, flush=flush)
 
@@ -211,14 +286,33 @@ def write_to_summary(
     dict_to_write: Mapping[str, Any] | None = None,
     write_xla_metrics: bool = False,
 ) -> None:
-    """Gives the writer, if it is not None, the scalars of a mapping. write_xla_metrics: there are none to write."""
+    """Writes scalars to a writer, if there is one.
+
+    Args:
+        summary_writer: The writer, or None.
+        global_step: The step.
+        dict_to_write: The scalars by name.
+        write_xla_metrics: Accepted without effect.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
+    """
     if summary_writer is not None:
         for name, value in (dict_to_write or {}).items():
             summary_writer.add_scalar(name, float(value), global_step)
 
 
 def print_update(device: Any, step: int, loss: float, mode: str, summary_writer: Any = None) -> None:
-    """Logs the line of a step, with the rate so far, and gives the writer, if there is one, the loss."""
+    """Logs the line of a step, with the rate so far, and writes the loss to the writer, if there is one.
+
+    Args:
+        device: Accepted without effect: the line has the backend's name.
+        step: The step.
+        loss: The loss.
+        mode: "train" or "eval".
+        summary_writer: The writer, or None.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
+    """
     rates = current_run().rate_tracker
     rate, global_rate = (0.0, 0.0) if rates is None else (rates.rate(), rates.global_rate())
     kind = "CSX" if use_cs() else "CPU"
@@ -227,7 +321,11 @@ def print_update(device: Any, step: int, loss: float, mode: str, summary_writer:
 
 
 def _extract_tracker_details(step: int) -> tuple[float, float, float]:
-    """Samples per second so far, lately and on the whole, and samples per step. Scripts ask for this private name."""
+    """Returns the latest and the overall rate in samples per second, and samples per step. Scripts use this name.
+
+    Args:
+        step: The step.
+    """
     rates = current_run().rate_tracker
     if rates is None:
         return 0.0, 0.0, 0.0
@@ -235,12 +333,21 @@ def _extract_tracker_details(step: int) -> tuple[float, float, float]:
 
 
 def print_metrics_report() -> None:
-    """Logs how many samples the newest pass over a loader has taken, and in what time."""
+    """Logs the number of samples of the newest pass over a loader, and its duration.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
+    """
     rates = current_run().rate_tracker
     if rates is not None:
         logger.info("%d samples in %.3f s", rates.total_count, rates.elapsed_seconds())
 
 
 def metrics_counter_value(name: str) -> int | None:
-    """A counter of the old runtime: None, as for those that it did not have."""
+    """Returns None, as the old runtime does for counters that it does not have.
+
+    Args:
+        name: The name of the counter.
+
+    Reference: releases 1.2 to 1.7, `cerebras_torch.core.cb_model`.
+    """
     return None

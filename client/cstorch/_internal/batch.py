@@ -17,6 +17,8 @@ def infer_batch_size(data: Any, batch_size: int | None = None) -> int | None:
 
     Raises:
         InputError: a tensor has no dimension, or the sizes differ.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.data.utils`.
     """
     for tensor in pytree.tree_leaves(data):
         if not isinstance(tensor, torch.Tensor):

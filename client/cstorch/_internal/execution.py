@@ -152,6 +152,8 @@ def current_executor() -> Executor:
 
     Raises:
         UsageError: there is none.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     if _current is None:
         raise UsageError("there is no current executor: call this inside `for batch in executor:`")

@@ -12,6 +12,8 @@ def to_numpy(tensor: torch.Tensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.g
 
     Args:
         tensor: The tensor.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     tensor = tensor.detach().cpu()
     if tensor.dtype != torch.bfloat16:
@@ -25,6 +27,8 @@ def from_numpy(array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> to
 
     Args:
         array: The array.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     if "bfloat16" in (array.dtype.fields or {}) or array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)

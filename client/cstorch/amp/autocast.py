@@ -23,6 +23,8 @@ def autocast(dtype: torch.dtype | None = None) -> Iterator[None]:
 
             with cstorch.amp.autocast():
                 loss = model(batch)
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
     if use_cs():
         yield

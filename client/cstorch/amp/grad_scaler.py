@@ -17,7 +17,7 @@ from cstorch.errors import ConfigurationError, UsageError
 # --- GradScaler: scales the loss, so that small gradients do not vanish in half precision -----------------------------
 
 
-# Where a dynamic scale begins, and the most that it becomes unless told: bfloat16 has the exponents of float32.
+# The first dynamic scale and the default of the greatest one. bfloat16 needs none: it has the exponents of float32.
 _LARGEST: Final = {"float16": 2.0**15, "bfloat16": 1.0, "cbfloat16": 2.0**31}
 _STATES: Final = ("loss_scale", "steps_since_rescale", "overflows_since_rescale", "num_skipped_steps")
 
@@ -58,6 +58,8 @@ class GradScaler:
                 scaler.step(optimizer)
                 scaler.update()
                 return loss
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
 
     def __init__(
@@ -197,7 +199,7 @@ class GradScaler:
     def _unscale(self, optimizer: torch.optim.Optimizer, notes: StepNotes) -> None:
         inverse = 1 / self.get_scale()
         found = gradients(optimizer)
-        # Of the gradients as they come: so unscaling them is part of the update, and not a pass of its own.
+        # The norm is taken of the scaled gradients, so that unscaling is part of the update and not a pass of its own.
         notes.norms[optimizer] = torch.nn.utils.get_total_norm(found) * inverse
         for gradient in found:
             gradient.mul_(inverse)
@@ -336,6 +338,8 @@ def optimizer_step(
 
     Raises:
         ConfigurationError: Both limits are given, or one is negative.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
     if max_gradient_norm is not None and max_gradient_value is not None:
         raise ConfigurationError("max_gradient_norm and max_gradient_value exclude each other: choose one")

@@ -48,6 +48,8 @@ def isfinite(optimizer: torch.optim.Optimizer) -> torch.Tensor | bool:
 
     Returns:
         The tensor; True if no GradScaler has unscaled the gradients in this step, as on the CPU.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
     norm = unscaled_norm(optimizer)
     return True if norm is None else norm < math.inf
@@ -62,6 +64,8 @@ def update_if_finite(optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> 
     Args:
         optimizer: The optimizer.
         tensor: The tensor.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
     if context.recorder is not None:
         step_notes().marked.setdefault(optimizer, []).append((tensor, tensor.detach().clone()))

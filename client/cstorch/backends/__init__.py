@@ -15,5 +15,7 @@ def reset() -> None:
 
     Raises:
         UsageError: It is called inside the loop of an executor.
+
+    Reference: release 2.10, `cerebras.pytorch.backends`.
     """
     csx.reset()

@@ -37,12 +37,13 @@ def _debug_args(value: Any) -> Any:
 
 
 class Precision(Flags):
-    """How exactly steps compute.
+    """The precision of steps.
 
     optimization_level: with mixed precision, how much is computed in half: 0 the least, 2 the most.
-    half_gradients: with mixed precision in float16 or bfloat16, whether gradients of weights travel from the wafers in
-        half, as weights travel to them: half of the bytes on the way back. Each wafer rounds its part once; parts are
-        added in float32, and each SwarmX node that adds rounds its sum. In weight streaming only. (Waferbox only.)
+    half_gradients: whether gradients of weights travel from the wafers in half, as weights travel to them: half of
+        the bytes on the way back. With mixed precision in float16 or bfloat16, and in weight streaming only. Each
+        wafer rounds its part once; parts are added in float32, and each SwarmX node that adds rounds its sum.
+        (Waferbox only.)
     """
 
     optimization_level = Flag(1, one_of(0, 1, 2))
@@ -50,21 +51,22 @@ class Precision(Flags):
 
 
 class Performance(Flags):
-    """How steps are made fast.
+    """The speed of steps.
 
-    micro_batch_size: how many of its rows of the batch a wafer computes at a time: an int that divides them; "auto",
-        as many as its memory has room for; "explore", those of which a step is predicted to be the fastest, or
+    micro_batch_size: the rows of its batch that a wafer computes at a time: an int that divides them; "auto", as many
+        as its memory has room for; "explore", the number for which a step is predicted to be the fastest, or
         {"explore": {"min": ..., "max": ...}}; None, all at once. The numbers are the same up to rounding.
-    kernel_library: what runs the kernels of layers: "aten", torch's own calls, or "inductor", kernels that torch
-        generates. These take seconds each to build, once for a cache, and gain little on a CPU. (Waferbox only.)
-    execution_strategy: "weight_streaming", or "pipeline" for layer pipelined mode: all layers of a model that fits are
-        on the one wafer at once, with their weights. None: what the environment variable WAFERBOX_EXECUTION_STRATEGY
-        says, else weight streaming. Where it changes between executions, weights move. (Waferbox only.)
-    num_replicas: in layer pipelined mode, how often a small model lies on the wafer, side by side, each with its share
-        of the batch. In weight streaming it changes nothing. (Waferbox only.)
+    kernel_library: the kernels of layers: "aten", torch's own calls, or "inductor", kernels that torch generates.
+        These take seconds each to build, once for a cache, and gain little on a CPU. (Waferbox only.)
+    execution_strategy: "weight_streaming", or "pipeline" for layer pipelined mode: all layers of a model that fits
+        are on the one wafer at once, with their weights. None: that of the environment variable
+        WAFERBOX_EXECUTION_STRATEGY, else weight streaming. If it changes between executions, weights move. (Waferbox
+        only.)
+    num_replicas: in layer pipelined mode, the number of copies of a small model on the wafer, each with its share of
+        the batch. In weight streaming it changes nothing. (Waferbox only.)
     asynchronous_updates: in layer pipelined mode, whether weights are updated for each micro-batch, as soon as its
         backward pass is done, while others are in flight. The optimizer, with its schedule, then steps once for each
-        micro-batch; other numbers, and fewer bubbles. In weight streaming it changes nothing. (Waferbox only.)
+        micro-batch: other numbers, and fewer bubbles. In weight streaming it changes nothing. (Waferbox only.)
     """
 
     micro_batch_size = Flag[MicroBatchSize]("auto", _micro_batch_size)
@@ -79,13 +81,12 @@ class Performance(Flags):
 
 
 class Cluster(Flags):
-    """What is asked of the cluster.
+    """The use of the cluster.
 
-    max_num_restarts: how often in a row a job goes on after a process of the cluster has died, without having got any
-        further; 0: the first death ends it. None: what the environment variable WAFERBOX_MAX_NUM_RESTARTS says, else 3.
-        (Waferbox only.)
-    min_num_csx: with how many wafers a job goes on, at least, where none comes in the place of one that has died: the
-        batch is divided anew. None: what the environment variable WAFERBOX_MIN_NUM_CSX says, else all. (Waferbox only.)
+    max_num_restarts: the number of restarts in a row without progress after which a death ends the job; 0: the first
+        death ends it. None: that of the environment variable WAFERBOX_MAX_NUM_RESTARTS, else 3. (Waferbox only.)
+    min_num_csx: the fewest wafers that a job resumes with if a dead one has no replacement; the batch is divided
+        anew. None: that of the environment variable WAFERBOX_MIN_NUM_CSX, else all. (Waferbox only.)
     """
 
     max_num_restarts = Flag[int | None](None, optional(whole_number))
@@ -101,7 +102,7 @@ class S3(Flags):
 
 
 class Storage(Flags):
-    """Where checkpoints lie."""
+    """The storage of checkpoints."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -111,16 +112,16 @@ class Storage(Flags):
 
 
 class Debug(Flags):
-    """What helps to find an error.
+    """Aids to find an error.
 
     lazy_initialization: whether weights made under `with backend.device:` are initialised on the cluster. Without it,
         state cannot be changed between executions (see ClusterConfig.changes_need_checkpoint).
-    log_initialization: whether `compile` says how much it moved to the device.
-    retrace_every_iteration: whether the traced function is called in every step. It has to do the same each time, since
-        the cluster runs what it did in the first; but print and breakpoints in it are reached each time.
+    log_initialization: whether `compile` logs how much it moved to the device.
+    retrace_every_iteration: whether the traced function is called in every step. It must do the same each time, since
+        the cluster runs the program of the first step; but print and breakpoints in it are reached each time.
     ini, debug_args: settings of the real system's compiler.
-    wafer_memory_gi: what a wafer may hold, in GiB; by default 8. A step that needs more is refused when it is compiled.
-        (Waferbox only.)
+    wafer_memory_gi: the memory of a wafer in GiB; 8 by default. A step that needs more is refused when it is
+        compiled. (Waferbox only.)
     """
 
     ini = Flag[Any](SimpleNamespace(), _settings, without_effect=_HARDWARE)
@@ -135,7 +136,7 @@ class Debug(Flags):
     save_gpv = Flag(False, boolean, without_effect=_HARDWARE)
     check_constraints = Flag(True, boolean, without_effect=_HARDWARE)
     op_definition_module = Flag[str | None](None, optional(text), without_effect=_KERNELS)
-    skip_connectivity_check = Flag(False, boolean, without_effect="a cluster that does not answer is always told of")
+    skip_connectivity_check = Flag(False, boolean, without_effect="a cluster that does not answer is always reported")
     fabric_type_blacklist = Flag[Any](None, anything, without_effect=_HARDWARE)
     wafer_memory_gi = Flag[int | None](None, optional(count))
     compile_crd_memory_gi = Flag[int | None](None, optional(count), without_effect=_PROCESSES)

@@ -1,4 +1,4 @@
-"""What a flag is: a name in a group, a default, the values that it can have, and whether it does anything here."""
+"""Flags: each has a name in a group, a default, a check of its values, and an effect or a reason to have none."""
 
 import difflib
 import logging
@@ -51,15 +51,15 @@ class Flag(Generic[Value]):
             checked = self._check(value)
         except ConfigurationError as error:
             raise ConfigurationError(f"cstorch.backends.{group.path}.{self._name} {error}, not {value!r}") from None
-        _check_outside_loop()
+        check_outside_loop("set flags")
         group.values[self._name] = checked
         if self._without_effect and checked != self._default and not self._has_warned:
             self._has_warned = True
             logger.info("The flag %s.%s has no effect here: %s", group.path, self._name, self._without_effect)
 
     def __delete__(self, group: "Flags") -> None:
-        """Back to the default."""
-        _check_outside_loop()
+        """Sets the flag to its default."""
+        check_outside_loop("set flags")
         group.values.pop(self._name, None)
 
 
@@ -111,22 +111,23 @@ class Flags:
             yield
         finally:
             if self.values != before:
-                _check_outside_loop()
+                check_outside_loop("set flags")
                 self.values.clear()
                 self.values.update(before)
 
     def reset(self) -> None:
         """Sets the flags of the group, and of the groups within, to their defaults."""
         if self.values:
-            _check_outside_loop()
+            check_outside_loop("set flags")
             self.values.clear()
         for group in self.groups().values():
             group.reset()
 
 
-def _check_outside_loop() -> None:
+def check_outside_loop(action: str) -> None:
+    """Raises UsageError inside the loop of an executor. action: what to do before the loop, for the message."""
     if current_execution() is not None:
-        raise UsageError("the step is compiled once: set flags before the loop of an executor, not inside it")
+        raise UsageError(f"the step is compiled once: {action} before the loop of an executor, not inside it")
 
 
 def boolean(value: Any) -> bool:

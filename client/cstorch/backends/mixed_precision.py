@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 import torch
 
-from cstorch._internal.execution import current_execution
-from cstorch.errors import ConfigurationError, UsageError
+from cstorch.backends.flag import check_outside_loop
+from cstorch.errors import ConfigurationError
 
 HalfName = Literal["float16", "bfloat16", "cbfloat16"]
 
@@ -41,22 +41,30 @@ def set_half_dtype(value: HalfName | torch.dtype) -> torch.dtype:
     Raises:
         ConfigurationError: The type is no half type.
         UsageError: It is called inside the loop of an executor.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
     name = str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
     if name not in _DTYPES:
         raise ConfigurationError(f"{value!r} is no half precision: use one of {', '.join(_DTYPES)}")
-    _check_outside_loop()
+    check_outside_loop("choose its precision")
     _settings.half = name
     return _DTYPES[name]
 
 
 def get_half_dtype() -> torch.dtype:
-    """Returns the torch dtype of the half type, which is float16 for cbfloat16."""
+    """Returns the torch dtype of the half type, which is float16 for cbfloat16.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
+    """
     return _DTYPES[_settings.half]
 
 
 def get_half_dtype_str() -> str:
-    """Returns the name of the half type."""
+    """Returns the name of the half type.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
+    """
     return _settings.half
 
 
@@ -65,6 +73,8 @@ def get_floating_point_dtype(default: torch.dtype = torch.float32) -> torch.dtyp
 
     Args:
         default: The type in full precision.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
     return get_half_dtype() if mixed_precision() else default
 
@@ -74,6 +84,8 @@ def get_floating_point_dtype_str(default: str = "float32") -> str:
 
     Args:
         default: The name of the type in full precision.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
     return get_half_dtype_str() if mixed_precision() else default
 
@@ -83,6 +95,8 @@ def is_cbfloat16_tensor(tensor: torch.Tensor) -> bool:
 
     Args:
         tensor: The tensor.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
     return _settings.half == "cbfloat16" and tensor.dtype is torch.float16
 
@@ -104,19 +118,17 @@ def enable_mixed_precision(enable: bool = True) -> bool:
 
             cstorch.amp.set_half_dtype("bfloat16")
             cstorch.amp.enable_mixed_precision()
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
     """
-    _check_outside_loop()
+    check_outside_loop("choose its precision")
     _settings.enabled = enable
     return enable
 
 
 def mixed_precision() -> bool:
-    """Whether steps are compiled for mixed precision."""
+    """Whether steps are compiled for mixed precision.
+
+    Reference: release 2.10, `cerebras.pytorch.amp`.
+    """
     return _settings.enabled
-
-
-def _check_outside_loop() -> None:
-    if current_execution() is not None:
-        raise UsageError(
-            "the step is compiled once: choose its precision before the loop of an executor, not inside it"
-        )

@@ -27,7 +27,7 @@ class OpenSettings:
     # As a message.
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # copy and pickle ask for such names
+        if name.startswith("_"):  # copy and pickle look such names up
             raise AttributeError(name)
         return self._fields.setdefault(name, OpenSettings())
 

@@ -1,4 +1,4 @@
-"""What a script says around its model: the traced step, closures, tensors of one value, names of the graph."""
+"""The traced step, closures, tensors of one value, and names of the graph."""
 
 from cstorch.core import annotation, modes, name_scope
 

@@ -16,7 +16,10 @@ DEVICES = ("wgth", "acth", "wafer")
 
 
 class AnnotationMode:
-    """The parts of annotations."""
+    """The parts of annotations.
+
+    Reference: release 2.10, `cerebras.pytorch.core.annotation`.
+    """
 
     @dataclass
     class Config:
@@ -54,6 +57,8 @@ def create_annotation(
         annotation_config: The class of the settings, which checks them.
         get_attribute_fn: A function of the settings, and whether it is the backward pass, that returns the attribute.
         **kwargs: The settings.
+
+    Reference: release 2.10, `cerebras.pytorch.core.annotation`.
     """
     config = annotation_config(**kwargs)
     for is_backward in (False, True):
@@ -80,6 +85,8 @@ def pol(
 
     Raises:
         ConfigurationError: There is no such level.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     for value in (level, bwd_level):
         if value is not None and (type(value) is not int or value not in (0, 1, 2)):
@@ -100,7 +107,10 @@ def pol(
 
 
 def current_pol() -> int:
-    """Returns the optimization level that is asked for where it is called: 0, 1 or 2."""
+    """Returns the optimization level that is asked for where it is called: 0, 1 or 2.
+
+    Reference: release 2.10, `cerebras.pytorch`.
+    """
     level = _level.get()
     return backends.csx.precision.optimization_level if level is None else level
 
@@ -120,6 +130,8 @@ def device_annotation(
 
     Raises:
         ConfigurationError: There is no such device.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     if device not in DEVICES:
         raise ConfigurationError(f"the device of an annotation must be one of {', '.join(DEVICES)}, not {device!r}")

@@ -42,6 +42,8 @@ def step_closure(closure: Callable[Parameters, Result]) -> Callable[Parameters, 
 
             for batch in executor:
                 log_loss(training_step(batch))
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     return _deferred(closure, at_checkpoint=False)
 
@@ -72,6 +74,8 @@ def checkpoint_closure(closure: Callable[Parameters, Result]) -> Callable[Parame
             for batch in executor:
                 training_step(batch)
                 save_checkpoint()
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     return _deferred(closure, at_checkpoint=True)
 
@@ -104,6 +108,8 @@ def summarize_scalar(name: str, scalar: torch.Tensor) -> None:
 
     Raises:
         TypeError: On CSX, `scalar` is a Python number, which would be the same in all steps of a trace.
+
+    Reference: releases 2.0 and 2.1, `cerebras_pytorch`.
     """
     if not isinstance(scalar, torch.Tensor) and use_cs():
         raise TypeError(
@@ -119,6 +125,8 @@ def summarize_tensor(name: str, tensor: torch.Tensor) -> None:
     Args:
         name: The name of the summary.
         tensor: The tensor, of any shape.
+
+    Reference: releases 2.0 and 2.1, `cerebras_pytorch`.
     """
     _add_tensor(name, tensor)
 

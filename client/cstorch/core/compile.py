@@ -88,6 +88,8 @@ def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledM
             cstorch.backend("CSX")
             model = cstorch.compile(Model())
             optimizer = cstorch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     if isinstance(model, CompiledModel):
         return model
@@ -106,7 +108,7 @@ def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledM
         if backends.csx.debug.log_initialization:
             size = sum(parameter.numel() for parameter in model.parameters())
             logger.info("The model is on the device: %s, %d parameters", type(model).__name__, size)
-    if not isinstance(getattr(type(model), "device", None), property):  # some models tell it by themselves
+    if not isinstance(getattr(type(model), "device", None), property):  # some models have their own
         model.device = target.torch_device  # type: ignore[assignment]
     state.register("model", model)
     return CompiledModel(model)
@@ -162,6 +164,8 @@ def trace(step_fn: Callable[Parameters, Result]) -> Callable[Parameters, Result]
 
             for batch in executor:
                 log_loss(training_step(batch))
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     if not callable(step_fn):
         raise TypeError(f"trace decorates a function, not {type(step_fn).__name__}")

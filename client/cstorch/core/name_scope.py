@@ -27,6 +27,8 @@ def name_scope(name: str, raw: bool = False) -> Iterator[str]:
 
             with cstorch.name_scope("attention"):
                 scores = q @ k.transpose(-1, -2)
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     with name_operations(name):
         yield name
@@ -40,6 +42,8 @@ def set_debug_scope(name: str) -> None:
 
     Raises:
         TypeError: The name is no str.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     if name is not None and not isinstance(name, str):
         raise TypeError(f"a scope is named by a str, not {type(name).__name__}")
@@ -51,6 +55,8 @@ def add_debug_name(module: nn.Module, root_name: str | None = None) -> None:
     Args:
         module: The module.
         root_name: The name of the module itself; None: the name of its class.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     root = type(module).__name__ if root_name is None else root_name
     for path, child in module.named_modules():
@@ -62,5 +68,7 @@ def get_debug_name(module: nn.Module) -> str:
 
     Args:
         module: The module.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     return _names.get(module, type(module).__name__)

@@ -21,6 +21,8 @@ def tensor(data: Any, **settings: Any) -> torch.Tensor:
     Args:
         data: Numbers, in lists or not.
         **settings: Those of torch.tensor, such as `dtype`.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     with _scope():
         return torch.tensor(data, **settings)
@@ -33,6 +35,8 @@ def full(shape: Sequence[int], value: float, dtype: torch.dtype | None = None) -
         shape: The shape.
         value: The value of every element.
         dtype: The type; None: torch's default for the value.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     with _scope():
         return torch.full(tuple(shape), value, dtype=dtype)
@@ -45,6 +49,8 @@ def full_like(other: torch.Tensor, value: float, dtype: torch.dtype | None = Non
         other: The tensor with the shape.
         value: The value of every element.
         dtype: The type; None: that of `other`.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     with _scope(other):
         return torch.full(tuple(other.shape), value, dtype=dtype or other.dtype)
@@ -56,6 +62,8 @@ def zeros(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tenso
     Args:
         shape: The shape.
         dtype: The type; None: torch's default.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     with _scope():
         return torch.zeros(tuple(shape), dtype=dtype)
@@ -67,6 +75,8 @@ def zeros_like(other: torch.Tensor, dtype: torch.dtype | None = None) -> torch.T
     Args:
         other: The tensor with the shape.
         dtype: The type; None: that of `other`.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     with _scope(other):
         return torch.zeros(tuple(other.shape), dtype=dtype or other.dtype)
@@ -78,6 +88,8 @@ def ones(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor
     Args:
         shape: The shape.
         dtype: The type; None: torch's default.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     return full(shape, 1, dtype=dtype or torch.get_default_dtype())
 
@@ -88,6 +100,8 @@ def ones_like(other: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Te
     Args:
         other: The tensor with the shape.
         dtype: The type; None: that of `other`.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     return full_like(other, 1, dtype=dtype)
 
@@ -102,6 +116,8 @@ def make_constant(tensor: torch.Tensor) -> torch.Tensor:
 
     Raises:
         TypeError: `tensor` is no tensor.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"make_constant takes a tensor, not {type(tensor).__name__}")

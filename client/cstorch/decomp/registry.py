@@ -34,6 +34,8 @@ def register_decomposition(
             @cstorch.register_decomposition(torch.ops.aten.silu.default)
             def silu(x):
                 return x * torch.sigmoid(x)
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     if device != "CSX":
         raise ConfigurationError(f'decompositions are for traced steps, device="CSX", not {device!r}')

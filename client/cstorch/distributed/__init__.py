@@ -1,4 +1,4 @@
-"""Which cluster, and where this process stands among the input workers, for use in an input_fn."""
+"""The cluster, and the number of this process among the input workers, for use in an input_fn."""
 
 from cstorch.distributed import cluster_resolver
 from cstorch.distributed.cluster_config import ClusterConfig

@@ -83,6 +83,8 @@ class ClusterConfig:
 
             config = cstorch.distributed.ClusterConfig(num_csx=2, mgmt_address="127.0.0.1:9000")
             cstorch.backend("CSX", cluster_config=config)
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
     """
 
     mgmt_address: str | None = field(default_factory=_default("mgmt_address", lambda: None))

@@ -24,7 +24,7 @@ def defaults(known: frozenset[str]) -> dict[str, Any]:
     text = _text(DEFAULTS_VARIABLE)
     if text is None:
         return {}
-    import yaml  # nobody else needs it
+    import yaml  # only this function needs it
 
     where = f"the file that {DEFAULTS_VARIABLE} names"
     try:

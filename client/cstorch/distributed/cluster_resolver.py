@@ -9,7 +9,10 @@ from cstorch.distributed import streaming
 
 
 class TaskRole(Enum):
-    """The role of a process in a job: the script, or an input worker."""
+    """The role of a process in a job: the script, or an input worker.
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
+    """
 
     MASTER = "MASTER"
     WORKER = "WORKER"
@@ -95,7 +98,10 @@ class ClusterResolver:
 
 
 class BaseServiceResolver:
-    """The resolver that `service_resolver` returns."""
+    """The resolver that `service_resolver` returns.
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
+    """
 
     @classmethod
     def get_resolver(cls) -> "BaseServiceResolver":
@@ -122,5 +128,8 @@ class BaseServiceResolver:
 
 
 def service_resolver() -> BaseServiceResolver:
-    """Returns the resolver of this process, which has its role and its peers."""
+    """Returns the resolver of this process, which has its role and its peers.
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
+    """
     return BaseServiceResolver.get_resolver()

@@ -40,6 +40,8 @@ class CSConfig:
 
     Raises:
         ConfigurationError: A field has a value that it cannot have.
+
+    Reference: releases 2.0 and 2.1, `cerebras_pytorch.utils`.
     """
 
     mgmt_address: str | None = None

@@ -7,8 +7,7 @@ from cstorch import backends
 from cstorch.errors import ConfigurationError
 from wsc.v1 import plan_pb2
 
-# ----------------------------------------------------------------------------------------------------------------------
-# How steps are run: weights streamed layer by layer, or all layers of a small model on the wafer at once
+# --- The execution strategy: weights streamed layer by layer, or all layers of a small model on the wafer at once -----
 
 
 STRATEGY_VARIABLE: Final = "WAFERBOX_EXECUTION_STRATEGY"
@@ -48,7 +47,7 @@ def strategy_name(strategy: Any) -> str | None:
     return name
 
 
-# --- How often a job goes on after something of the cluster has died, and with how many wafers ------------------------
+# --- Restarts after the death of a node, and the fewest wafers --------------------------------------------------------
 
 
 RESTARTS_VARIABLE: Final = "WAFERBOX_MAX_NUM_RESTARTS"

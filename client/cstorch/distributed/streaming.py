@@ -7,19 +7,25 @@ and on the CPU, the results are those of a lone process that streams nothing.
 import mmap
 import os
 
-# Whether this process, or one that was forked from it as torch DataLoaders do, has asked for its share of the batches,
-# for its rank, and for its ordinal.
+# Whether this process has read its share of the batches, its rank, and its ordinal. It is shared memory, as torch
+# DataLoaders fork processes that may read them.
 _asked = mmap.mmap(-1, 3)
 _SHARE, _RANK, _ORDINAL = range(3)
 
 
 def is_streamer() -> bool:
-    """Whether this process streams input to a wafer."""
+    """Whether this process streams input to a wafer.
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
+    """
     return "WAFERBOX_STREAMER_RANK" in os.environ
 
 
 def num_streamers() -> int:
-    """Returns the number of processes that stream input, over all wafers; 0 on the client."""
+    """Returns the number of processes that stream input, over all wafers; 0 on the client.
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
+    """
     _asked[_SHARE] = True
     return int(os.environ.get("WAFERBOX_STREAMER_COUNT", "0"))
 
@@ -28,6 +34,8 @@ def get_streaming_rank() -> int:
     """Returns the number of this process among all that stream; 0 on the client.
 
     An input_fn that calls it is taken to shard: its batches are this worker's own, and are not dealt out among workers.
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
     """
     _asked[_SHARE] = _asked[_RANK] = True
     return int(os.environ.get("WAFERBOX_STREAMER_RANK", "0"))
@@ -61,6 +69,8 @@ def get_streaming_batch_size(effective_batch_size: int, global_rank: int | None 
 
             batch_size = cstorch.distributed.get_streaming_batch_size(64)
             return torch.utils.data.DataLoader(dataset, batch_size=batch_size)
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
     """
     if global_rank is not None and not 0 <= global_rank < max(1, num_streamers()):
         raise ValueError(f"there is no streamer {global_rank}: there are {num_streamers()}")
@@ -89,7 +99,10 @@ def streaming_wafer() -> int:
 
 
 def num_tasks() -> int:
-    """Returns the number of processes of this role: all streamers in a worker, else 1."""
+    """Returns the number of processes of this role: all streamers in a worker, else 1.
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
+    """
     return num_streamers() or 1
 
 
@@ -97,6 +110,8 @@ def get_ordinal() -> int:
     """Returns the number of this process among those of its role.
 
     An input_fn that reads this and `num_tasks` is taken to shard, as by `get_streaming_rank`.
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
     """
     _asked[_ORDINAL] = True
     return int(os.environ.get("WAFERBOX_STREAMER_RANK", "0"))
@@ -106,16 +121,24 @@ def is_master_ordinal(local: bool = False) -> bool:
     """Whether this process is the first of its role.
 
     Args:
-        local: Whether to ask within the container, in which every process here is alone.
+        local: Whether only the processes of the container count, in which every process here is alone.
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
     """
     return local or int(os.environ.get("WAFERBOX_STREAMER_RANK", "0")) == 0
 
 
 def num_receivers() -> int:
-    """Returns the number of processes that receive output: 1, the client; in a worker 0."""
+    """Returns the number of processes that receive output: 1, the client; in a worker 0.
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
+    """
     return 0 if is_streamer() else 1
 
 
 def is_receiver() -> bool:
-    """Whether this process receives output."""
+    """Whether this process receives output.
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
+    """
     return not is_streamer()

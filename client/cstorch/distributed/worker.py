@@ -8,7 +8,7 @@ from typing import Any
 
 from waferbox.host.folders import cache_root
 
-# --- Environment variables that the input workers are to have as well -------------------------------------------------
+# --- Environment variables for the input workers ----------------------------------------------------------------------
 
 
 class WorkerEnvironment(MutableMapping[str, str]):
@@ -63,12 +63,12 @@ def _receive(variables: dict[str, str]) -> WorkerEnvironment:
 
 appliance_environ = WorkerEnvironment()
 
-# --- The folder in which an input_fn may keep copies of its data near the worker --------------------------------------
+# --- The folder for an input_fn's copies of its data ------------------------------------------------------------------
 
 
 WORKER_CACHE_ROOT = os.fspath(cache_root() / "worker")
 
-# What else lies on the disk needs room too.
+# The rest of the disk is for other files.
 _SHARE_OF_DISK = 0.8
 
 
@@ -84,6 +84,8 @@ def hit_worker_cache_limit(src_dir: str, dest_dir: str) -> tuple[bool, int, int]
 
     Raises:
         ValueError: `dest_dir` lies outside of WORKER_CACHE_ROOT.
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
     """
     root, destination = Path(WORKER_CACHE_ROOT).resolve(), Path(dest_dir).resolve()
     if not destination.is_relative_to(root):
@@ -100,6 +102,8 @@ def get_dir_size(path: str | os.PathLike[str]) -> int:
 
     Args:
         path: The folder.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.utils`.
     """
     files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     return sum(file.lstat().st_size for file in files)

@@ -7,7 +7,7 @@ from typing import Any
 
 from cstorch.errors import UsageError
 
-# Set by waferbox/input_process/loader.py while it asks a loader for its state.
+# Set by waferbox/input_process/loader.py while it reads a loader's state.
 _VARIABLE = "WAFERBOX_WORKER_STATE"
 
 
@@ -47,7 +47,10 @@ class DataLoaderCheckpoint:
 
 
 class WorkerState:
-    """The DataLoaderCheckpoint of this process, while its loader's `state_dict` runs."""
+    """The DataLoaderCheckpoint of this process, while its loader's `state_dict` runs.
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
+    """
 
     _state: DataLoaderCheckpoint | None = None
 
@@ -84,5 +87,7 @@ def get_worker_state() -> DataLoaderCheckpoint:
 
     Raises:
         UsageError: It is called elsewhere.
+
+    Reference: release 2.10, `cerebras.pytorch.distributed`.
     """
     return WorkerState.get_worker_state()

@@ -1,4 +1,4 @@
-"""What the real system calls experimental. Loops on the wafer and compressed weights are not here: calling says so."""
+"""The experimental names of the real system. Loops on the wafer and compressed weights raise an error."""
 
 from typing import Any, NoReturn
 
@@ -24,6 +24,8 @@ class Compression:
 
     Raises:
         UsageError: Always.
+
+    Reference: release 2.10, `cerebras.pytorch.experimental`.
     """
 
     def __init__(self, format: str, param_filter: Any) -> None:
@@ -46,6 +48,8 @@ def start_implicit_loop(input_tensor: Any, loop_dim: int) -> NoReturn:
 
     Raises:
         UsageError: Always.
+
+    Reference: release 2.10, `cerebras.pytorch.experimental`.
     """
     _no_loop("start_implicit_loop")
 
@@ -59,6 +63,8 @@ def get_loop_iteration_slice(input_tensor: Any, index_tensor: Any) -> NoReturn:
 
     Raises:
         UsageError: Always.
+
+    Reference: release 2.10, `cerebras.pytorch.experimental`.
     """
     _no_loop("get_loop_iteration_slice")
 
@@ -83,6 +89,8 @@ def update_implicit_loop(
 
     Raises:
         UsageError: Always.
+
+    Reference: release 2.10, `cerebras.pytorch.experimental`.
     """
     _no_loop("update_implicit_loop")
 

@@ -32,6 +32,8 @@ def register_traced_tensor_hook(hook: Hook) -> RemovableHandle:
 
     Returns:
         A handle whose `remove` removes the hook.
+
+    Reference: release 2.10, `cerebras.pytorch.experimental.listener`.
     """
 
     def listen(module: nn.Module, args: Any, result: Any) -> None:

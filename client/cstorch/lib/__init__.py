@@ -1,4 +1,4 @@
-"""What stands for the compiled parts of the real client."""
+"""Stand-ins for the compiled parts of the real client."""
 
 from cstorch.lib import cerebras_pytorch_lib
 

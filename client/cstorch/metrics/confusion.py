@@ -103,6 +103,8 @@ class FBetaScoreMetric(ConfusionMatrixMetric):
 
     Raises:
         ValueError: A setting is out of range.
+
+    Reference: release 2.10, `cerebras.pytorch.metrics`.
     """
 
     def __init__(
@@ -159,6 +161,8 @@ class MeanIOUMetric(ConfusionMatrixMetric):
 
     Raises:
         ValueError: `num_classes` is less than 1.
+
+    Reference: release 2.10, `cerebras.pytorch.metrics`.
     """
 
     def __init__(self, num_classes: int, ignore_classes: Sequence[int] | None = None, name: str | None = None) -> None:
@@ -183,6 +187,8 @@ class DiceCoefficientMetric(ConfusionMatrixMetric):
 
     Raises:
         ValueError: `num_classes` is less than 1.
+
+    Reference: release 2.10, `cerebras.pytorch.metrics`.
     """
 
     def __init__(self, num_classes: int, ignore_classes: Sequence[int] | None = None, name: str | None = None) -> None:
@@ -205,6 +211,8 @@ class MeanPerClassAccuracyMetric(ConfusionMatrixMetric):
 
     Raises:
         ValueError: `num_classes` is less than 1.
+
+    Reference: release 2.10, `cerebras.pytorch.metrics`.
     """
 
     def __init__(self, num_classes: int, name: str | None = None) -> None:

@@ -16,6 +16,8 @@ class MeanMetric(Metric):
 
     Args:
         name: The name of the metric; None: that of the class.
+
+    Reference: release 2.10, `cerebras.pytorch.metrics`.
     """
 
     mean_value: torch.Tensor
@@ -61,6 +63,8 @@ class AccuracyMetric(Metric):
 
     Args:
         name: The name of the metric; None: that of the class.
+
+    Reference: release 2.10, `cerebras.pytorch.metrics`.
     """
 
     total_correct_predictions: torch.Tensor
@@ -117,6 +121,8 @@ class PerplexityMetric(Metric):
 
     Args:
         name: The name of the metric; None: that of the class.
+
+    Reference: release 2.10, `cerebras.pytorch.metrics`.
     """
 
     total_loss: torch.Tensor

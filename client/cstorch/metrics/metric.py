@@ -36,6 +36,8 @@ class Metric(nn.Module, ABC):
             for batch in executor:
                 eval_step(batch)
             print(float(accuracy))
+
+    Reference: release 2.10, `cerebras.pytorch.metrics`.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -111,7 +113,10 @@ class Metric(nn.Module, ABC):
 
 
 def get_all_metrics() -> Iterator[tuple[str, Metric]]:
-    """Yields name and metric of all live metrics. Several of one name are NAME.0, NAME.1, ... in order of creation."""
+    """Yields name and metric of all live metrics. Several of one name are NAME.0, NAME.1, ... in order of creation.
+
+    Reference: release 2.10, `cerebras.pytorch.metrics`.
+    """
     by_name: dict[str, list[Metric]] = {}
     for metric in state.registered("metric"):
         by_name.setdefault(metric.name, []).append(metric)

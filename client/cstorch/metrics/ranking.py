@@ -67,6 +67,8 @@ class PrecisionAtKMetric(_AtKMetric):
     Raises:
         NotImplementedError: The backend is CSX.
         ValueError: `k` is less than 1.
+
+    Reference: release 2.10, `cerebras.pytorch.metrics`.
     """
 
     def _of_a_row(self, num_labels: int) -> int:
@@ -83,6 +85,8 @@ class RecallAtKMetric(_AtKMetric):
     Raises:
         NotImplementedError: The backend is CSX.
         ValueError: `k` is less than 1.
+
+    Reference: release 2.10, `cerebras.pytorch.metrics`.
     """
 
     def _of_a_row(self, num_labels: int) -> int:
@@ -111,6 +115,8 @@ class AUCMetric(Metric):
     Raises:
         NotImplementedError: The backend is CSX.
         ValueError: A setting is out of range.
+
+    Reference: release 2.10, `cerebras.pytorch.metrics`.
     """
 
     true_positives: torch.Tensor

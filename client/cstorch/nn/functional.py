@@ -9,6 +9,8 @@ def one_hot(array: torch.Tensor, num_classes: int) -> torch.Tensor:
     Args:
         array: Class numbers, of any shape.
         num_classes: The size of the new dimension.
+
+    Reference: release 2.10, `cerebras.pytorch.nn.functional`.
     """
     classes = torch.arange(num_classes, device=array.device)
     return (array.unsqueeze(-1) == classes).to(torch.int64)
@@ -21,6 +23,8 @@ def bias_add(input_value: torch.Tensor, bias: torch.Tensor, dim: int) -> torch.T
         input_value: The tensor.
         bias: The bias, of rank 1.
         dim: The dimension.
+
+    Reference: release 2.10, `cerebras.pytorch.nn.functional`.
     """
     behind = (input_value.dim() - 1 - dim) % input_value.dim()
     return input_value + bias.reshape(-1, *[1] * behind)
@@ -35,6 +39,8 @@ def matmul(
         weight: (outputs, inputs).
         input_value: (..., inputs).
         weight_transposed: The same weight for kernels that need it transposed; without effect here.
+
+    Reference: release 2.10, `cerebras.pytorch.nn.functional`.
     """
     return torch.matmul(input_value, weight.t())
 
@@ -51,6 +57,8 @@ def sparse_matmul(input_values: torch.Tensor, input_indices: torch.Tensor, weigh
 
     Returns:
         (..., chosen, outputs).
+
+    Reference: release 2.10, `cerebras.pytorch.nn.functional`.
     """
     outputs, matrices, inputs = weight.shape
     every = torch.matmul(input_values, weight.reshape(outputs * matrices, inputs).t())
@@ -72,6 +80,8 @@ def sparse_act_matmul(
 
     Raises:
         ValueError: The mask has another shape.
+
+    Reference: release 2.10, `cerebras.pytorch.nn.functional`.
     """
     if input_value.shape[:-1] != input_mask.shape:
         raise ValueError(
@@ -95,6 +105,8 @@ def ranged_matmul(
         input_value: (batch, rows, inputs).
         num_cols: The number of rows of each sample, (batch,).
         weight_transposed: The same weight for kernels that need it transposed; without effect here.
+
+    Reference: release 2.10, `cerebras.pytorch.nn.functional`.
     """
     row = torch.arange(input_value.shape[-2], device=input_value.device)
     is_meant = row < torch.as_tensor(num_cols).unsqueeze(-1)
@@ -109,6 +121,8 @@ def nth_order_statistic(input: torch.Tensor, k: int, dimension: int) -> torch.Te
         input: The elements.
         k: The number of ones.
         dimension: The dimension.
+
+    Reference: release 2.10, `cerebras.pytorch.nn.functional`.
     """
     places = input.topk(k, dimension).indices
     return torch.zeros_like(input, dtype=torch.int16).scatter(dimension, places, 1)
@@ -124,6 +138,8 @@ def conditional_arange(
         start: The first number.
         step: The difference of two numbers.
         dtype: The type of the result; None: that of `start` and `step`.
+
+    Reference: release 2.10, `cerebras.pytorch.nn.functional`.
     """
     chosen = mask.bool()
     count = start + step * (chosen.cumsum(-1) - 1)
@@ -136,6 +152,8 @@ def unbind(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
     Args:
         tensor: The tensor.
+
+    Reference: release 2.10, `cerebras.pytorch.nn.functional`.
     """
     return torch.unbind(tensor)
 
@@ -146,6 +164,8 @@ def enter_scope(input: torch.Tensor, scope_name: str) -> torch.Tensor:
     Args:
         input: The tensor.
         scope_name: The name.
+
+    Reference: release 2.10, `cerebras.pytorch.nn.functional`.
     """
     return input
 
@@ -156,6 +176,8 @@ def exit_scope(input: torch.Tensor, scope_name: str) -> torch.Tensor:
     Args:
         input: The tensor.
         scope_name: The name.
+
+    Reference: release 2.10, `cerebras.pytorch.nn.functional`.
     """
     return input
 
@@ -167,5 +189,7 @@ def scope_boundary(input: torch.Tensor, boundary_type: str, scope_name: str) -> 
         input: The tensor.
         boundary_type: Whether the name begins or ends.
         scope_name: The name.
+
+    Reference: release 2.10, `cerebras.pytorch.nn.functional`.
     """
     return input

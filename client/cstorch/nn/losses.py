@@ -1,6 +1,4 @@
-"""torch's losses, which also take `use_autogen` (other kernels on the real system, no effect here), and the Dice
-losses.
-"""
+"""Losses: torch's, with the parameter `use_autogen` of the real API, and the Dice losses."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -11,23 +9,30 @@ from torch.nn import functional as F
 
 from cstorch.nn.functional import one_hot
 
-# ----------------------------------------------------------------------------------------------------------------------
-# torch's losses, with the argument `use_autogen` of the real API: it asks for other kernels there, and changes
-# nothing
-#
-# here.
+# --- Losses of torch --------------------------------------------------------------------------------------------------
 
 
 _Loss = TypeVar("_Loss", bound=nn.Module)
 
 
+_LOSS_DOC = """torch.nn.{name}, with the parameter `use_autogen` of the real API.
+
+Args:
+    *args: The arguments of torch.nn.{name}.
+    use_autogen: Accepted without effect: it selects other kernels on the real system.
+    **kwargs: The arguments of torch.nn.{name}.
+
+Reference: release 2.10, `cerebras.pytorch.nn`.
+"""
+
+
 def _with_autogen(base: type[_Loss]) -> type[_Loss]:
-    """The loss, taking `use_autogen` too."""
+    """Returns the loss with the parameter `use_autogen`."""
 
     def __init__(self: nn.Module, *args: Any, use_autogen: bool = False, **kwargs: Any) -> None:
         base.__init__(self, *args, **kwargs)
 
-    members = {"__init__": __init__, "__module__": __name__, "__doc__": f"torch.nn.{base.__name__}."}
+    members = {"__init__": __init__, "__module__": __name__, "__doc__": _LOSS_DOC.format(name=base.__name__)}
     return type(base.__name__, (base,), members)
 
 
@@ -51,7 +56,7 @@ SmoothL1Loss = _with_autogen(nn.SmoothL1Loss)
 TripletMarginLoss = _with_autogen(nn.TripletMarginLoss)
 TripletMarginWithDistanceLoss = _with_autogen(nn.TripletMarginWithDistanceLoss)
 
-# --- Losses from the Dice coefficient of a segmentation: twice the overlap over the sum of both areas -----------------
+# --- Losses from the Dice coefficient: twice the overlap over the sum of both areas -----------------------------------
 
 
 _SMOOTH = 1e-6  # in numerator and denominator: a class that is nowhere, rightly, has coefficient 1
@@ -70,6 +75,8 @@ class DiceLoss(nn.Module):
 
     Raises:
         ValueError: There are too few classes, or `use_softmax` comes with `use_argmax` or `to_onehot_x`.
+
+    Reference: release 2.10, `cerebras.pytorch.nn`.
     """
 
     def __init__(
@@ -135,6 +142,8 @@ class DiceCELoss(nn.Module):
         include_background: Whether class 0, the background, counts in the Dice loss.
         wc: The weight of the cross entropy.
         wd: The weight of the Dice loss.
+
+    Reference: release 2.10, `cerebras.pytorch.nn`.
     """
 
     def __init__(self, num_classes: int, include_background: bool, wc: float = 0.5, wd: float = 0.5) -> None:

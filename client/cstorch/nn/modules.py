@@ -13,6 +13,8 @@ class Scope(nn.Module):
 
     Args:
         scope_name: The name.
+
+    Reference: release 2.10, `cerebras.pytorch.nn`.
     """
 
     def __init__(self, scope_name: str) -> None:
@@ -43,6 +45,8 @@ class StripPadding(nn.Module):
     """A mark of the tokens that are padding, which the real system leaves out. It changes nothing here.
 
     Padding is computed, and the masks of the model and of its loss keep it from mattering.
+
+    Reference: releases 2.0 and 2.1, `cerebras_pytorch.nn`.
     """
 
     def forward(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,8 @@ class Adadelta(UpdateRule):
 
     Raises:
         ValueError: A setting is out of range.
+
+    Reference: release 2.10, `cerebras.pytorch.optim`.
     """
 
     def __init__(

@@ -39,6 +39,8 @@ class Adafactor(UpdateRule):
 
     Raises:
         ValueError: A setting is out of range or not supported.
+
+    Reference: release 2.10, `cerebras.pytorch.optim`.
     """
 
     def __init__(

@@ -134,6 +134,8 @@ class Adam(AdamBase):
 
     Raises:
         ValueError: A setting is out of range.
+
+    Reference: release 2.10, `cerebras.pytorch.optim`.
     """
 
     decoupled_weight_decay = False
@@ -204,6 +206,8 @@ class AdamW(AdamBase):
                 optimizer.step()
                 optimizer.zero_grad()
                 return loss
+
+    Reference: release 2.10, `cerebras.pytorch.optim`.
     """
 
     decoupled_weight_decay = True

@@ -65,6 +65,8 @@ def configure_optimizer(optimizer_type: str, params: ParamsT, **kwargs: Any) -> 
         ::
 
             optimizer = cstorch.optim.configure_optimizer("AdamW", model.parameters(), lr=1e-3)
+
+    Reference: releases 2.0 and 2.1, `cerebras_pytorch.optim`.
     """
     optimizer_class = class_named(Optimizer, optimizer_type, "optimizer")
     known = inspect.signature(optimizer_class.__init__).parameters
@@ -129,6 +131,8 @@ def configure_lr_scheduler(
             schedule = cstorch.optim.configure_lr_scheduler(
                 optimizer, {"scheduler": "CosineDecay", "learning_rate": 0.1, "end_learning_rate": 0, "total_iters": 9}
             )
+
+    Reference: releases 2.0 and 2.1, `cerebras_pytorch.optim`.
     """
     if learning_rate is None or learning_rate == [] or learning_rate == {}:
         return None
@@ -175,7 +179,7 @@ def _configured(optimizer: Optimizer, configuration: Mapping[str, Any]) -> LRSch
             settings.pop(name, None)  # how long it is followed by no other
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     for name in [name for name in settings if name not in known and not takes_all]:
-        # As for optimizers: public configurations have settings of another schedule, which was replaced by this one.
+        # As for optimizers: public configurations have settings of a schedule that this one has replaced.
         warnings.warn(f"{schedule_class.__name__} has no setting {name!r}: it is left out", stacklevel=2)
         del settings[name]
     schedule: LRScheduler = schedule_class(optimizer, **settings)
@@ -208,6 +212,8 @@ def configure_param_groups(model: nn.Module, optimizer_params: Mapping[str, Any]
 
     Raises:
         ValueError: No parameter's name has such a part.
+
+    Reference: releases 2.0 and 2.1, `cerebras_pytorch.optim`.
     """
     decay = optimizer_params.get("weight_decay", optimizer_params.get("weight_decay_rate", 0.0)) or 0.0
     scales: Mapping[str, float] = optimizer_params.get("adjust_learning_rate") or {}

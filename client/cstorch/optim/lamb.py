@@ -32,6 +32,8 @@ class Lamb(UpdateRule):
 
     Raises:
         ValueError: A setting is out of range.
+
+    Reference: release 2.10, `cerebras.pytorch.optim`.
     """
 
     def __init__(

@@ -52,6 +52,8 @@ class LRScheduler(Scheduler):
                 ],
                 milestones=[100],
             )
+
+    Reference: release 2.10, `cerebras.pytorch.optim.lr_scheduler`.
     """
 
     @property
@@ -130,6 +132,8 @@ class ChainedScheduler(ChainedLR):
     Args:
         schedulers: The schedules, all of one optimizer. They are no longer stepped on their own.
         param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.lr_scheduler`.
     """
 
 

@@ -6,7 +6,7 @@ import torch
 
 from cstorch.optim.optimizer import ParamsT, UpdateRule, check_not_negative, is_zero
 
-# Of the iteration's polynomial a x + b x^3 + c x^5: the steepest at 0 that keeps singular values near 1.
+# The polynomial a x + b x^3 + c x^5 of the iteration: the steepest at 0 that keeps singular values near 1.
 A, B, C = 3.4445, -4.7750, 2.0315
 SMALLEST_NORM = 1e-7
 
@@ -35,6 +35,8 @@ class Muon(UpdateRule):
 
     Raises:
         ValueError: A setting is out of range, or a parameter has fewer than two dimensions.
+
+    Reference: release 2.10, `cerebras.pytorch.optim`.
     """
 
     def __init__(

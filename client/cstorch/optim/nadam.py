@@ -30,6 +30,8 @@ class NAdam(UpdateRule):
 
     Raises:
         ValueError: A setting is out of range.
+
+    Reference: release 2.10, `cerebras.pytorch.optim`.
     """
 
     def __init__(

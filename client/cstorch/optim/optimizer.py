@@ -11,15 +11,10 @@ from torch.utils.hooks import RemovableHandle
 
 from cstorch._internal import state
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The base class of every optimizer: state made before the step is traced, updates in tensor operations only
-
-
 ParamsT: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 Number: TypeAlias = float | torch.Tensor  # a setting of a parameter group: schedules make it a tensor
 
-# torch keeps its compiler out of these, and imports it to do so when one is first called: more than a second that
-# nobody here needs.
+# torch wraps these to keep its compiler out, and imports the compiler for it at the first call: more than a second.
 _add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 _state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
 _load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
@@ -78,6 +73,8 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
                         for p in group["params"]:
                             mean = self.state[p]["mean"].mul_(0.9).add_(p.grad)
                             p.sub_(group["lr"] * torch.sign(mean))
+
+    Reference: release 2.10, `cerebras.pytorch.optim`.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], enable_global_step: bool = False) -> None:

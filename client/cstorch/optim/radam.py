@@ -30,6 +30,8 @@ class RAdam(UpdateRule):
 
     Raises:
         ValueError: A setting is out of range.
+
+    Reference: release 2.10, `cerebras.pytorch.optim`.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class RAdam(UpdateRule):
         longest = 2 / (1 - beta2) - 1
         length = longest - 2 * step * beta2_power / (1 - beta2_power)
         scale = longest / ((longest - 4) * (longest - 2))
-        # Where it is not used it is kept from being the root of a negative number.
+        # Where the rectifier is not used, the clamp keeps the root from a negative number.
         bounded = length.clamp(min=5)
         rectifier = ((bounded - 4) * (bounded - 2) / bounded * scale * (1 - beta2_power)).sqrt()
         adaptive = rectifier.to(second.dtype) / (second.sqrt() + group["eps"])

@@ -25,6 +25,8 @@ class Rprop(UpdateRule):
 
     Raises:
         ValueError: A setting is out of range.
+
+    Reference: release 2.10, `cerebras.pytorch.optim`.
     """
 
     def __init__(

@@ -23,6 +23,8 @@ class ConstantScheduler(Scheduler):
         val: The value.
         total_iters: The number of steps of the schedule, kept as an attribute; the value stays after them.
         param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class PolynomialScheduler(Scheduler):
 
     Raises:
         ValueError: `total_iters` is less than 1.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(
@@ -105,6 +109,8 @@ class LinearScheduler(PolynomialScheduler):
 
     Raises:
         ValueError: `total_iters` is less than 1.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(
@@ -132,6 +138,8 @@ class ExponentialScheduler(Scheduler):
 
     Raises:
         ValueError: `total_iters` is less than 1.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(
@@ -168,6 +176,8 @@ class StepScheduler(Scheduler):
 
     Raises:
         ValueError: `step_size` is less than 1.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(
@@ -197,6 +207,8 @@ class MultiStepScheduler(Scheduler):
         gamma: The factor of each decay.
         milestones: The epochs of the decays, in any order.
         param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(
@@ -236,6 +248,8 @@ class InverseExponentialTimeDecayScheduler(Scheduler):
 
     Raises:
         ValueError: `total_iters` is less than 1.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(
@@ -274,6 +288,8 @@ class InverseSquareRootDecayScheduler(Scheduler):
 
     Raises:
         ValueError: `warmup_steps` is less than 1.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(
@@ -312,6 +328,8 @@ class CosineDecayScheduler(Scheduler):
 
     Raises:
         ValueError: `total_iters` is less than 1.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(
@@ -346,6 +364,8 @@ class CosineAnnealingScheduler(Scheduler):
 
     Raises:
         ValueError: `T_max` is less than 1.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(
@@ -383,6 +403,8 @@ class CosineAnnealingWarmRestartsScheduler(Scheduler):
 
     Raises:
         ValueError: `T_0` is less than 1, or `T_mult` is not 1.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(
@@ -430,6 +452,8 @@ class CyclicScheduler(Scheduler):
 
     Raises:
         ValueError: A step size is less than 1, or a mode is unknown.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(
@@ -508,6 +532,8 @@ class OneCycleScheduler(Scheduler):
 
     Raises:
         ValueError: `total_steps` is less than 1, `pct_start` is not in [0, 1], or the strategy is unknown.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(
@@ -571,6 +597,8 @@ class LambdaScheduler(Scheduler):
         optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
         initial_val: The factor of each function.
         param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, initial_val: float, param_group_tags: Tags = None) -> None:
@@ -598,6 +626,8 @@ class MultiplicativeScheduler(Scheduler):
         initial_val: The value at epoch 0.
         coefficient: The factor of each epoch.
         param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(
@@ -633,6 +663,8 @@ class SequentialScheduler(CompositeScheduler):
 
     Raises:
         ValueError: The numbers do not fit, `milestones` decreases, or a schedule has another optimizer.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     _milestones = Renamed("milestones")
@@ -681,6 +713,8 @@ class PiecewiseConstantScheduler(SequentialScheduler):
 
     Raises:
         ValueError: The numbers do not fit, or `milestones` decreases.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(
@@ -707,6 +741,8 @@ class ChainedScheduler(CompositeScheduler):
 
     Raises:
         ValueError: The list is empty, optimizers differ, or a schedule after the first has no initial value.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     def __init__(self, schedulers: list[Scheduler], param_group_tags: Tags = None) -> None:
@@ -745,6 +781,8 @@ class ScalePerParamScheduler(CompositeScheduler):
 
     Raises:
         ValueError: The schedule has another optimizer, or scales groups itself.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     has_values_of_groups = True

@@ -39,6 +39,8 @@ class Scheduler(ABC):
     Raises:
         TypeError: The optimizer is none of `cstorch.optim`.
         ValueError: A tag is given twice, or no group has one.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.scheduler`.
     """
 
     has_values_of_groups: ClassVar[bool] = False  # whether groups get different values
@@ -315,9 +317,9 @@ def derived(
         # By its name, not by super(): a subclass's MRO puts its own classes before the form.
         form.__init__(self, **{general_names.get(own, own): value for own, value in given.items()}, **fixed)
 
-    text = re.sub(
-        r"\w+", lambda word: own_names.get(word[0], word[0]), _without(fixed, inspect.cleandoc(form.__doc__ or ""))
-    )
+    text = _without(fixed, inspect.cleandoc(form.__doc__ or ""))
+    text = re.sub(r"\w+", lambda word: own_names.get(word[0], word[0]), text)
+    text = text.replace(_reference(form.__module__), _reference(module))
     namespace = {
         **{own: Renamed(general) for general, own in kept.items()},
         **(members or {}),
@@ -346,6 +348,11 @@ def with_signature(function: Any, signature: inspect.Signature, owner: str, modu
     function.__annotations__["return"] = None
     function.__module__, function.__qualname__ = module, f"{owner}.__init__"
     return function
+
+
+def _reference(module: str) -> str:
+    """Returns the line of a docstring that names the page of the reference."""
+    return f"Reference: release 2.10, `{module.replace('cstorch', 'cerebras.pytorch', 1)}`."
 
 
 def _without(parameters: Iterable[str], text: str) -> str:

@@ -29,6 +29,8 @@ class SGD(UpdateRule):
 
     Raises:
         ValueError: A setting is out of range, or nesterov comes without momentum or with dampening.
+
+    Reference: release 2.10, `cerebras.pytorch.optim`.
     """
 
     def __init__(

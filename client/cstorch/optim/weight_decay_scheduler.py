@@ -81,6 +81,8 @@ class WeightDecayScheduler(Scheduler):
         total_iters: The number of steps that the schedule is made for; None: no end.
         last_epoch: The epoch before the first one.
         param_group_tags: Tag or tags of the groups to write, None among them for groups without; None: all groups.
+
+    Reference: release 2.10, `cerebras.pytorch.optim.weight_decay_scheduler`.
     """
 
     @property

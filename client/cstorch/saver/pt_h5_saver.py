@@ -31,6 +31,8 @@ class PyTorchH5Saver:
 
     Args:
         **settings: Those of older releases; accepted without effect.
+
+    Reference: releases 2.0 and 2.1, `cerebras_pytorch.saver`.
     """
 
     def __init__(self, **settings: Any) -> None:

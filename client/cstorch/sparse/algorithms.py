@@ -1,4 +1,4 @@
-"""Sparsity algorithms: static, and GMP, SET and RigL, whose masks change while training goes on."""
+"""Sparsity algorithms: static, and GMP, SET and RigL, whose masks change during the training."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -39,13 +39,15 @@ class Static(SparsityAlgorithm):
             sparsity = cstorch.sparse.Static(sparsity=0.75)
             model.apply(sparsity)
             optimizer.apply(sparsity)
+
+    Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
 
     def __init__(self, sparsity: float | None = None, **kwargs: Any) -> None:
         super().__init__(sparsity, **kwargs)
 
 
-# --- Dynamic sparsity: masks that change while training goes on -------------------------------------------------------
+# --- Dynamic sparsity: masks that change during the training ----------------------------------------------------------
 
 
 class DynamicSparsityAlgorithm(SparsityAlgorithm, ABC):
@@ -62,6 +64,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm, ABC):
 
     Raises:
         ValueError: A setting is out of range, or there is no sparsity.
+
+    Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
 
     def __init__(
@@ -141,7 +145,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm, ABC):
             self.visit_state(lambda tensor: tensor.copy_(torch.as_tensor(next(values))))
 
 
-# --- GMP, SET and RigL: what stays, what goes, and what comes ---------------------------------------------------------
+# --- GMP, SET and RigL ------------------------------------------------------------------------------------------------
 
 
 class GMP(DynamicSparsityAlgorithm):
@@ -154,6 +158,8 @@ class GMP(DynamicSparsityAlgorithm):
 
     Raises:
         ValueError: A setting is out of range, or there is no sparsity.
+
+    Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
 
     def update_mask(self, p: torch.Tensor, mask: torch.Tensor, sparsity: torch.Tensor) -> torch.Tensor:
@@ -169,6 +175,8 @@ class SET(DynamicSparsityAlgorithm):
 
     Raises:
         ValueError: A setting is out of range, or there is no sparsity.
+
+    Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
 
     def __init__(self, drop_fraction: ScheduleLike = 0.3, **kwargs: Any) -> None:
@@ -216,6 +224,8 @@ class RigL(SET):
             sparsity = cstorch.sparse.RigL(sparsity=0.9, update={"freq": 100})
             model.apply(sparsity)
             optimizer.apply(sparsity)
+
+    Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
 
     def __init__(

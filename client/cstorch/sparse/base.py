@@ -15,9 +15,9 @@ from cstorch.optim.optimizer import Optimizer
 from cstorch.sparse.masks import WHOLE, ScoreShaper, init_method
 from cstorch.sparse.schedules import Constant, HyperParameterSchedule, ScheduleLike, make_schedule
 
-# Of the weight, the sparsity (float32, rank 0), the groups to balance and the device: the first mask.
+# Returns the first mask, from the weight, the sparsity (float32, rank 0), the groups to balance and the device.
 InitMethod: TypeAlias = Callable[[Any, torch.Tensor, ScoreShaper | None, torch.device | None], torch.Tensor]
-# Of the algorithm, the parameter's name and a sparsity.
+# Called with the algorithm, the parameter's name and a sparsity.
 Hook: TypeAlias = Callable[[Any, str, torch.Tensor], None]
 
 _NOT_SPARSE = ("embedding", "norm", "lm_head", "pe_helper")
@@ -83,6 +83,8 @@ class SparsityAlgorithm:
 
     Raises:
         ValueError: A setting is out of range.
+
+    Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
 
     def __init__(self, sparsity: ScheduleLike | None = None, init_method: str | InitMethod = "random") -> None:
@@ -109,7 +111,7 @@ class SparsityAlgorithm:
 
     def __call__(self, obj: Any) -> None:
         """Makes the argument of `model.apply` or `optimizer.apply` sparse."""
-        # Module.apply calls this for each submodule first, but names are those in the module that it was asked of.
+        # Module.apply calls this for each submodule first, but names are paths in the outermost module.
         if not isinstance(obj, nn.Module) or outermost_applied(self, obj) is obj:
             self.apply(obj)
 

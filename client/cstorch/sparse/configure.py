@@ -30,6 +30,8 @@ def map_sparsity_algorithm(algorithm: str) -> type[SparsityAlgorithm]:
 
     Raises:
         ValueError: There is no such algorithm.
+
+    Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
     if algorithm.lower() not in _ALGORITHMS:
         raise ValueError(f"a sparsity algorithm is one of {', '.join(_ALGORITHMS)}, not {algorithm!r}")
@@ -58,6 +60,8 @@ def configure(config: float | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -
             sparsity = cstorch.sparse.configure({"algorithm": "rigl", "sparsity": 0.9, "update": {"freq": 100}})
             model.apply(sparsity)
             optimizer.apply(sparsity)
+
+    Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
     group = Group()
     if isinstance(config, (int, float)):
@@ -124,6 +128,8 @@ def configure_sparsity_optimizer(
     Raises:
         TypeError: The algorithm does not take an argument.
         ValueError: The name is unknown, or a setting is out of range.
+
+    Reference: releases 2.0 and 2.1, `cerebras_pytorch.sparse`.
     """
     settings = {"algorithm": sparsity_type, **kwargs}
     patterns = settings.pop("param_name_patterns", None)
@@ -140,6 +146,8 @@ class SparsityWrapperOptimizer:
     Args:
         optimizer: An optimizer of cstorch.optim.
         sparsity_optimizer: The sparsity, after `hook_module` was called with the model.
+
+    Reference: releases 2.0 and 2.1, `cerebras_pytorch.sparse`.
     """
 
     def __new__(cls, optimizer: Optimizer, sparsity_optimizer: SparsityOptimizer) -> Optimizer:  # type: ignore[misc]

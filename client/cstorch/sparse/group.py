@@ -22,6 +22,8 @@ class Group(SparsityAlgorithm):
 
     Args:
         groups: The algorithms by a pattern of parameters' names, such as "*.ffn.*"; None: none.
+
+    Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
 
     def __init__(self, groups: Mapping[str, SparsityAlgorithm] | None = None) -> None:

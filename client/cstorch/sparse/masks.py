@@ -53,9 +53,7 @@ _LIBRARY.impl("mask_from_topk", _empty_mask, "Meta")  # type: ignore[no-untyped-
 
 
 def highest(rows: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """Returns the mask of the `count` highest of each row, the first of equal ones. count: int64, for all rows or
-    each.
-    """
+    """Returns the mask of the `count` (int64, for all rows or each) highest of each row, the first of equal ones."""
     mask: torch.Tensor = torch.ops.cstorch.mask_from_topk(rows, count, 1)
     return mask
 

@@ -30,6 +30,8 @@ class SelectiveGrad:
     Raises:
         TypeError: `param_filter` is none of these.
         ValueError: `init_method` is none of these.
+
+    Reference: release 2.10, `cerebras.pytorch.nn`.
     """
 
     def __init__(

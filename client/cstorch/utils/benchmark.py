@@ -1,4 +1,4 @@
-"""How fast an input_fn's loader is, by itself."""
+"""The speed of an input_fn's loader by itself."""
 
 import itertools
 import time
@@ -12,10 +12,13 @@ from cstorch.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochMetrics:
-    """One pass over the loader.
+    """The figures of one pass over the loader.
 
-    first_batch_seconds: from its begin to its first batch.
-    seconds: from its begin to its last batch.
+    Args:
+        batches: The number of batches.
+        samples: The number of samples.
+        first_batch_seconds: From the begin of the pass to its first batch.
+        seconds: From the begin of the pass to its last batch.
     """
 
     batches: int
@@ -31,9 +34,11 @@ class EpochMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """What `benchmark_dataloader` has measured.
+    """The figures that `benchmark_dataloader` has measured.
 
-    build_seconds: of the call of the input_fn.
+    Args:
+        build_seconds: The duration of the call of the input_fn.
+        epochs: The passes.
     """
 
     build_seconds: float
@@ -56,14 +61,20 @@ def benchmark_dataloader(
     """Calls an input_fn and takes batches from its loader as fast as they come.
 
     Args:
-        input_fn: is called without arguments.
-        num_epochs: passes over the loader; by default one.
-        steps_per_epoch: batches of a pass at most; by default all.
-        sampling_frequency, profile_activities: are accepted; rates are those of whole passes.
-        print_metrics: whether to print a line for each pass.
+        input_fn: Called without arguments.
+        num_epochs: The number of passes over the loader; None: one.
+        steps_per_epoch: The greatest number of batches of a pass; None: all.
+        sampling_frequency: Accepted without effect: rates are those of whole passes.
+        profile_activities: Accepted without effect.
+        print_metrics: Whether to print a line for each pass.
+
+    Returns:
+        The figures.
 
     Raises:
-        ConfigurationError: a number is less than 1.
+        ConfigurationError: A number is less than 1.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.benchmark`.
     """
     for name, value in (("num_epochs", num_epochs), ("steps_per_epoch", steps_per_epoch)):
         if value is not None and value < 1:

@@ -12,12 +12,12 @@ Result = TypeVar("Result")
 def call_once(
     error_callable: Callable[[], object] | None = None,
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """A decorator: the first call runs the function, and each later one returns what that returned. Thread-safe.
+    """Returns a decorator: the first call runs the function, and later calls return its result. Thread-safe.
 
     A call that raises does not count.
 
     Args:
-        error_callable: is called by each later call.
+        error_callable: Called by each later call; None: nothing is called.
     """
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -1,4 +1,4 @@
-"""Which kernel of the real system is to compute a function."""
+"""A note for the real system's kernels: the kernel of a function."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -7,10 +7,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def kernel_annotater(kernel: str | None = None) -> Callable[[Function], Function]:
-    """A decorator for functions that a kernel is named for. Here the compiler chooses kernels: it changes nothing.
+    """Returns a decorator for functions with a chosen kernel. It changes nothing: here the compiler chooses kernels.
+
+    Args:
+        kernel: The name of the kernel.
 
     Raises:
-        TypeError: the name is no str.
+        TypeError: The name is no str.
     """
     if not isinstance(kernel, str | None):
         raise TypeError(f"kernel must be a str or None, not {type(kernel).__name__}")

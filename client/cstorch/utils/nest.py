@@ -1,4 +1,4 @@
-"""Nests: tensors and other values in dicts, lists and tuples, and where in them they are.
+"""Nests: tensors and other values in dicts, lists and tuples.
 
 A scope is the list of keys and positions that lead to a value, as strings.
 """
@@ -20,10 +20,15 @@ _visit_functions: dict[type, VisitFunction] = {}
 
 
 def register_visit_fn(*types: type) -> Callable[[Visit], Visit]:
-    """Makes a function, which yields scope and value of each part, the way into structures of these types.
+    """Registers a function that yields scope and value of each part of structures of some types; a decorator.
+
+    Args:
+        *types: The types.
 
     Raises:
-        ValueError: a type has one already.
+        ValueError: A type has a function already.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.nest`.
     """
 
     def register(function: Visit) -> Visit:
@@ -37,26 +42,50 @@ def register_visit_fn(*types: type) -> Callable[[Visit], Visit]:
 
 
 def unregister_visit_fn(*types: type) -> None:
-    """Makes values of these types leaves again."""
+    """Makes values of these types leaves again.
+
+    Args:
+        *types: The types.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.nest`.
+    """
     for kind in types:
         _visit_functions.pop(kind, None)
 
 
 def find_visit_fn(struct: Any) -> VisitFunction | None:
-    """The function registered for the type of a value, or for the nearest of its bases."""
+    """Returns the function registered for the type of a value, or for the nearest of its bases; None: it is a leaf.
+
+    Args:
+        struct: The value.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.nest`.
+    """
     return next((_visit_functions[kind] for kind in type(struct).__mro__ if kind in _visit_functions), None)
 
 
 @register_visit_fn(dict, UserDict)
 def visit_dict(struct: Mapping[Any, Any]) -> Iterator[tuple[Scope, Any]]:
-    """The items of a dict."""
+    """Yields scope and value of the items of a dict.
+
+    Args:
+        struct: The dict.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.nest`.
+    """
     for key, value in struct.items():
         yield [str(key)], value
 
 
 @register_visit_fn(list, tuple)
 def visit_list_tuple(struct: list[Any] | tuple[Any, ...]) -> Iterator[tuple[Scope, Any]]:
-    """The items of a list or tuple; those of a named tuple by their names."""
+    """Yields scope and value of the items of a list or tuple; those of a named tuple by their names.
+
+    Args:
+        struct: The list or tuple.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.nest`.
+    """
     names = getattr(struct, "_fields", range(len(struct)))
     for name, value in zip(names, struct, strict=True):
         yield [str(name)], value
@@ -65,16 +94,18 @@ def visit_list_tuple(struct: list[Any] | tuple[Any, ...]) -> Iterator[tuple[Scop
 def visit_structure(
     data_structure: Any, select_fn: Callable[[Any], bool], strict: bool = False, scope: Scope | None = None
 ) -> Iterator[tuple[Scope, Any]]:
-    """Scope and value of all that is selected, in order.
+    """Yields scope and value of all selected values, in order.
 
     Args:
-        data_structure: the nest.
-        select_fn: says whether a value is wanted; what is wanted is not looked into.
-        strict: whether a value that is neither selected nor a structure is an error.
-        scope: where the nest itself is.
+        data_structure: The nest.
+        select_fn: Whether a value is selected. The parts of a selected value are not visited.
+        strict: Whether a value that is neither selected nor a structure is an error.
+        scope: The scope of the nest itself; None: the top.
 
     Raises:
-        TypeError: strict, and there is such a value.
+        TypeError: `strict` is true, and there is such a value.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.nest`.
     """
     scope = scope or []
     if select_fn(data_structure):
@@ -90,21 +121,55 @@ def visit_structure(
 def visit_torch_tensors(
     data_structure: Any, strict: bool = False, scope: Scope | None = None
 ) -> Iterator[tuple[Scope, torch.Tensor]]:
-    """Scope and value of all tensors; see `visit_structure`."""
+    """Yields scope and value of all tensors.
+
+    Args:
+        data_structure: The nest.
+        strict: Whether a leaf that is no tensor is an error.
+        scope: The scope of the nest itself; None: the top.
+
+    Raises:
+        TypeError: `strict` is true, and there is such a leaf.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.data.utils`.
+    """
     return visit_structure(data_structure, _is_tensor, strict, scope)
 
 
 def visit_lazy_tensors(
     data_structure: Any, strict: bool = False, scope: Scope | None = None
 ) -> Iterator[tuple[Scope, torch.Tensor]]:
-    """Scope and value of all tensors on the device of a CSX backend; see `visit_structure`."""
+    """Yields scope and value of all tensors on the device of a CSX backend.
+
+    Args:
+        data_structure: The nest.
+        strict: Whether another leaf is an error.
+        scope: The scope of the nest itself; None: the top.
+
+    Raises:
+        TypeError: `strict` is true, and there is such a leaf.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.nest`.
+    """
     return visit_structure(data_structure, _is_lazy, strict, scope)
 
 
 def visit_device_tensors(
     data_structure: Any, device_type: str, strict: bool = False, scope: Scope | None = None
 ) -> Iterator[tuple[Scope, torch.Tensor]]:
-    """Scope and value of all tensors on a type of device, such as "cpu"; see `visit_structure`."""
+    """Yields scope and value of all tensors on a type of device.
+
+    Args:
+        data_structure: The nest.
+        device_type: The type of device, such as "cpu".
+        strict: Whether another leaf is an error.
+        scope: The scope of the nest itself; None: the top.
+
+    Raises:
+        TypeError: `strict` is true, and there is such a leaf.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.nest`.
+    """
 
     def is_there(value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.device.type == device_type
@@ -113,7 +178,14 @@ def visit_device_tensors(
 
 
 def recurse_spec(spec: pytree.TreeSpec, scope: Scope | None = None) -> Iterator[Scope]:
-    """The scope of each leaf of a tree whose structure torch's pytree has found, in order."""
+    """Yields the scope of each leaf of a tree of torch's pytree, in order.
+
+    Args:
+        spec: The structure of the tree.
+        scope: The scope of the tree itself; None: the top.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.nest`.
+    """
     tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
     for path, _ in pytree.tree_flatten_with_path(tree)[0]:
         yield [*(scope or []), *map(_part, path)]
@@ -125,7 +197,16 @@ def map_structure(
     select_fn: Callable[[Any], bool],
     scope: Scope | None = None,
 ) -> Any:
-    """The nest with map_fn(scope, value) in place of each leaf that is selected; leaves are those of torch's pytree."""
+    """Returns the nest with another value for each selected leaf. Leaves are those of torch's pytree.
+
+    Args:
+        map_fn: A function of scope and leaf that returns the other value.
+        data_structure: The nest.
+        select_fn: Whether a leaf is selected.
+        scope: The scope of the nest itself; None: the top.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.nest`.
+    """
 
     def map_leaf(path: pytree.KeyPath, value: Any) -> Any:
         return map_fn([*(scope or []), *map(_part, path)], value) if select_fn(value) else value
@@ -136,24 +217,47 @@ def map_structure(
 def map_torch_tensors(
     map_fn: Callable[[Scope, torch.Tensor], Any], data_structure: Any, scope: Scope | None = None
 ) -> Any:
-    """The nest with map_fn(scope, tensor) in place of each tensor."""
+    """Returns the nest with another value for each tensor.
+
+    Args:
+        map_fn: A function of scope and tensor that returns the other value.
+        data_structure: The nest.
+        scope: The scope of the nest itself; None: the top.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.nest`.
+    """
     return map_structure(map_fn, data_structure, _is_tensor, scope)
 
 
 def map_lazy_tensors(
     map_fn: Callable[[Scope, torch.Tensor], Any], data_structure: Any, scope: Scope | None = None
 ) -> Any:
-    """The nest with map_fn(scope, tensor) in place of each tensor on the device of a CSX backend."""
+    """Returns the nest with another value for each tensor on the device of a CSX backend.
+
+    Args:
+        map_fn: A function of scope and tensor that returns the other value.
+        data_structure: The nest.
+        scope: The scope of the nest itself; None: the top.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.nest`.
+    """
     return map_structure(map_fn, data_structure, _is_lazy, scope)
 
 
-# What releases before 1.8 call them.
+# Names of releases before 1.8.
 visit_xla_tensors = visit_lazy_tensors
 map_xla_tensors = map_lazy_tensors
 
 
 def diff(data_structure_1: Any, data_structure_2: Any) -> Iterator[str]:
-    """A sentence for each place in which two nests differ; none if they are equal."""
+    """Yields a sentence for each difference of two nests; none if they are equal.
+
+    Args:
+        data_structure_1: The first nest.
+        data_structure_2: The second nest.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.nest`.
+    """
     one, other = (
         {".".join(scope): value for scope, value in visit_structure(nest, _is_leaf)}
         for nest in (data_structure_1, data_structure_2)

@@ -1,4 +1,4 @@
-"""What an executor measures about itself."""
+"""The measurements of an executor."""
 
 import json
 from abc import ABC, abstractmethod
@@ -12,24 +12,34 @@ RESULTS = "profile.json"
 
 
 class Activity(ABC):
-    """One thing that is measured over the steps of an execution; a subclass goes to a DataExecutor."""
+    """The base class of measurements over the steps of an execution. A DataExecutor takes subclasses.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.profiler`.
+    """
 
     @classmethod
     def name(cls) -> str:
-        """What it is called in the results, and as an attribute of the profiler."""
+        """Returns the name of the activity in the results and as an attribute of the profiler."""
         return cls.__name__
 
     @abstractmethod
     def update(self, batch_size: int) -> None:
-        """A step begins on the CPU, or has ended on the cluster; its batch has so many samples."""
+        """Is called when a step begins on the CPU, or has ended on the cluster.
+
+        Args:
+            batch_size: The number of samples of its batch.
+        """
 
     @abstractmethod
     def compute(self) -> Any:
-        """The result so far, fit for JSON."""
+        """Returns the result so far, fit for JSON."""
 
 
 class RateTrackerActivity(Activity):
-    """Samples per second; `executor.profiler.rate_tracker` of every executor."""
+    """Samples per second: `executor.profiler.rate_tracker` of every executor.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.profiler`.
+    """
 
     def __init__(self) -> None:
         self.tracker = RateTracker()
@@ -49,45 +59,48 @@ class RateTrackerActivity(Activity):
         }
 
     def reset_time(self) -> None:
-        """Start the clock now."""
+        """Starts the clock now."""
         self.tracker.reset_time()
 
     @property
     def total_samples(self) -> int:
-        """Samples since the first step began."""
+        """The samples since the first step began."""
         return self.tracker.total_count
 
     @property
     def total_time(self) -> float:
-        """Seconds since the first step began."""
+        """The seconds since the first step began."""
         return self.tracker.elapsed_seconds()
 
     @property
     def rate(self) -> float:
-        """Samples per second since this was last asked, smoothed."""
+        """The samples per second since the last query, smoothed."""
         return self.tracker.rate()
 
     @property
     def global_rate(self) -> float:
-        """Samples per second since the first step began."""
+        """The samples per second since the first step began."""
         return self.tracker.global_rate()
 
     @property
     def samples_per_sec(self) -> float:
-        """As global_rate."""
+        """The same as `global_rate`."""
         return self.global_rate
 
     @property
     def flops_utilization(self) -> float | None:
-        """None: what a simulated wafer could do at most is not known here."""
+        """None: the peak of a simulated wafer is not known."""
         return None
 
 
 class Profiler:
-    """Measures the steps of an execution; each activity is an attribute by its name.
+    """The measurements of an execution. Each activity is an attribute by its name.
 
-    outdir: takes the results.
-    activities: beside the RateTrackerActivity.
+    Args:
+        outdir: The folder for the results.
+        activities: Classes of activities besides the RateTrackerActivity.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.profiler`.
     """
 
     def __init__(self, outdir: str | Path, activities: Iterable[type[Activity]] | None = None) -> None:
@@ -108,37 +121,45 @@ class Profiler:
         return tracker
 
     def start(self) -> None:
-        """The first step begins now."""
+        """Notes that the first step begins now."""
         self.rate_tracker.reset_time()
 
     def step(self, batch_size: int) -> None:
-        """Counts a step."""
+        """Counts a step.
+
+        Args:
+            batch_size: The number of samples of its batch.
+        """
         for activity in self._activities.values():
             activity.update(batch_size)
 
     def record_elapsed(self, seconds: float) -> None:
-        """The step that was counted last has ended so many seconds after the first began, by the cluster's clock."""
+        """Notes the end of the step that was counted last, by the cluster's clock.
+
+        Args:
+            seconds: The seconds since the first step began.
+        """
         self.rate_tracker.tracker.record_elapsed(seconds)
 
     def write(self) -> None:
-        """Leaves the results of all activities in outdir."""
+        """Writes the results of all activities into the folder."""
         results = {name: activity.compute() for name, activity in self._activities.items()}
         (self._outdir / RESULTS).write_text(json.dumps(results, indent=2) + "\n")
 
-    # As releases before 2.1 ask for it.
+    # The form of releases before 2.1.
 
     def total_samples(self) -> int:
-        """Samples since the first step began."""
+        """Returns the samples since the first step began."""
         return self.rate_tracker.total_samples
 
     def total_time(self) -> float:
-        """Seconds since the first step began."""
+        """Returns the seconds since the first step began."""
         return self.rate_tracker.total_time
 
     def rate(self) -> float:
-        """Samples per second since this was last asked, smoothed."""
+        """Returns the samples per second since the last call, smoothed."""
         return self.rate_tracker.rate
 
     def global_rate(self) -> float:
-        """Samples per second since the first step began."""
+        """Returns the samples per second since the first step began."""
         return self.rate_tracker.global_rate

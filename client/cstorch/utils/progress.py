@@ -1,4 +1,4 @@
-"""The progress of an execution: a bar on a terminal, the lines that users of the real system know elsewhere."""
+"""The progress of an execution: a bar on a terminal, elsewhere log lines in the form of the real system."""
 
 import logging
 import sys
@@ -16,7 +16,7 @@ logger = logging.getLogger("cstorch.progress")
 
 
 class Steps(Protocol):
-    """What is asked of a DataExecutor."""
+    """The part of a DataExecutor that Progress reads."""
 
     num_steps: int
     backend: Backend
@@ -30,15 +30,18 @@ class Steps(Protocol):
 
 
 class Progress:
-    """Reports the steps of an executor; call `step` in a step closure.
+    """Reports the steps of an executor. Call `step` in a step closure.
 
-    Without a terminal it logs lines such as
-    `| Train Device=CSX, Step=50, Loss=2.30259, Rate=69.37 samples/sec, GlobalRate=69.37 samples/sec`.
+    Without a terminal it logs lines such as `| Train Device=CSX, Step=50, Loss=2.30259, Rate=69.37 samples/sec,
+    GlobalRate=69.37 samples/sec`.
 
     Args:
-        mode: first word of a line, "Train" or "Eval".
-        executor: whose steps are counted.
-        every: steps between two lines; the last step has a line always.
+        mode: The first word of a line: "Train" or "Eval".
+        executor: The executor whose steps are counted.
+        every: The number of steps between two lines, at least 1. The last step always has a line.
+
+    Raises:
+        ValueError: `every` is less than 1.
     """
 
     def __init__(self, mode: str, executor: Steps, *, every: int = 1) -> None:
@@ -72,7 +75,11 @@ class Progress:
             self._bar = None
 
     def step(self, *, loss: float) -> None:
-        """Reports the step at hand."""
+        """Reports the current step.
+
+        Args:
+            loss: The loss of the step.
+        """
         executor = self._executor
         number = executor.user_iteration
         due = number % self._every == 0 or executor.on_final_iteration
@@ -87,6 +94,6 @@ class Progress:
 
 
 def progress_line(mode: str, device: str, step: int, loss: float, rate: float, global_rate: float) -> str:
-    """The line of a step as users of the real system know it; rates in samples per second."""
+    """Returns the line of a step in the form of the real system; rates in samples per second."""
     rates = f"Rate={rate:.2f} samples/sec, GlobalRate={global_rate:.2f} samples/sec"
     return f"| {mode} Device={device}, Step={step}, Loss={loss:.5f}, {rates}"

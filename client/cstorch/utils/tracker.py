@@ -1,12 +1,18 @@
-"""How many samples per second."""
+"""Rates in samples per second."""
 
 from cstorch._internal import step_clock
 
 
 class RateTracker:
-    """Counts samples and says at what rate they come, by its own clock or by that of who makes them.
+    """Counts samples and computes their rate, by its own clock or by the cluster's.
 
-    smooth_factor: weight of the rate before in what `rate` returns, from 0 (none) to 1 (exclusive); None: 0.4.
+    Args:
+        smooth_factor: The weight of the previous rate in what `rate` returns, from 0 to less than 1; None: 0.4.
+
+    Raises:
+        ValueError: `smooth_factor` is out of range.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.profiler`.
     """
 
     def __init__(self, smooth_factor: float | None = None) -> None:
@@ -16,40 +22,49 @@ class RateTracker:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything; the clock starts now."""
+        """Sets all counts to 0; the clock starts now."""
         self._total_count = 0
         self.reset_time()
 
     def reset_time(self, offset: float = 0) -> None:
-        """Start the clock now, in a closure at the begin of its step, or `offset` seconds before.
+        """Starts the clock now, or in a closure at the begin of its step. `total_count` stays as it is.
 
-        `total_count` and `global_rate` keep what was counted.
+        Args:
+            offset: The seconds that the clock starts earlier.
         """
         self._start = step_clock.began() - offset
-        self._told: float | None = None
+        self._recorded_seconds: float | None = None
         self._last_query = 0.0
         self._count_since_query = 0
         self._last_rate: float | None = None
 
     def add(self, count: int) -> None:
-        """Count more samples."""
+        """Counts samples.
+
+        Args:
+            count: The number of samples.
+        """
         self._total_count += count
         self._count_since_query += count
 
     def record_elapsed(self, seconds: float) -> None:
-        """The samples counted so far are done so many seconds after the first step began; from now on such times count.
+        """Notes when the samples counted so far were done.
 
-        What is asked when several have come at once is not when they were made.
+        From then on only these times count, not the tracker's own clock. Values of several steps may arrive at once, so
+        the time of their arrival is not that of the steps.
+
+        Args:
+            seconds: The seconds since the first step began.
         """
-        self._told = seconds
+        self._recorded_seconds = seconds
 
     @property
     def total_count(self) -> int:
-        """Samples since the last reset."""
+        """The samples since the last reset."""
         return self._total_count
 
     def rate(self) -> float:
-        """Samples per second since the last call of this method, smoothed with what that returned."""
+        """Returns the samples per second since the last call, smoothed with the result of that call."""
         now = self.elapsed_seconds()
         elapsed = now - self._last_query
         rate = self._count_since_query / elapsed if elapsed > 0 else 0.0
@@ -61,10 +76,10 @@ class RateTracker:
         return rate
 
     def global_rate(self) -> float:
-        """Samples per second since the clock started."""
+        """Returns the samples per second since the clock started."""
         elapsed = self.elapsed_seconds()
         return self._total_count / elapsed if elapsed > 0 else 0.0
 
     def elapsed_seconds(self) -> float:
-        """Seconds since the clock started."""
-        return step_clock.now() - self._start if self._told is None else self._told
+        """Returns the seconds since the clock started."""
+        return step_clock.now() - self._start if self._recorded_seconds is None else self._recorded_seconds

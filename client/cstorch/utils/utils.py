@@ -1,4 +1,4 @@
-"""Small helpers that scripts take from here."""
+"""Small helpers of public scripts."""
 
 import fnmatch
 import inspect
@@ -19,18 +19,26 @@ FilterCallable = Callable[[str, nn.Parameter], bool]
 
 
 def convert_glob_to_regex(f: str) -> re.Pattern[str]:
-    """The pattern that matches what a glob matches, whole."""
+    """Returns the pattern that matches what a glob matches, as a whole.
+
+    Args:
+        f: The glob.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.utils`.
+    """
     return re.compile(fnmatch.translate(f))
 
 
 def make_param_filter(param_filter: str | list[str] | FilterCallable) -> FilterCallable:
-    """A function that says of a parameter's name, and the parameter, whether it is chosen.
+    """Returns a function of a parameter's name, and the parameter, that says whether it is chosen.
 
     Args:
-        param_filter: a glob, several of which one must match, or such a function.
+        param_filter: A glob, several of which one must match, or such a function.
 
     Raises:
-        TypeError: it is none of these, or a function that does not take two arguments.
+        TypeError: It is none of these, or a function that does not take two arguments.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.utils`.
     """
     if isinstance(param_filter, str):
         param_filter = [param_filter]
@@ -48,7 +56,13 @@ def make_param_filter(param_filter: str | list[str] | FilterCallable) -> FilterC
 
 @contextmanager
 def override_env_vars(**kwargs: str) -> Iterator[None]:
-    """Within it, environment variables have these values."""
+    """Sets environment variables within a `with` block.
+
+    Args:
+        **kwargs: The values by the names of the variables.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.utils`.
+    """
     before = {name: os.environ.get(name) for name in kwargs}
     os.environ.update(kwargs)
     try:
@@ -65,10 +79,13 @@ def override_env_vars(**kwargs: str) -> Iterator[None]:
 
 
 def extract_loss(model_outputs: Any) -> Any:
-    """The tensor itself; of several outputs the first; of an object its attribute `loss`.
+    """Returns the loss of a model's outputs: a tensor itself, the first of several outputs, or the attribute `loss`.
+
+    Args:
+        model_outputs: What the model returned.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: It is none of these.
     """
     if isinstance(model_outputs, torch.Tensor):
         return model_outputs

@@ -26,11 +26,14 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(params=["forked", "python"])
-def way(request: pytest.FixtureRequest, probe_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    environment = {**os.environ, "PYTHONPATH": str(probe_folder)}
+def way(
+    request: pytest.FixtureRequest, probe_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    environment = {**os.environ, **probe_variables}
     if request.param == "python":
         monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
-        monkeypatch.setenv("PYTHONPATH", str(probe_folder))
+        for name, value in probe_variables.items():
+            monkeypatch.setenv(name, value)
         yield request.param
         return
     server = ForkServerProcess(["json"], environment)
@@ -131,8 +134,8 @@ def test_a_process_can_outlive_the_one_that_asked_for_it(way: str) -> None:
     assert gone(outliving)
 
 
-def test_everything_dies_with_the_fork_server(probe_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)})
+def test_everything_dies_with_the_fork_server(probe_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ForkServerProcess([], {**os.environ, **probe_variables})
     monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     child, (end,) = run(["stubborn"])
     assert end.recv(100) == b"here"
@@ -147,9 +150,9 @@ def test_everything_dies_with_the_fork_server(probe_folder: Path, monkeypatch: p
 
 
 def test_the_fork_server_outlives_children_that_are_ended_as_soon_as_they_are_there(
-    probe_folder: Path, monkeypatch: pytest.MonkeyPatch
+    probe_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)})
+    server = ForkServerProcess([], {**os.environ, **probe_variables})
     monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     for _ in range(20):
         child, (end,) = run(["stay"])
@@ -160,9 +163,9 @@ def test_the_fork_server_outlives_children_that_are_ended_as_soon_as_they_are_th
 
 
 def test_closing_the_fork_server_ends_all_within_its_deadline(
-    probe_folder: Path, monkeypatch: pytest.MonkeyPatch
+    probe_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)})
+    server = ForkServerProcess([], {**os.environ, **probe_variables})
     monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     children = [run([kind]) for kind in ("stay", "stubborn")]
     for _, (end,) in children:
@@ -190,9 +193,9 @@ def test_a_preloaded_module_that_imports_grpc_is_refused(
 
 @pytest.mark.parametrize("message", [b"", b"{", b"[]", b'{"module": "os", "argv": []}', b'{"module": "swarmx"}'])
 def test_the_fork_server_survives_foreign_messages(
-    probe_folder: Path, monkeypatch: pytest.MonkeyPatch, message: bytes
+    probe_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch, message: bytes
 ) -> None:
-    server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)})
+    server = ForkServerProcess([], {**os.environ, **probe_variables})
     monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
         channel.connect(f"\0{server.name}")
@@ -208,8 +211,8 @@ def test_the_fork_server_survives_foreign_messages(
 
 
 @pytest.fixture
-def server(probe_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServerProcess]:
-    server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)})
+def server(probe_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServerProcess]:
+    server = ForkServerProcess([], {**os.environ, **probe_variables})
     monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     yield server
     server.close()
@@ -244,11 +247,11 @@ def test_a_suspended_fork_server_is_ended_with_all_that_it_forked(
 
 
 def test_the_fork_server_outlives_a_shortage_of_descriptors(
-    probe_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    probe_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     output = tmp_path / "output"
     with output.open("wb") as file:
-        server = ForkServerProcess([], {**os.environ, "PYTHONPATH": str(probe_folder)}, file.fileno())
+        server = ForkServerProcess([], {**os.environ, **probe_variables}, file.fileno())
     monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     _, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
     child, (end,) = run(["status", "0"])  # it is up

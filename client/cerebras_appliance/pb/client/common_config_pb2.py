@@ -1,4 +1,4 @@
-"""Where release 1.6 has DebugArgs."""
+"""DebugArgs, under the module name of release 1.6."""
 
 from cerebras_appliance.pb.workflow.appliance.common.common_config_pb2 import DebugArgs, ExecutionStrategy
 

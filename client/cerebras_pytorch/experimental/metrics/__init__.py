@@ -1,4 +1,4 @@
-"""cstorch.metrics, whose constructors are told where to compute."""
+"""cstorch.metrics, with the parameter `compute_on_system` of its constructors."""
 
 from collections.abc import Iterator
 
@@ -17,17 +17,30 @@ class Figures(list[tuple[str, float]]):
     """Names and figures: release 1.8 iterates them, 1.9 their `items()`."""
 
     def items(self) -> Iterator[tuple[str, float]]:
-        """The same pairs."""
+        """Returns an iterator over the pairs."""
         return iter(self)
 
 
 def compute_all_metrics() -> Figures:
-    """Name and figure of every metric."""
+    """Returns name and figure of every metric.
+
+    Reference: releases 1.8 and 1.9, `cerebras_pytorch.experimental.metrics`.
+    """
     return Figures(metrics.compute_all_metrics().items())
 
 
 class AccuracyMetric(_AccuracyMetric):
-    """The share of predictions that are right. compute_on_system must be True, as weight streaming asks."""
+    """The share of predictions that are right.
+
+    Args:
+        name: The name of the metric.
+        compute_on_system: Must be True, as in weight streaming.
+
+    Raises:
+        ConfigurationError: `compute_on_system` is False.
+
+    Reference: releases 1.8 and 1.9, `cerebras_pytorch.experimental.metrics`.
+    """
 
     def __init__(self, name: str, compute_on_system: bool = True) -> None:
         _check(name, compute_on_system)
@@ -35,7 +48,17 @@ class AccuracyMetric(_AccuracyMetric):
 
 
 class PerplexityMetric(_PerplexityMetric):
-    """The perplexity over all tokens. compute_on_system must be True, as weight streaming asks."""
+    """The perplexity over all tokens.
+
+    Args:
+        name: The name of the metric.
+        compute_on_system: Must be True, as in weight streaming.
+
+    Raises:
+        ConfigurationError: `compute_on_system` is False.
+
+    Reference: releases 1.8 and 1.9, `cerebras_pytorch.experimental.metrics`.
+    """
 
     def __init__(self, name: str, compute_on_system: bool = True) -> None:
         _check(name, compute_on_system)

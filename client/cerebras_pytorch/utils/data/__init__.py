@@ -1,4 +1,4 @@
-"""cstorch.utils.data, with an executor that is told the cluster."""
+"""cstorch.utils.data, with an executor that has the cluster's configuration."""
 
 from cerebras_pytorch.utils.data.data_executor import DataExecutor
 from cstorch._internal.generations import inherit

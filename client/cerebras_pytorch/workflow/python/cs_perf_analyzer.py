@@ -1,4 +1,4 @@
-"""Release 1.6's look for what a step waits for, in a log that Waferbox does not write: see the compile report."""
+"""Release 1.6's analysis of bottlenecks, from a log that Waferbox does not write: see the compile report."""
 
 from typing import Any
 
@@ -6,14 +6,21 @@ from cstorch.errors import UsageError
 
 
 def locate_csperf_log(model_dir: str) -> None:
-    """The log of a run: None, there is none."""
+    """Returns None: there is no log.
+
+    Args:
+        model_dir: The folder of a run.
+    """
 
 
 class AssessBottlenecks:
-    """Cannot be made: there is no log.
+    """The analysis of a log. It cannot be made: there is no log.
+
+    Args:
+        perf_file: The log.
 
     Raises:
-        UsageError: always.
+        UsageError: Always.
     """
 
     def __init__(self, perf_file: Any) -> None:

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, overload
 
@@ -14,6 +15,7 @@ from cstorch._internal.backend.csx import CsxBackend
 from cstorch._internal.backend.interface import Backend, BackendType, Device
 from cstorch._internal.execution import current_execution
 from cstorch._internal.tracing import random_counter
+from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.distributed.streaming import is_streamer
 from cstorch.errors import UsageError
 
@@ -26,10 +28,35 @@ _current: Backend | None = None
 _made_with: tuple[Any, ...] = ()
 
 
+# The settings by name, so that a type checker finds one that is misspelt.
 @overload
-def backend(backend_type: Literal["CSX"], **settings: Any) -> CsxBackend: ...
+def backend(
+    backend_type: Literal["CSX"],
+    artifact_dir: str | os.PathLike[str] | None = None,
+    compile_dir: str | os.PathLike[str] | None = None,
+    compile_only: bool = False,
+    validate_only: bool = False,
+    cluster_config: ClusterConfig | None = None,
+) -> CsxBackend: ...
 @overload
-def backend(backend_type: str | BackendType | None = None, *args: Any, **settings: Any) -> Backend: ...
+def backend(
+    backend_type: Literal["CPU"],
+    artifact_dir: str | os.PathLike[str] = "./",
+    mixed_precision: bool | None = None,
+    *,
+    cluster_config: ClusterConfig | None = None,
+) -> CpuBackend: ...
+@overload
+def backend(
+    backend_type: str | BackendType | None = None,
+    artifact_dir: str | os.PathLike[str] = ...,
+    *,
+    compile_dir: str | os.PathLike[str] | None = None,
+    compile_only: bool = False,
+    validate_only: bool = False,
+    cluster_config: ClusterConfig | None = None,
+    mixed_precision: bool | None = None,
+) -> Backend: ...
 def backend(backend_type: str | BackendType | None = None, *args: Any, **settings: Any) -> Backend:
     """Makes the backend of this process, or returns it.
 
@@ -50,6 +77,8 @@ def backend(backend_type: str | BackendType | None = None, *args: Any, **setting
 
             config = cstorch.distributed.ClusterConfig(num_csx=2)
             backend = cstorch.backend("CSX", cluster_config=config)
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     if backend_type is None:
         if args or settings:
@@ -99,6 +128,8 @@ def current_backend(raise_exception: bool = True, raise_warning: bool = True) ->
 
     Raises:
         UsageError: there is none yet.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     if _current is None and raise_exception:
         raise UsageError('there is no backend yet: begin with cstorch.backend("CSX") or cstorch.backend("CPU")')
@@ -153,17 +184,25 @@ def device(backend_type: str | BackendType, *args: Any, **settings: Any) -> Devi
         backend_type: "CSX" or "CPU", or a BackendType.
         *args: As for `backend`.
         **settings: As for `backend`.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     return backend(backend_type, *args, **settings).device
 
 
 def current_torch_device() -> torch.device:
-    """The torch device of the current backend; the CPU where there is none yet."""
+    """The torch device of the current backend; the CPU where there is none yet.
+
+    Reference: release 2.10, `cerebras.pytorch`.
+    """
     return current_backend().torch_device if has_backend() else torch.device("cpu")
 
 
 def use_cs() -> bool:
-    """Whether steps run on a Cerebras system; in an input worker they do."""
+    """Whether steps run on a Cerebras system; in an input worker they do.
+
+    Reference: release 2.10, `cerebras.pytorch`.
+    """
     return is_streamer() or (_current is not None and _current.is_csx)
 
 

@@ -40,6 +40,8 @@ def load(ckpt_path: str | os.PathLike[str], map_location: MapLocation = None, **
         CheckpointError: the file is no checkpoint, is partially written or damaged, or holds pickled objects. Also
             raised by the first use of a tensor, if its bytes are damaged or the file has changed since.
         TypeError: the map_location is a function, and the file none of PyTorch.
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     path = Path(ckpt_path)
     if not path.exists():

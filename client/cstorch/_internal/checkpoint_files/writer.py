@@ -44,6 +44,8 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
         In a checkpoint closure::
 
             cstorch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "checkpoint.mdl")
+
+    Reference: release 2.10, `cerebras.pytorch`.
     """
     target = Path(ckpt_path)
     if target.exists():

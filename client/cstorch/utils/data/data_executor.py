@@ -22,28 +22,37 @@ from cstorch.utils.profiler import Activity, Profiler
 
 
 class DataExecutor:
-    """Iterates the steps of one execution: `for batch in executor: loss = training_step(batch)`.
+    """The loop over the steps of one execution: `for batch in executor: training_step(batch)`. Used by one thread.
 
-    On CSX every step yields the same batch, the first one; the step is traced with it, and the cluster's workers make
-    the batches that it then runs on.
+    On CSX every step yields the same batch, the first one. The step is traced with it, and the cluster's workers make
+    the batches that the step then runs on.
 
     Args:
-        dataloader: where the batches come from.
-        num_steps: how many steps; by default one pass over the dataloader.
-        checkpoint_steps: k for a checkpoint after steps k, 2k, ... and the last; a Schedule of others; None or 0: none.
-        activation_steps: k for step closures on steps k, 2k, ... and the last; by default on every step.
-        profiler_activities: classes of what else `executor.profiler` measures.
-
-    As releases up to 2.2 have them:
-        cs_config: the cluster and what is used of it; the same for all executors of a process.
-        writer: takes what is summarized: `add_scalar(name, value, step)` and `add_tensor(name, tensor, step)`.
-        listeners: accepted; they hear of nothing here.
-        micro_batch_size: sets `cstorch.backends.csx.performance.micro_batch_size`, unless it is None.
+        dataloader: The source of the batches.
+        num_steps: The number of steps; None: one pass over the dataloader.
+        checkpoint_steps: k for checkpoints after steps k, 2k, ... and the last; a Schedule for others; None or 0: none.
+        activation_steps: k for step closures on steps k, 2k, ... and the last; None: on every step.
+        profiler_activities: Classes of what `executor.profiler` measures besides the rate.
+        cs_config: The cluster, as releases up to 2.2 have it; the same for all executors of a process.
+        writer: The writer of summaries, as in releases up to 2.2. It has `add_scalar(name, value, step)` and
+            `add_tensor(name, tensor, step)`.
+        listeners: Accepted without effect.
+        micro_batch_size: Sets `cstorch.backends.csx.performance.micro_batch_size`, unless it is None.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ConfigurationError: a number is out of range, or num_steps is needed and not given.
-        UsageError: there is no backend yet, or cs_config differs from that of an earlier executor.
+        TypeError: An argument has the wrong type.
+        ConfigurationError: A number is out of range, or `num_steps` is needed and not given.
+        UsageError: There is no backend yet, or `cs_config` differs from that of an earlier executor.
+
+    Example:
+        ::
+
+            executor = cstorch.utils.data.DataExecutor(dataloader, num_steps=1000, checkpoint_steps=100)
+            for batch in executor:
+                log_loss(training_step(batch))
+                save_checkpoint()
+
+    Reference: release 2.10, `cerebras.pytorch.utils`.
     """
 
     def __init__(
@@ -101,42 +110,42 @@ class DataExecutor:
         self._profiler.write()
 
     def make_execution(self) -> Execution:
-        """What runs the steps."""
+        """Returns the execution that runs the steps."""
         return self.backend.make_execution(self)
 
     @property
     def profiler(self) -> Profiler:
-        """What is measured about the execution, or about the one before; it begins with the loop."""
+        """The measurements of the execution, or of the one before; they begin with the loop."""
         return self._profiler
 
     @property
     def iteration(self) -> int:
-        """The step at hand, from 0; before the loop -1, and behind its last step the number of steps."""
+        """The current step, from 0; before the loop -1, and after its last step the number of steps."""
         return self._iteration
 
     @property
     def user_iteration(self) -> int:
-        """One more than `iteration`: the step at hand, from 1."""
+        """The current step, from 1: one more than `iteration`."""
         return self.iteration + 1
 
     @property
     def is_initial_step(self) -> bool:
-        """Whether the step at hand is the first."""
+        """Whether the current step is the first."""
         return self.iteration == 0
 
     @property
     def on_final_iteration(self) -> bool:
-        """Whether the step at hand is the last, or the loop is through."""
+        """Whether the current step is the last, or the loop has ended."""
         return self.user_iteration >= self.num_steps
 
     @property
     def on_activation_step(self) -> bool:
-        """Whether step closures run on the step at hand."""
+        """Whether step closures run on the current step."""
         return self.on_final_iteration or self.user_iteration % self.activation_steps == 0
 
     @property
     def on_checkpoint_step(self) -> bool:
-        """Whether the state can be saved on the step at hand."""
+        """Whether the state can be saved on the current step."""
         return self.checkpoint_schedule is not None and self.checkpoint_schedule.match(self.iteration)
 
     @property
@@ -148,8 +157,10 @@ class DataExecutor:
 
     @property
     def cs_config(self) -> CSConfig:
-        """The cluster and what is used of it, in the form of releases up to 2.2: what the executor was given, or what
-        the backend was. precision_opt_level is the level in effect, whoever has set it."""
+        """The cluster as releases up to 2.2 have it: of the executor if it was given one, else of the backend.
+
+        `precision_opt_level` is the level in effect.
+        """
         if self._cs_config is not None:
             config = copy.copy(self._cs_config)
         elif isinstance(self.backend, CsxBackend):
@@ -238,9 +249,6 @@ def new_artifact_dir(root: Path) -> Path:
     temporary.symlink_to(folder.name)
     temporary.replace(link)
     return folder
-
-
-# --- Where the real system keeps the DataExecutor, and the type of a micro batch's size -------------------------------
 
 
 __all__ = ["DataExecutor", "MbsSetting"]

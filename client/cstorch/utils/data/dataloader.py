@@ -1,6 +1,4 @@
-"""The DataLoader: a recipe for input that every worker of the cluster follows by itself; and loaders that can be
-restarted.
-"""
+"""The DataLoader: a recipe for input that every worker of the cluster follows by itself; and restartable loaders."""
 
 import io
 import itertools
@@ -24,37 +22,54 @@ from cstorch.errors import InputError, UsageError
 
 @runtime_checkable
 class RestartableDataLoader(Protocol):
-    """What the loader that an input_fn returns must have to be saved with checkpoints, besides `__iter__`."""
+    """The methods, besides `__iter__`, of a loader whose position is saved with checkpoints. An input_fn returns it.
+
+    Reference: release 2.10, `cerebras.pytorch.utils`.
+    """
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this worker's loader stands: behind the batches that have been taken from it.
+        """Returns the position of this worker's loader: after the batches that have been taken from it.
 
-        It is made of numbers, strings, bytes, tensors, arrays, and lists, tuples and dicts of these. In here
-        `cstorch.distributed.get_worker_state()` says how many batches and samples the worker has streamed.
+        It consists of numbers, strings, bytes, tensors, arrays, and lists, tuples and dicts of these. Here
+        `cstorch.distributed.get_worker_state()` returns the number of batches and samples that the worker has streamed.
         """
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Makes the next pass begin there. strict: whether a state that does not fit is an error."""
+        """Makes the next pass begin at a position.
+
+        Args:
+            state_dict: The position: what `deaggregate_state_dict` returned.
+            strict: Whether a state that does not fit is an error.
+        """
 
     def aggregate_state_dict(self, worker_states: list[dict[str, Any]]) -> dict[str, Any]:
-        """One state of the states of all workers, those of a wafer after those of the wafer before."""
+        """Returns one state, made of those of all workers.
+
+        Args:
+            worker_states: The states, wafer by wafer.
+        """
 
     def deaggregate_state_dict(self, aggregated_state_dict: dict[str, Any], strict: bool = True) -> dict[str, Any]:
-        """The state of this worker, which knows its number: the number of workers may be another than before."""
+        """Returns the state of this worker. The number of workers may differ from that of the saved state.
+
+        Args:
+            aggregated_state_dict: What `aggregate_state_dict` returned.
+            strict: Whether a state that does not fit is an error.
+        """
 
 
 # --- Pickling what the workers run, so that their tracebacks show the lines of the user's own files -------------------
 
 
-def dumps(recipe: object) -> bytes:
-    """As cloudpickle does it; loaded by cloudpickle. Raises what it raises for what cannot be pickled."""
+def pickled_recipe(recipe: object) -> bytes:
+    """Returns a recipe, pickled by cloudpickle with the names of the user's files. Raises as cloudpickle does."""
     with io.BytesIO() as file:
         _Pickler(file).dump(recipe)
         return file.getvalue()
 
 
 def _reduce_code(code: CodeType) -> tuple[Any, ...]:
-    """From 3.1.3 on cloudpickle writes another file name, without which no line can be shown."""
+    """Reduces a code object with its file name, without which no line can be shown; cloudpickle 3.1.3 replaces it."""
     make, arguments = cloudpickle.CloudPickler.dispatch_table[CodeType](code)
     written = make(*arguments).co_filename
     return make, tuple(code.co_filename if argument == written else argument for argument in arguments)
@@ -71,21 +86,31 @@ _ids = itertools.count(1)
 
 
 class DataLoader:
-    """Input for a DataExecutor.
+    """The input of a DataExecutor: a function that makes the loader, which every worker of the cluster calls.
 
-    An execution begins with the first batch of a pass. Only if the loader can be restarted (`RestartableDataLoader`) it
-    begins behind the last batch of the execution before with the same DataLoader, or where `load_state_dict` says; one
-    that was left before its last step, or has failed, does not count.
+    An execution begins with the first batch of a pass. If the loader is restartable (`RestartableDataLoader`), it
+    begins after the last batch of the execution before with the same DataLoader, or where `load_state_dict` put it. An
+    execution that ended before its last step, or failed, does not count. `id` is a number that no other DataLoader of
+    this process has, not even a copy.
 
     Args:
-        input_fn: makes the loader, an iterable of batches (a `torch.utils.data.DataLoader`, usually). Every worker of
-            the cluster calls it; on the client it runs for the first batch only.
-        *args, **kwargs: handed to input_fn.
-
-    id: a number that no other DataLoader of this process has, a copy of this one neither.
+        input_fn: A function that returns an iterable of batches, usually a `torch.utils.data.DataLoader`. Every worker
+            of the cluster calls it; on the client it runs for the first batch only.
+        *args: The arguments of `input_fn`.
+        **kwargs: The arguments of `input_fn`.
 
     Raises:
-        TypeError: input_fn is not callable.
+        TypeError: `input_fn` is not callable.
+
+    Example:
+        ::
+
+            def input_fn(batch_size):
+                return torch.utils.data.DataLoader(dataset(), batch_size, shuffle=True, drop_last=True)
+
+            dataloader = cstorch.utils.data.DataLoader(input_fn, batch_size=64)
+
+    Reference: release 2.10, `cerebras.pytorch.utils`.
     """
 
     def __init__(self, input_fn: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> None:
@@ -109,20 +134,20 @@ class DataLoader:
         return other
 
     def __len__(self) -> int:
-        """The number of batches of one pass.
+        """Returns the number of batches of one pass.
 
         Raises:
-            TypeError: the loader does not know its length.
+            TypeError: The loader does not know its length.
         """
         return len(self.dataloader)  # type: ignore[arg-type]  # a TypeError says so
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass over the loader, in this process and without any cluster."""
+        """Iterates one pass over the loader, in this process and without any cluster."""
         return iter(self.dataloader)
 
     @property
     def dataloader(self) -> Iterable[Any]:
-        """The loader that the input_fn has returned last in this process; made now, if there is none."""
+        """The loader that the input_fn returned last in this process; it is made now if there is none."""
         return self._make_aside() if self._loader is None else self._loader
 
     @property
@@ -142,27 +167,32 @@ class DataLoader:
 
     @batch_size.setter
     def batch_size(self, size: int | None) -> None:
+        """The samples of a batch: of the first batch of the last execution, or before it the loader's own figure.
+
+        None if the loader has no such figure.
+        """
         self._batch_size = size
 
     @property
     def is_restartable(self) -> bool:
-        """Whether the loader of the input_fn has what `RestartableDataLoader` names."""
+        """Whether the loader of the input_fn has the methods of `RestartableDataLoader`."""
         return isinstance(self.dataloader, RestartableDataLoader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the input stands: what `aggregate_state_dict` makes of the states of all workers' loaders.
+        """Returns the position of the input: what `aggregate_state_dict` makes of the states of all workers' loaders.
 
-        It is that after the batch of the step at hand, though workers are ahead. To be called on a checkpoint step of
-        the executor that runs with this DataLoader, on CSX in a checkpoint closure; or between loops that run to their
-        ends: then it is where the next one begins.
+        It is the position after the batch of the current step, though workers are ahead. It can be read on a checkpoint
+        step of the executor that runs with this DataLoader, on CSX in a checkpoint closure; or between loops that ran
+        to their ends, where it is the position of the next one.
 
         An execution gives its first step to the first worker of each wafer, its second to the next, and so on. A loader
-        whose state says how much all have taken together continues exactly with any number of workers; one that keeps
-        a place for each worker does so if the steps until the checkpoint are a multiple of num_workers_per_csx.
+        whose state is the sum of what all workers have taken continues exactly with any number of workers. One that
+        keeps a position for each worker does so if the steps until the checkpoint are a multiple of
+        num_workers_per_csx.
 
         Raises:
-            UsageError: it is no such moment, or the loader cannot be restarted.
-            InputError: a state cannot be read.
+            UsageError: It is no such moment, or the loader cannot be restarted.
+            InputError: A state cannot be read.
         """
         execution = current_execution()
         if execution is None and self._is_between:
@@ -181,16 +211,16 @@ class DataLoader:
         return loader.aggregate_state_dict(execution.input_states())
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Makes the next execution with this DataLoader begin where `state_dict` was taken.
+        """Makes the next execution with this DataLoader begin at a position.
 
-        Every worker's loader gets what its `deaggregate_state_dict` makes of it.
+        Every worker's loader gets what its `deaggregate_state_dict` makes of the position.
 
         Args:
-            state_dict: from `state_dict`.
-            strict: handed to the loader's own methods when it is False.
+            state_dict: What `state_dict` returned.
+            strict: Passed on to the loader's own methods if it is False.
 
         Raises:
-            UsageError: an executor is being iterated with it, or the loader cannot be restarted.
+            UsageError: An executor is being iterated with it, or the loader cannot be restarted.
         """
         execution = current_execution()
         if execution is not None and execution.executor.dataloader is self:
@@ -199,10 +229,13 @@ class DataLoader:
         self._begin_next(state_dict, strict=strict)
 
     def completed(self, worker_states: list[dict[str, Any]]) -> None:
-        """An execution has done its last step, after which the loaders of all workers are in these states.
+        """Makes the next execution begin where one that has done its last step ended.
+
+        Args:
+            worker_states: The states of the loaders of all workers after that step.
 
         Raises:
-            UsageError: the loader cannot be restarted.
+            UsageError: The loader cannot be restarted.
         """
         self._begin_next(self._restartable().aggregate_state_dict(worker_states), strict=True)
 
@@ -210,7 +243,12 @@ class DataLoader:
         self._position, self._is_between = {"state": state_dict, "strict": strict}, True
 
     def own_state(self, *, worker_step: int, samples_streamed: int) -> dict[str, Any]:
-        """The state of the loader in this process, the only worker, which has streamed so much."""
+        """Returns the state of the loader in this process, as that of the only worker.
+
+        Args:
+            worker_step: The number of batches streamed.
+            samples_streamed: The number of rows in them.
+        """
         standing = DataLoaderCheckpoint(
             appliance_step=worker_step, worker_step=worker_step, samples_streamed=samples_streamed
         )
@@ -237,11 +275,12 @@ class DataLoader:
         return loader
 
     def builder(self) -> bytes:
-        """The recipe for the workers of an execution, pickled: input_fn, its arguments, the state of the random
-        generators, and where to begin.
+        """Returns the pickled recipe for the workers of an execution.
+
+        It has the input_fn, its arguments, the state of the random generators, and the position to begin at.
 
         Raises:
-            InputError: the input_fn, an argument or a loaded state cannot be pickled.
+            InputError: The input_fn, an argument or a loaded state cannot be pickled.
         """
         recipe = {
             # The first: what the others import, as they are unpickled, finds the variables set.
@@ -254,7 +293,7 @@ class DataLoader:
         }
         self._is_between = False
         try:
-            return dumps(recipe)
+            return pickled_recipe(recipe)
         except Exception as error:
             raise InputError(
                 f"the input_fn {_name(self.input_fn)} cannot be sent to the workers: {error}. "
@@ -262,19 +301,19 @@ class DataLoader:
             ) from error
 
     def first_batch(self) -> Any:
-        """The first batch of the execution, made here without other processes: it gives the step its shapes.
+        """Returns the first batch of the execution, made without other processes; the step has its shapes.
 
         Raises:
-            InputError: the loader yields nothing.
+            InputError: The loader yields nothing.
         """
         with workers_in_process(), closing(self._batches()) as batches:
             return next(batches)
 
     def passes(self) -> Iterator[Any]:
-        """Batches without end: pass after pass over one loader.
+        """Yields batches without end: pass after pass over one loader.
 
         Raises:
-            InputError: a pass yields nothing, or the loader cannot be iterated twice.
+            InputError: A pass yields nothing, or the loader cannot be iterated twice.
         """
         self._is_between = False
         yield from self._batches()
@@ -299,7 +338,7 @@ class DataLoader:
             may_be_empty = False
 
     def _make_aside(self) -> Iterable[Any]:
-        """A loader that nobody iterates; the random generators do not notice."""
+        """Makes a loader that is not iterated, and leaves the random generators as they are."""
         with random_state_kept():
             return self._make()
 

@@ -10,7 +10,7 @@ from cstorch.distributed import streaming
 
 
 class PadIndex:
-    """What stands in a batch for a sample that is not there; there is one, `pad_index`, in every process."""
+    """The index of a sample that is missing in a batch. There is one, `pad_index`, in every process."""
 
     def __repr__(self) -> str:
         return "pad_index"
@@ -26,14 +26,17 @@ class ShuffleSampler(Sampler[int]):
     """The indices of a data set, pass after pass in another order.
 
     Args:
-        data_source: has a length.
-        num_samples: indices of a pass; by default as many as the data set has. With more, they begin anew.
-        shuffle: whether they come in an order that depends on seed and pass alone, or in their own.
-        seed: by default drawn from torch's generator, whose state is the same in all workers when input_fn is called.
-        start_index: how many samples, of all passes, are left out at the beginning.
+        data_source: A data set with a length.
+        num_samples: The indices of a pass; None: as many as the data set has. With more, they begin anew.
+        shuffle: Whether the order depends on seed and pass; False: the data set's own order.
+        seed: The seed; None: drawn from torch's generator, whose state is the same in all workers when input_fn is
+            called.
+        start_index: The number of samples, of all passes, that are left out at the beginning.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: A number is out of range.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.data.sampler`.
     """
 
     def __init__(
@@ -54,13 +57,18 @@ class ShuffleSampler(Sampler[int]):
 
     @property
     def num_samples(self) -> int:
-        """Indices of a whole pass."""
+        """The indices of a whole pass."""
         return self._num_samples
 
     def set_start(self, start_index: int, pass_samples: int | None = None) -> None:
-        """Makes the next pass begin behind so many samples of all passes.
+        """Makes the next pass begin after a number of samples of all passes.
 
-        pass_samples: how many of each pass were used; by default all.
+        Args:
+            start_index: The number of samples.
+            pass_samples: The samples used of each pass; None: all.
+
+        Raises:
+            ValueError: `start_index` is negative.
         """
         if start_index < 0:
             raise ValueError(f"start_index must not be negative, got {start_index}")
@@ -68,7 +76,7 @@ class ShuffleSampler(Sampler[int]):
 
     @property
     def left(self) -> int:
-        """Indices of the next pass."""
+        """The number of indices of the next pass."""
         return max(0, self._num_samples - self._start)
 
     def __len__(self) -> int:
@@ -93,10 +101,15 @@ class BatchSampler(Sampler[list[Any]]):
     """Lists of batch_size indices.
 
     Args:
-        sampler: yields indices.
-        batch_size: how many are a batch.
-        drop_last: leaves out a last batch that is smaller.
-        pad_last: fills it up with `pad_index`; only without drop_last.
+        sampler: A sampler of indices.
+        batch_size: The number of indices of a batch, at least 1.
+        drop_last: Whether a smaller last batch is left out.
+        pad_last: Whether it is filled with `pad_index`; only without `drop_last`.
+
+    Raises:
+        ValueError: `batch_size` is less than 1.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.data.sampler`.
     """
 
     def __init__(self, sampler: Sampler[int] | Iterable[int], batch_size: int, drop_last: bool, pad_last: bool) -> None:
@@ -123,13 +136,15 @@ class BatchSampler(Sampler[list[Any]]):
 
 
 class ShardedSampler(Sampler[Any]):
-    """Of what another sampler yields, the share of this process; on the client all of it.
+    """The share of this process in the items of another sampler; on the client all of them.
 
     Workers take turns. A batch goes to one worker of each system, which takes its system's rows of it; an index goes to
-    one of all workers. A pass goes on where the one before ended: batch t, over all passes, is that of step t.
+    one of all workers. A pass continues where the one before ended: batch t, over all passes, is that of step t.
 
     Args:
-        data_source: a BatchSampler, or something that yields indices.
+        data_source: A BatchSampler, or a sampler of indices.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.data.sampler`.
     """
 
     def __init__(self, data_source: Sampler[int] | Iterable[Any]) -> None:
@@ -141,7 +156,7 @@ class ShardedSampler(Sampler[Any]):
         self._turn = 0
 
     def restart(self) -> None:
-        """The next item is the first worker's."""
+        """Makes the next item the first worker's."""
         self._turn = 0
 
     def __len__(self) -> int:
@@ -164,25 +179,35 @@ class ShardedSampler(Sampler[Any]):
 
 
 class DistributedSampler(Sampler[Any]):
-    """Batches, or indices, in an order that does not depend on how many systems and workers take part.
+    """Batches, or indices, in an order that does not depend on the number of systems and workers.
 
     With a batch_size it is the `batch_sampler` of a torch DataLoader: the batch of a step has the same samples in the
-    same order however many systems cut it and workers take turns. Without, it is a `sampler`, and indices are dealt to
-    the workers one by one.
+    same order, however many systems share it and workers take turns. Without, it is a `sampler`, and indices are dealt
+    to the workers one by one.
 
     Args:
-        data_source: a map-style data set.
-        shuffle: whether each pass has an order of its own, given by seed and number of the pass.
-        seed: by default drawn from torch's generator, alike in all workers.
-        start_index: how many samples, of all passes and workers, are left out at the beginning.
-        shard: whether this process gets its share only; else every worker gets all.
-        batch_size: rows of the batch of a step, over all systems.
-        drop_last: leaves out what does not fill a batch, or without a batch_size does not go round all workers.
-        num_samples: samples of a pass; by default as many as the data set has.
-        pad_last: fills a last batch that is smaller with `pad_index`; only with batch_size, and without drop_last.
+        data_source: A map-style data set.
+        shuffle: Whether each pass has an order of its own, given by the seed and the number of the pass.
+        seed: The seed; None: drawn from torch's generator, alike in all workers.
+        start_index: The number of samples, of all passes and workers, that are left out at the beginning.
+        shard: Whether this process gets its share only; False: every worker gets all.
+        batch_size: The rows of the batch of a step, over all systems; None: indices.
+        drop_last: Whether samples that do not fill a batch, or without a batch_size do not go round all workers, are
+            left out.
+        num_samples: The samples of a pass; None: as many as the data set has.
+        pad_last: Whether a smaller last batch is filled with `pad_index`; only with a batch_size, and without
+            drop_last.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: A number is out of range.
+
+    Example:
+        In an input_fn::
+
+            sampler = cstorch.utils.data.DistributedSampler(dataset, batch_size=64)
+            return torch.utils.data.DataLoader(dataset, batch_sampler=sampler)
+
+    Reference: release 2.10, `cerebras.pytorch.utils.data`.
     """
 
     pad_index = pad_index
@@ -215,9 +240,12 @@ class DistributedSampler(Sampler[Any]):
         self.set_state(start_index)
 
     def set_state(self, start_index: int) -> None:
-        """Makes the next pass begin behind so many samples, of all passes and workers, as restartable loaders do.
+        """Makes the next pass begin after a number of samples, as restartable loaders do.
 
         A pass whose last samples were dropped, or padded, counts with the samples that were streamed.
+
+        Args:
+            start_index: The number of samples, of all passes and workers.
         """
         used = self._shuffled.num_samples
         if self._batch_size is not None and (self._drop_last or self._pad_last):

@@ -13,21 +13,36 @@ from cstorch.errors import ConfigurationError
 
 @dataclass
 class Schedule:
-    """A union of ranges of steps; steps count from 0.
+    """A union of ranges of steps. Steps count from 0.
 
-    intervals: the ranges, in order and apart from each other; none is a schedule without steps.
+    Args:
+        intervals: The ranges, in order and apart from each other; an empty list is a schedule without steps.
 
     Raises:
-        TypeError: an interval is no Range.
-        ValueError: two ranges overlap, or stand in another order.
+        TypeError: An interval is no Range.
+        ValueError: Two ranges overlap, or stand in another order.
+
+    Example:
+        Checkpoints after steps 1 to 10, then after each hundredth::
+
+            Schedule = cstorch.utils.data.Schedule
+            schedule = Schedule([Schedule.Range(0, 10), Schedule.Range(99, 1000, 100)])
+
+    Reference: release 2.10, `cerebras.pytorch.utils.data`.
     """
 
     @dataclass
     class Range:
-        """start, start + step, ... below end; with include_last also end - 1. It can be changed.
+        """The steps start, start + step, ... below end. It can be changed.
+
+        Args:
+            start: The first step.
+            end: The end, exclusive.
+            step: The distance of two steps, at least 1.
+            include_last: Whether `end - 1` is a step too.
 
         Raises:
-            ValueError: not 0 <= start < end, or step is less than 1.
+            ValueError: Not 0 <= start < end, or step is less than 1.
         """
 
         start: int
@@ -54,7 +69,7 @@ class Schedule:
             return self.include_last and self.end - 1 not in self.range()
 
         def range(self) -> builtins.range:
-            """start, start + step, ...: without what include_last adds."""
+            """Returns the steps as a range, without the one that `include_last` adds."""
             return builtins.range(self.start, self.end, self.step)
 
         @property
@@ -63,14 +78,21 @@ class Schedule:
             return self.end - 1 if self.include_last else self.range()[-1]
 
         def match(self, index: int) -> bool:
-            """Whether the range holds this step."""
+            """Whether the range has a step.
+
+            Args:
+                index: The step, from 0.
+            """
             return index in self.range() or (self.include_last and index == self.end - 1)
 
         def next_immediate_step(self, target: int) -> int:
-            """The first step of the range that is not before `target`.
+            """Returns the first step of the range that is not before another.
+
+            Args:
+                target: The other step, from 0.
 
             Raises:
-                ValueError: there is none.
+                ValueError: There is none.
             """
             if target > self.final_step:
                 raise ValueError(f"no step of the range is at {target} or later: its last is {self.final_step}")
@@ -89,7 +111,12 @@ class Schedule:
 
     @classmethod
     def every(cls, steps: int, num_steps: int) -> "Schedule":
-        """Steps `steps`, 2 * `steps`, ... counted from 1, and always the last of `num_steps`."""
+        """Returns the schedule of every k-th step, counted from 1, and the last.
+
+        Args:
+            steps: k.
+            num_steps: The number of steps of the execution.
+        """
         first = min(steps - 1, num_steps - 1)
         return cls([cls.Range(first, num_steps, steps, include_last=True)])
 
@@ -101,29 +128,36 @@ class Schedule:
             yield from interval
 
     def range(self) -> list[builtins.range]:
-        """What `range` of each interval is."""
+        """Returns the `range` of each interval."""
         return [interval.range() for interval in self.intervals]
 
     @property
     def start(self) -> int | None:
-        """The first step; None of a schedule without steps."""
+        """The first step; None for a schedule without steps."""
         return self.intervals[0].start if self.intervals else None
 
     @property
     def final_step(self) -> int | None:
-        """The last step; None of a schedule without steps."""
+        """The last step; None for a schedule without steps."""
         return self.intervals[-1].final_step if self.intervals else None
 
     def match(self, index: int) -> bool:
-        """Whether the step is in the schedule."""
+        """Whether the schedule has a step.
+
+        Args:
+            index: The step, from 0.
+        """
         following = bisect_right(self.intervals, index, key=lambda interval: interval.start)
         return following > 0 and self.intervals[following - 1].match(index)
 
     def next_immediate_step(self, target: int) -> int | None:
-        """The first step of the schedule that is not before `target`; None of a schedule without steps.
+        """Returns the first step of the schedule that is not before another; None for a schedule without steps.
+
+        Args:
+            target: The other step, from 0.
 
         Raises:
-            ValueError: its last step is before `target`.
+            ValueError: The last step is before `target`.
         """
         for interval in self.intervals:
             if target <= interval.final_step:
@@ -145,20 +179,22 @@ def compute_num_steps(
     steps_per_epoch: int | None = None,
     grad_accum_steps: int = 1,
 ) -> int:
-    """The steps that are left to do.
+    """Returns the number of steps that are left to do.
 
     Args:
-        dataloader: its length is that of an epoch, in batches, where steps_per_epoch is not given.
-        initial_step: steps done before.
-        num_steps: steps to do. Not together with num_epochs and steps_per_epoch.
-        max_steps: at most so many, with those done before.
-        num_epochs: epochs to do; without num_steps, max_steps and num_epochs it is one.
-        steps_per_epoch: steps of an epoch.
-        grad_accum_steps: batches of a step.
+        dataloader: Its length is that of an epoch in batches, if `steps_per_epoch` is not given.
+        initial_step: The steps done before.
+        num_steps: The steps to do; excludes `num_epochs` and `steps_per_epoch`.
+        max_steps: The greatest number of steps, with those done before.
+        num_epochs: The epochs to do; without `num_steps`, `max_steps` and `num_epochs` it is one.
+        steps_per_epoch: The steps of an epoch.
+        grad_accum_steps: The batches of a step.
 
     Raises:
-        ConfigurationError: a number is out of range, two exclude each other, or no step is left.
-        TypeError: the length of the dataloader is needed, and it has none.
+        ConfigurationError: A number is out of range, two exclude each other, or no step is left.
+        TypeError: The length of the dataloader is needed, and it has none.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.data`.
     """
     numbers = {
         "num_steps": num_steps,

@@ -1,4 +1,4 @@
-"""Data that is made up: to try out a model, or how fast it can be."""
+"""Synthetic data: to try a model, or to measure it without input."""
 
 import sys
 from collections.abc import Callable
@@ -10,17 +10,19 @@ from torch.utils.data import Dataset
 
 
 class SyntheticDataset(Dataset[Any]):
-    """A map-style data set whose samples have the form of sample_spec.
+    """A map-style data set whose samples have a given form.
 
     Args:
-        sample_spec: a nest of tensors, each of which is the same in every sample, and of functions that take the index
-            of a sample and return a tensor.
-        num_samples: how many there are; by default there is no end, so the DataExecutor needs num_steps, and a torch
+        sample_spec: A nest of tensors, each of which is the same in every sample, and of functions that return a tensor
+            for the index of a sample.
+        num_samples: The number of samples; None: without end, so the DataExecutor needs `num_steps`, and a torch
             DataLoader must not shuffle.
 
     Raises:
-        TypeError: a leaf of sample_spec is neither a tensor nor a function.
-        ValueError: num_samples is less than 1, or sample_spec has no leaves.
+        TypeError: A leaf of `sample_spec` is neither a tensor nor a function.
+        ValueError: `num_samples` is less than 1, or `sample_spec` has no leaves.
+
+    Reference: release 2.10, `cerebras.pytorch.utils`.
     """
 
     def __init__(self, sample_spec: Any, num_samples: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The SummaryReader: what SummaryWriters have written, by name and step."""
+"""The SummaryReader, which reads what SummaryWriters have written, by name and step."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,12 +22,14 @@ class SummaryReader:
     """Reads the event files of a folder and of all folders below it.
 
     Args:
-        log_dirs: the folder.
-        filter: takes only the folders whose path below log_dirs matches this pattern (`*` and the like).
-        **kwargs: as for tensorboard's EventAccumulator. By default every event is kept.
+        log_dirs: The folder.
+        filter: A pattern (`*` and the like) of the folders to read, by their path below `log_dirs`; None: all.
+        **kwargs: The arguments of tensorboard's EventAccumulator. By default every event is kept.
 
     Raises:
-        ConfigurationError: there is no such folder.
+        ConfigurationError: There is no such folder.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.tensorboard`.
     """
 
     def __init__(self, log_dirs: str, filter: str | None = None, **kwargs: Any) -> None:
@@ -39,33 +41,49 @@ class SummaryReader:
         self.reload()
 
     def reload(self) -> None:
-        """Reads what has been written meanwhile, too."""
+        """Reads the files again, with what has been written meanwhile."""
         folders = {file.parent for file in self._root.rglob("events.out.tfevents.*")}
         if self._filter is not None:
             folders = {folder for folder in folders if folder.relative_to(self._root).match(self._filter)}
         self._accumulators = [EventAccumulator(str(folder), **self._settings).Reload() for folder in sorted(folders)]
 
     def read_scalar(self, name: str, step: int | None = None) -> list[ScalarEvent]:
-        """The events of a scalar, or those of one step of it: wall_time, step, value; in the order of steps.
+        """Returns the events of a scalar: wall_time, step, value; in the order of steps.
+
+        Args:
+            name: The name of the scalar.
+            step: The step of the events; None: all.
 
         Raises:
-            KeyError: there is no such scalar.
+            KeyError: There is no such scalar.
         """
         found = [accumulator.Scalars(name) for accumulator in self._with("scalars", name)]
         return _in_order(found, step)
 
     def Scalars(self, name: str) -> list[ScalarEvent]:
-        """All events of a scalar."""
+        """Returns all events of a scalar.
+
+        Args:
+            name: The name of the scalar.
+
+        Raises:
+            KeyError: There is no such scalar.
+        """
         return self.read_scalar(name)
 
     def read_tensor(
         self, name: str, step: int | None = None, latest_only: bool = True
     ) -> TensorDescriptor | list[TensorDescriptor] | dict[int, list[TensorDescriptor]] | None:
-        """What `add_tensor` has kept under a name.
+        """Returns the tensors that `add_tensor` wrote under a name.
+
+        Args:
+            name: The name.
+            step: The step; None: all.
+            latest_only: Whether only the last tensor of each step is read.
 
         Returns:
-            With a step, what was written last for it (None if nothing was), or all of it with latest_only=False.
-            Without, a list of the last for each step, in the order of steps, or all, by step, with latest_only=False.
+            With a step, the last tensor (None if there is none), or a list of all of the step. Without, a list of the
+            last of each step in order, or all by step.
         """
         found = tensor_files.read(self._root, name)
         if step is None:
@@ -76,32 +94,36 @@ class SummaryReader:
         return of_step[-1] if of_step else None
 
     def scalar_names(self) -> set[str]:
-        """The names of the scalars."""
+        """Returns the names of the scalars."""
         return set(self.Tags()["scalars"])
 
     def scalar_groups(self) -> set[str]:
-        """The groups under which TensorBoard shows the scalars: what stands before the first slash of a name."""
+        """Returns the groups under which TensorBoard shows the scalars: the part of a name before its first slash."""
         return {name.partition("/")[0] for name in self.scalar_names()}
 
     def tensor_names(self) -> set[str]:
-        """The names that `add_tensor` was given."""
+        """Returns the names that `add_tensor` was given."""
         return tensor_files.names(self._root)
 
     def text_summary_names(self) -> list[str]:
-        """The names that `add_text` was given."""
+        """Returns the names that `add_text` was given."""
         return [name.removesuffix(_TEXT) for name in self.Tags()["tensors"] if name.endswith(_TEXT)]
 
     def read_text_summary(self, name: str, step: int | None = None) -> list[TensorEvent]:
-        """The events of a text, or those of one step of it, in the order of steps.
+        """Returns the events of a text, in the order of steps.
+
+        Args:
+            name: The name of the text.
+            step: The step of the events; None: all.
 
         Raises:
-            KeyError: there is no such text.
+            KeyError: There is no such text.
         """
         tag = f"{name}{_TEXT}"
         return _in_order([accumulator.Tensors(tag) for accumulator in self._with("tensors", tag)], step)
 
     def Tags(self) -> dict[str, Any]:
-        """The names by kind, as tensorboard has them: "scalars", "tensors" (with texts), "images", ..."""
+        """Returns the names by kind, as tensorboard has them: "scalars", "tensors" (with texts), "images", ..."""
         merged: dict[str, Any] = {"scalars": [], "tensors": []}
         for accumulator in self._accumulators:
             for kind, names in accumulator.Tags().items():

@@ -19,7 +19,13 @@ _METADATA = "metadata.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDescriptor:
-    """A summarized tensor. utctime: when it was written."""
+    """A summarized tensor.
+
+    Args:
+        step: The step.
+        utctime: The time of the writing.
+        tensor: The tensor.
+    """
 
     step: int
     utctime: datetime
@@ -53,12 +59,12 @@ def write(folder: Path, name: str, tensor: torch.Tensor, step: int) -> None:
 
 
 def names(log_dir: Path) -> set[str]:
-    """The names of all tensors below a folder."""
+    """Returns the names of all tensors below a folder."""
     return {file.parent.relative_to(root).as_posix() for root in _roots(log_dir) for file in root.rglob("*.pt")}
 
 
 def read(log_dir: Path, name: str) -> dict[int, list[TensorDescriptor]]:
-    """What was written under a name, by step; the oldest of a step first."""
+    """Returns the tensors that were written under a name, by step; the oldest of a step first."""
     files = sorted(
         (int(step), int(written), file)
         for root in _roots(log_dir)

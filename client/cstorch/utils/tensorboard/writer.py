@@ -1,4 +1,4 @@
-"""The SummaryWriter: torch's, which also keeps tensors."""
+"""The SummaryWriter: torch's, with tensors."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,14 @@ from cstorch.utils.tensorboard import tensor_files
 class SummaryWriter(tensorboard.SummaryWriter):
     """Writes event files. Call its methods in step closures, where tensors have values.
 
-    Args:
-        *args, **kwargs: as for torch.utils.tensorboard.SummaryWriter; the first is log_dir.
-        base_step: what the first step of an execution is called by `summarize_scalar` and `summarize_tensor`.
+    `cs_events_dir` is the folder in `log_dir` that takes the tensors.
 
-    cs_events_dir: the folder, in log_dir, that takes the tensors.
+    Args:
+        *args: The arguments of torch.utils.tensorboard.SummaryWriter, of which the first is `log_dir`.
+        base_step: The number of an execution's first step in `summarize_scalar` and `summarize_tensor`.
+        **kwargs: The arguments of torch.utils.tensorboard.SummaryWriter.
+
+    Reference: release 2.10, `cerebras.pytorch.utils.tensorboard`.
     """
 
     def __init__(self, *args: Any, base_step: int = 1, **kwargs: Any) -> None:
@@ -29,7 +32,12 @@ class SummaryWriter(tensorboard.SummaryWriter):
     ) -> None:
         """Saves a whole tensor, for `SummaryReader.read_tensor`.
 
+        Args:
+            name: The name, a path below `log_dir` such as "layer/weight".
+            tensor: The tensor.
+            step: The step, not negative.
+
         Raises:
-            ConfigurationError: the name leads out of log_dir, or the step is negative.
+            ConfigurationError: The name leads out of `log_dir`, or the step is negative.
         """
         tensor_files.write(self.cs_events_dir, name, tensor, step)

@@ -1,4 +1,4 @@
-"""The DataLoader of release 1.8, which knows how many steps there are and is iterated itself."""
+"""The DataLoader of release 1.8, which has the number of steps and is iterated itself."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -10,16 +10,22 @@ from cstorch.utils.data import DataLoader as _DataLoader
 
 
 class DataLoader(_DataLoader):
-    """Input and number of steps of an execution: `for batch in dataloader: loss = training_step(batch)`.
+    """The input and the number of steps of an execution: `for batch in dataloader: loss = training_step(batch)`.
 
     Args:
-        input_fn: makes the torch DataLoader; every worker of the cluster calls it.
-        *args, **kwargs: handed to input_fn.
-        initial_step, num_steps, max_steps, num_epochs, steps_per_epoch: as `cstorch.utils.data.compute_num_steps`
-            takes them, which says how many steps an iteration has.
+        input_fn: A function that returns the torch DataLoader; every worker of the cluster calls it.
+        *args: The arguments of `input_fn`.
+        initial_step: The steps done before.
+        num_steps: The steps to do; excludes `num_epochs` and `steps_per_epoch`.
+        max_steps: The greatest number of steps, with those done before.
+        num_epochs: The epochs to do.
+        steps_per_epoch: The steps of an epoch.
+        **kwargs: The arguments of `input_fn`.
 
     Raises:
-        ConfigurationError: a number is out of range, two exclude each other, or no step is left.
+        ConfigurationError: A number is out of range, two exclude each other, or no step is left.
+
+    Reference: releases 1.8 and 1.9, `cerebras_pytorch.experimental.utils.data`.
     """
 
     def __init__(
@@ -47,7 +53,10 @@ class DataLoader(_DataLoader):
 
 
 def _checkpoints(every: int, steps: int) -> Schedule:
-    """Every k-th step and the last. Scripts that count from 0 save when `i % k == 0`, those that count from 1 when
-    `(i + 1) % k == 0`: both find a checkpoint."""
+    """Returns every k-th step and the last.
+
+    Scripts that count from 0 save when `i % k == 0`, those that count from 1 when `(i + 1) % k == 0`: both have
+    checkpoints.
+    """
     taken = {0, steps - 1, *range(every - 1, steps, every), *range(every, steps, every)}
     return Schedule([Schedule.Range(step, step + 1) for step in sorted(taken)])

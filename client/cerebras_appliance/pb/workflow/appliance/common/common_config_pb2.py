@@ -28,7 +28,7 @@ class DebugArgs(OpenSettings):
         """`debug_args.debug_mgr`."""
 
         class CleanPodPolicy(IntEnum):
-            """What is done with the processes of a job that has ended."""
+            """The treatment of the processes of a job that has ended."""
 
             ALL = 0
             NONE = 1
