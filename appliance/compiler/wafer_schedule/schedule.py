@@ -107,7 +107,7 @@ def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers,
     localiser = Localiser(cut.sharding)
     waits = Waits(cut)
     segments = make_segment_runs(cut, waits)
-    # Parts of several micro-batches are added in float32 and rounded once: see `partition/half_gradients.py`.
+    # Parts of several micro-batches are added in float32 and rounded once: see `partition/precision.py`.
     rounding = [op for op in cut.wafer_ops if target.micro_batches > 1 and op.results[0] in cut.sharding.rounded]
     closing = take_out_rounding(segments, rounding)
     whole = num_of_whole_batch(segments, waits, closing)

@@ -1,4 +1,4 @@
-"""Sharding rules: products, losses, embeddings, normalisation."""
+"""Sharding rules: products, losses, embeddings, layer norm."""
 
 from appliance.compiler.core.rewriter import MEAN, NONE
 from appliance.compiler.sharding.rules.rule import SUM, Decompose, Outcome, Placement, Query, R, rule
@@ -6,14 +6,19 @@ from waferbox.cirh.dialect.attributes import AttrValue
 
 
 def product(query: Query, left: Placement, right: Placement, contracted: tuple[int, int], rows: int) -> Outcome:
-    """The product of two tensors of equal rank, of which `contracted` are the dimensions that are summed over.
+    """The outcome of a product of two tensors of equal rank.
 
-    rows: the dimension of the left operand that becomes the result's last but one.
+    Args:
+        query: the product.
+        left: placement of the left operand.
+        right: placement of the right operand.
+        contracted: the dimension of each that is summed over.
+        rows: the dimension of the left operand that becomes the result's last but one.
     """
     summed = left.is_sharded and left.dim == contracted[0], right.is_sharded and right.dim == contracted[1]
     over_samples = any(summed)
     if left.is_sharded and right.is_sharded and not all(summed):
-        # All samples with all samples: of the result every wafer has the rows, or columns, of its own.
+        # All samples by all samples: each wafer makes the rows or columns of its own samples.
         left, right = (R, right) if summed[0] else (left, R)
         over_samples = False
     if not left.is_sharded and not right.is_sharded:
@@ -60,7 +65,7 @@ def bmm(query: Query) -> Outcome:
 
 @rule("aten.baddbmm")
 def baddbmm(query: Query) -> Outcome:
-    """What is added is lined up at the right, and may be repeated."""
+    """The added tensor is aligned at the right, and may be broadcast."""
     _, left, right = query.placements
     inner = bmm(Query(query.op, [left, right], query.num_parts))
     (result,) = inner.results
@@ -76,7 +81,7 @@ def baddbmm(query: Query) -> Outcome:
 
 @rule("aten.mv")
 def mv(query: Query) -> Outcome:
-    """matrix, vector."""
+    """Operands: matrix, vector."""
     matrix, vector = query.placements
     if matrix.is_sharded and matrix.dim == 0:
         return Outcome(wants=[matrix, R], results=[matrix])
@@ -102,7 +107,7 @@ def addmm(query: Query) -> Outcome:
         raise Decompose
     if not result.is_sharded:
         return query.replicated()
-    # The bias is lined up at the right.
+    # The bias is aligned at the right.
     dim = result.dim - (2 - len(query.shape(0)))
     cut = dim >= 0 and query.shape(0)[dim] > 1
     return Outcome(wants=[result.at(dim) if cut else R, *inner.wants], results=[result])
@@ -124,13 +129,13 @@ def nll_loss(query: Query) -> Outcome:
 
 @rule("aten.nll_loss_backward", "aten.nll_loss2d_backward")
 def nll_loss_backward(query: Query) -> Outcome:
-    """grad_output, scores, labels, [class weights], total_weight: the last is that of the whole batch."""
+    """Operands: grad_output, scores, labels, [class weights], total_weight, which is that of the whole batch."""
     cut = next((placement for placement in query.placements[1:3] if placement.is_sharded), None)
     if cut is None:
         return query.replicated()
     if cut.dim != 0 or len(query.shape(1)) == 1:
         return query.replicated()
-    # Only a mean divides by the total weight: otherwise the wafers need not wait for it.
+    # Only a mean divides by the total weight. Otherwise the wafers must not wait for its reduction.
     total = R if query.get("reduction", MEAN) == MEAN else query.placements[-1]
     weights = [R] * (len(query.placements) - 4)
     return Outcome(wants=[cut if query.shape(0) else R, cut, cut, *weights, total], results=[cut])
@@ -173,12 +178,13 @@ def elementwise_loss(query: Query) -> Outcome:
     "aten.binary_cross_entropy_backward",
 )
 def elementwise_loss_backward(query: Query) -> Outcome:
-    """grad_output, then what the loss took. With a mean, the local operation would divide by the local number."""
+    """Operands: grad_output, then those of the loss."""
     cut = next((placement for placement in query.placements[1:] if placement.is_sharded), None)
     if cut is None:
         return query.replicated()
     if query.shape(1) != query.shape(2):
         raise query.mixes("takes an input and a target of different shapes")
+    # With a mean, a wafer would divide by its own number of elements.
     if query.get("reduction", MEAN) == MEAN and query.num_parts > 1:
         raise Decompose
     wants = [_aligned(query, index, cut) for index in range(len(query.operands))]
@@ -186,7 +192,7 @@ def elementwise_loss_backward(query: Query) -> Outcome:
 
 
 def _aligned(query: Query, operand: int, cut: Placement) -> Placement:
-    """The cut for an operand that may have fewer dimensions, or single elements, and is repeated."""
+    """The placement of an operand that may be broadcast: it may have fewer dimensions, or dimensions of size 1."""
     shape = query.shape(operand)
     dim = cut.dim - (len(query.shape(1)) - len(shape))
     return cut.at(dim) if dim >= 0 and shape[dim] > 1 else R
@@ -194,7 +200,7 @@ def _aligned(query: Query, operand: int, cut: Placement) -> Placement:
 
 @rule("aten.embedding")
 def embedding(query: Query) -> Outcome:
-    """weight, indices."""
+    """Operands: weight, indices."""
     index = query.placements[1]
     if not index.is_sharded:
         return query.replicated()
@@ -203,7 +209,7 @@ def embedding(query: Query) -> Outcome:
 
 @rule("aten.embedding_dense_backward")
 def embedding_backward(query: Query) -> Outcome:
-    """grad_output, indices."""
+    """Operands: grad_output, indices."""
     gradient, index = query.placements
     if index.is_sharded or gradient.is_sharded:
         cut = index if index.is_sharded else gradient
@@ -231,13 +237,13 @@ def layer_norm(query: Query) -> Outcome:
 
 @rule("aten.native_layer_norm_backward")
 def layer_norm_backward(query: Query) -> Outcome:
-    """grad_output, input, mean, rstd, then weight and bias."""
+    """Operands: grad_output, input, mean, rstd, then weight and bias."""
     cut = next((placement for placement in query.placements[:2] if placement.is_sharded), None)
     if cut is None:
         return query.replicated()
     if cut.dim >= len(query.shape(1)) - len(query.get("normalized_shape")):
         raise query.mixes("normalises over the samples")
-    # A gradient that nobody asked for is an empty tensor.
+    # A gradient that is not in the output mask is an empty tensor.
     asked = query.get("output_mask")
     results = [made if wanted else R for made, wanted in zip((cut, SUM, SUM), asked, strict=True)]
     return Outcome(wants=[cut] * 4 + [R] * (len(query.operands) - 4), results=results)

@@ -3,13 +3,13 @@
 from appliance.compiler.sharding.rules.rule import SUM, Decompose, Outcome, Query, R, rule
 from waferbox.cirh.dialect import types
 
-# The dimension that batch norm keeps apart; of its statistics it is the only one.
+# The dimension for which batch norm has separate statistics.
 CHANNELS = 1
 
 
 @rule("aten.native_group_norm")
 def group_norm(query: Query) -> Outcome:
-    """input, [weight], [bias]. The batch size is an argument."""
+    """Operands: input, [weight], [bias]. The batch size is an attribute."""
     if not query.sharded:
         return query.replicated()
     cut = query.placements[0]
@@ -21,7 +21,7 @@ def group_norm(query: Query) -> Outcome:
 
 @rule("aten.native_group_norm_backward")
 def group_norm_backward(query: Query) -> Outcome:
-    """grad_output, input, mean, rstd, [weight]. Results: the gradients of input, weight and bias."""
+    """Operands: grad_output, input, mean, rstd, [weight]. Results: the gradients of input, weight and bias."""
     cut = next((placement for placement in query.placements[:2] if placement.is_sharded), None)
     if cut is None:
         return query.replicated()
@@ -33,7 +33,7 @@ def group_norm_backward(query: Query) -> Outcome:
 
 @rule("aten._native_batch_norm_legit_functional", "aten._native_batch_norm_legit.no_stats")
 def batch_norm(query: Query) -> Outcome:
-    """input, and what has one element for each channel: weight, bias, running mean and variance."""
+    """Operands: input; weight, bias, running mean and variance, which have one element for each channel."""
     if not query.sharded:
         return query.replicated()
     cut = query.placements[0]
@@ -48,7 +48,7 @@ def batch_norm(query: Query) -> Outcome:
 
 @rule("aten._native_batch_norm_legit_no_training")
 def batch_norm_inference(query: Query) -> Outcome:
-    """input, then as above. The statistics that it returns are empty."""
+    """Operands as of `batch_norm`. The returned statistics are empty."""
     if not query.sharded:
         return query.replicated()
     cut = query.placements[0]
@@ -60,7 +60,7 @@ def batch_norm_inference(query: Query) -> Outcome:
 
 @rule("aten.native_batch_norm_backward")
 def batch_norm_backward(query: Query) -> Outcome:
-    """grad_output, input, then as above. Results: the gradients of input, weight and bias."""
+    """Operands: grad_output, then as of `batch_norm`. Results: the gradients of input, weight and bias."""
     cut = next((placement for placement in query.placements[:2] if placement.is_sharded), None)
     if cut is None:
         return query.replicated()

@@ -1,4 +1,4 @@
-"""Sharding rules: operations of the real dialect that pick elements by number, write to picked ones, or pad."""
+"""Sharding rules: operations of the real dialect that pick elements by index, write to picked ones, or pad."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ _AMOUNTS = ("edge_padding_low", "edge_padding_high", "interior_padding", "edge_u
 
 @rule("cirh.Gather")
 def gather(query: Query) -> Outcome:
-    """input, indices; attribute batch_dims: so many first dimensions are those of both."""
+    """Operands: input, indices. They share the first `batch_dims` dimensions."""
     source, indices = query.placements
     batch, axis = query.get("batch_dims", 0), query.axis(query.get("axis", 0))
     if not query.sharded:
@@ -31,7 +31,7 @@ def gather(query: Query) -> Outcome:
 
 @rule("cirh.GatherNd")
 def gather_nd(query: Query) -> Outcome:
-    """input, indices: rows of coordinates, behind start_dim dimensions that both have."""
+    """Operands: input, and rows of coordinates. They share the first `start_dim` dimensions."""
     if not query.sharded:
         return query.replicated()
     source, indices = query.placements
@@ -49,7 +49,7 @@ def gather_nd(query: Query) -> Outcome:
 
 @rule("cirh.ScatterNd")
 def scatter_nd(query: Query) -> Outcome:
-    """init, indices, updates: what samples add to zeros are partial sums."""
+    """Operands: init, indices, updates. If init is zero, the samples of each wafer make a partial sum."""
     init, indices, updates = query.placements
     if not query.sharded:
         adds = updates == SUM and indices == R and is_zero(query.operands[0])
@@ -73,7 +73,7 @@ def running(query: Query) -> Outcome:
 
 @rule("cirh.SoftmaxCrossEntropyWithLogits")
 def soft_cross_entropy(query: Query) -> Outcome:
-    """features, labels. Results: loss, of one dimension less, and gradient."""
+    """Operands: features, labels. Results: the loss, of one dimension less, and the gradient."""
     axis = query.axis(query.get("axis", -1))
     outcome = along(query, axis)
     whole = outcome.results[0]
@@ -83,14 +83,14 @@ def soft_cross_entropy(query: Query) -> Outcome:
 
 
 def _moved(query: Query, new_dim: Callable[[int], int | None]) -> Outcome:
-    """As `move`, of an operation whose further operands are constants."""
+    """As `move`, for an operation whose further operands are constants."""
     moved = move(Query(query.op, query.placements[:1], query.num_parts), new_dim)
     return Outcome(wants=[*moved.wants, *[R] * (len(query.operands) - 1)], results=moved.results)
 
 
 @rule("cirh.OneHot")
 def one_hot(query: Query) -> Outcome:
-    """indices, and constants, of which the last is the new dimension."""
+    """Operands: indices, and constants, the last of which is the number of the new dimension."""
     constant = query.operands[4].owner
     assert isinstance(constant, Const)
     axis = int(constant.value.tensor()) % len(query.result_shape())
@@ -105,7 +105,7 @@ def band(query: Query) -> Outcome:
 
 @rule("cirh.pad", "cirh.unpad")
 def pad(query: Query) -> Outcome:
-    """Numbers for each dimension: the cut one has none."""
+    """Pads each dimension; the sharded one must not be padded."""
     if not query.placements[0].is_sharded:
         return query.replicated()
     amounts = [query.get(name) for name in _AMOUNTS if name in query.attributes]

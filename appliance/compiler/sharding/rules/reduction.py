@@ -1,4 +1,4 @@
-"""Sharding rules: sums, maxima, means, norms, positions, running sums, softmax."""
+"""Sharding rules: sums, maxima, means, norms, cumulative operations, sorting, softmax."""
 
 from appliance.compiler.sharding.rules.rule import MAX, MIN, SUM, Decompose, Outcome, Placement, Query, R, rule
 from waferbox.cirh.dialect import types
@@ -7,7 +7,7 @@ _PARTIALS = {"ADD": SUM, "MAX": MAX, "MIN": MIN}
 
 
 def kept_dim(query: Query, placement: Placement, dims: set[int], keepdim: bool) -> Placement | None:
-    """The cut behind a reduction of some dimensions; None if its own is among them."""
+    """The placement after a reduction of some dimensions; None if the sharded dimension is one of them."""
     if placement.dim in dims:
         return None
     return placement.at(placement.dim - (0 if keepdim else sum(dim < placement.dim for dim in dims)))
@@ -61,7 +61,7 @@ def truth(query: Query) -> Outcome:
 
 
 def _kept_or_decomposed(query: Query, placement: Placement, dims: set[int]) -> Outcome:
-    """Of a reduction that is no sum: its results are cut, or it is taken apart where it goes over the samples."""
+    """The outcome of a reduction that is not a sum. Raises Decompose if it goes over the samples."""
     kept = kept_dim(query, placement, dims, bool(query.get("keepdim", False)))
     if kept is None and query.num_parts > 1:
         raise Decompose
@@ -103,7 +103,7 @@ def norm(query: Query) -> Outcome:
     "aten.mode",
 )
 def not_over_samples(query: Query) -> Outcome:
-    """Reductions that cannot be put together from those of parts."""
+    """Reductions that cannot be computed from the reductions of parts."""
     placement = query.placements[0]
     if not placement.is_sharded:
         return query.replicated()
@@ -114,7 +114,10 @@ def not_over_samples(query: Query) -> Outcome:
 
 
 def along(query: Query, axis: int) -> Outcome:
-    """Acts along one dimension and keeps all: the cut must be of another. All operands are cut alike."""
+    """The outcome of an operation along one dimension that keeps all; the sharded one must be another.
+
+    All operands are sharded alike.
+    """
     if not query.sharded:
         return query.replicated()
     cut = query.sharded[0]
@@ -139,7 +142,10 @@ def softmax_of_torch(query: Query) -> Outcome:
 
 
 def _whole_or_along(query: Query, axis: int) -> Outcome:
-    """As `along`. Scores of all samples with all samples may be compared both ways: those of all are gathered."""
+    """As `along`, but gathers if the operation goes along the samples.
+
+    Losses on scores of all samples by all samples (contrastive ones) take a softmax along both dimensions.
+    """
     over_samples = query.sharded and query.sharded[0].dim == axis
     return query.replicated() if over_samples else along(query, axis)
 
@@ -163,13 +169,13 @@ def logsumexp(query: Query) -> Outcome:
     "aten.sort",
 )
 def running(query: Query) -> Outcome:
-    """Running sums and their kin, and sorting."""
+    """Cumulative operations, and sorting."""
     return along(query, query.axis(query.get("dim", -1)))
 
 
 @rule("cirh.MaskFromTopK")
 def mask_from_topk(query: Query) -> Outcome:
-    """input, k: one number, or one for each row."""
+    """Operands: input, and k, which is one number or one for each row."""
     data = query.placements[0]
     if not data.is_sharded:
         return query.replicated()

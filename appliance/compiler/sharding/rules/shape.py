@@ -1,4 +1,4 @@
-"""Sharding rules: operations that move, repeat, cut and join elements."""
+"""Sharding rules: operations that move, repeat, split and join elements."""
 
 import math
 from collections.abc import Callable
@@ -8,10 +8,13 @@ from appliance.compiler.sharding.rules.rule import SUM, Outcome, Placement, Quer
 
 
 def move(query: Query, new_dim: Callable[[int], int | None]) -> Outcome:
-    """One operand whose dimensions move: new_dim says where one goes, None that the operation acts on it."""
+    """The outcome for one operand whose dimensions move.
+
+    new_dim: from a dimension of the operand to that of the result; None if the operation acts on it.
+    """
     placement = query.placements[0]
     if not placement.is_sharded:
-        # Moving elements is linear: partial sums pass. Maxima would too, but nothing needs them to.
+        # Moving elements is linear, so partial sums pass. Partial maxima would too, but no step needs it.
         passes = placement if placement == SUM else R
         return Outcome(wants=[passes], results=[passes] * len(query.op.results))
     dim = new_dim(placement.dim)
@@ -27,13 +30,14 @@ def transpose(query: Query) -> Outcome:
 
 
 def reshaped_dim(placement: Placement, old: Shape, new: Shape, num_parts: int) -> Placement | None:
-    """Where the cut of a reshaped value is; None if the reshape cuts through it.
+    """The placement of a reshaped value; None if the reshape mixes parts.
 
-    The cut factor begins at a certain linear position of the index space; a new dimension must begin there too, behind
-    a whole number of blocks, and be divisible.
+    Written as one product of factors, the index space of the old shape has the divided factor at a certain position:
+    behind prod(old[:dim]) * outer. A dimension of the new shape must contain that position, behind a whole number of
+    its blocks, and be divisible there.
     """
     if 0 in new:
-        # Without elements every cut that leaves the other sizes alone is as good as any other.
+        # A tensor without elements may be sharded in any dimension; the same size is kept if possible.
         fits_all = [dim for dim, size in enumerate(new) if size % (placement.outer * num_parts) == 0]
         same = [dim for dim in fits_all if new[dim] == old[placement.dim]]
         return placement.at((same or fits_all)[0])
@@ -43,7 +47,7 @@ def reshaped_dim(placement: Placement, old: Shape, new: Shape, num_parts: int) -
         if position % begin == 0:
             outer = position // begin
             fits = size % outer == 0 and (size // outer) % num_parts == 0
-            # Dimensions of size 1 could all bear the position; the one with elements behind it is meant.
+            # Several dimensions contain the position if some have size 1: the one with elements behind it is taken.
             if fits and (size // outer > 1 or dim == len(new) - 1):
                 return sharded(dim, outer)
         begin *= size
@@ -82,12 +86,12 @@ def concat(query: Query) -> Outcome:
     sizes = {query.shape(index)[axis] for index in range(len(query.operands))}
     if len(cuts) > 1 or len(sizes) > 1:
         raise query.mixes("joins samples with something else along their dimension")
-    # Each joined part is cut in blocks: the result has as many times more.
+    # Each operand has `outer` blocks; they lie one after the other in the result.
     return Outcome(wants=[first] * len(query.placements), results=[sharded(axis, first.outer * len(query.placements))])
 
 
 def _keeps_axis(query: Query, axis: int, removed: bool) -> Outcome:
-    """Acts along one dimension, which may go; the cut must be of another."""
+    """The outcome of an operation along one dimension, which may be removed; the sharded one must be another."""
     return move(query, lambda dim: None if dim == axis else dim - (removed and dim > axis))
 
 
@@ -123,7 +127,7 @@ def slice_(query: Query) -> Outcome:
     axis = query.axis(query.get("dim", 0))
     placement = query.placements[0]
     if placement.is_sharded and placement.dim == axis:
-        # Whole blocks, as they were joined by Concat.
+        # A slice of whole blocks undoes a Concat.
         block = query.shape(0)[axis] // placement.outer
         start, end = query.get("start") or 0, query.get("end")
         size = query.result_shape()[axis]
@@ -134,7 +138,7 @@ def slice_(query: Query) -> Outcome:
 
 
 def _local_sizes(query: Query, outcome: Outcome, attribute: str) -> Outcome:
-    """Adds the local value of an attribute that holds the result's sizes."""
+    """Adds an attribute that holds the result's sizes, with the sizes of a part."""
     local = outcome.results[0].local_shape(query.result_shape(), query.num_parts)
     return Outcome(wants=outcome.wants, results=outcome.results, attributes={attribute: list(local)})
 
@@ -160,7 +164,7 @@ def triangle(query: Query) -> Outcome:
 
 @rule("aten.diagonal")
 def diagonal(query: Query) -> Outcome:
-    """Two dimensions go; the elements on their diagonal are a new last one."""
+    """Two dimensions are removed; the elements of their diagonal become a new last dimension."""
     first, second = (query.axis(query.get(name, default)) for name, default in (("dim1", 0), ("dim2", 1)))
     gone = {first, second}
     return move(query, lambda dim: None if dim in gone else dim - sum(other < dim for other in gone))
@@ -174,7 +178,7 @@ def flip(query: Query) -> Outcome:
 
 @rule("aten.slice_scatter", "aten.select_scatter")
 def scatter_of_a_part(query: Query) -> Outcome:
-    """self, source: a part of one dimension is replaced; select_scatter's source lacks that dimension."""
+    """Operands: self, source. A part of one dimension is replaced; select_scatter's source lacks that dimension."""
     if not query.sharded:
         return query.replicated()
     axis = query.axis(query.get("dim", 0))
@@ -194,7 +198,7 @@ def roll(query: Query) -> Outcome:
 
 @rule("aten.repeat", "cirh.Repeat")
 def repeat(query: Query) -> Outcome:
-    """Dimensions are lined up at the right. A repeated cut dimension has as many times more blocks."""
+    """Dimensions are aligned at the right. Repeating the sharded dimension n times gives n times as many blocks."""
     repeats = query.get("repeats")
     new = len(repeats) - len(query.shape(0))
     moved = move(query, lambda dim: dim + new)
@@ -207,7 +211,7 @@ def repeat(query: Query) -> Outcome:
 
 @rule("aten.constant_pad_nd")
 def pad(query: Query) -> Outcome:
-    """Two numbers for each dimension, the last one first."""
+    """Pads each dimension by two numbers, the last dimension first."""
     placement = query.placements[0]
     if not placement.is_sharded:
         return query.replicated()
