@@ -81,8 +81,8 @@ def compile_in_micro_batches(
 def _fastest_pipeline(text: str, target: Target, keep: Keep | None) -> plan_pb2.Plan:
     """Compiles with the number of micro-batches that fits and is predicted to be the fastest.
 
-    More micro-batches keep more regions busy for more of the step, but add fixed costs. Their time has one minimum, so
-    the search ends at the first number that is slower.
+    More micro-batches keep more regions busy for more of the step, but add fixed costs. The search ends at the first
+    number that is slower.
     """
     rows = _rows_of_a_wafer(text, target)
     best: tuple[float, _Candidate] | None = None

@@ -25,7 +25,7 @@ from appliance.compiler.passes.fuse_attention import fuse_attention
 from appliance.compiler.passes.fuse_bias import fuse_bias
 from appliance.compiler.passes.fuse_cross_entropy import fuse_cross_entropy
 from appliance.compiler.passes.fuse_layer_norm import fuse_layer_norm
-from appliance.compiler.passes.pass_through import copy_what_passes_through
+from appliance.compiler.passes.pass_through import copy_passed_values
 from appliance.compiler.passes.vendor.norms import replace_norms
 from appliance.compiler.passes.vendor.random_keys import add_random_keys
 from appliance.compiler.passes.vendor.replacements import (
@@ -87,7 +87,7 @@ class Stages:
             insert_casts(make_cut(self._module, sharding), precision)
             canonicalise(self._module)
             eliminate_dead_code(self._module)
-            copy_what_passes_through(self._module)  # canonicalise has removed the copies of the first time
+            copy_passed_values(self._module)  # canonicalise has removed the copies of the first time
             sharding = propagate(self._module, self._target.num_parts)
             if not precision.half_gradients:
                 return sharding
@@ -193,7 +193,7 @@ PASSES: Final = tuple(
         ("fuse-cross-entropy", fuse_cross_entropy, "softmax cross entropy and its gradient -> one operation"),
         ("fuse-attention", fuse_attention, "attention that is written out, forward only -> cirh.Attention"),
         ("dce", eliminate_dead_code, "drop what no result depends on"),
-        ("pass-through", copy_what_passes_through, "give results that are arguments or constants a copy of their own"),
+        ("pass-through", copy_passed_values, "give results that are arguments or constants a copy of their own"),
     )
 )
 

@@ -67,7 +67,7 @@ def _stream(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
 
 
 def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, WaferSchedule]:
-    """The wafer's part, with as many micro-batches at once as fit its memory, so that weights are streamed least often."""
+    """The wafer's part, with as many micro-batches at once as fit its memory: weights are then streamed least often."""
     possible = [at_once for at_once in range(1, target.micro_batches + 1) if target.micro_batches % at_once == 0]
 
     def fitted(at_once: int) -> tuple[Numbers, WaferSchedule, MemoryPlan]:

@@ -1,10 +1,10 @@
 """The operations of the wafers that compute in half precision, at each precision optimisation level.
 
 The API's documentation gives cast lists. With mixed precision, products, convolutions and attention compute in half;
-exponentials, logarithms, powers, norms, sums, softmax and losses in float32; layer norm and embedding compute in float32
-and return halves; operations with several operands use the widest type. Level 1 is the default. The documentation does
-not define the levels. Training should err no more than under torch's autocast, which the lists do not achieve: halves
-from layer norms and embeddings make the whole residual stream of a transformer half. Hence:
+exponentials, logarithms, powers, norms, sums, softmax and losses in float32; layer norm and embedding compute in
+float32 and return halves; operations with several operands use the widest type. Level 1 is the default. The
+documentation does not define the levels. Training should err no more than under torch's autocast, which the lists do
+not achieve: halves from layer norms and embeddings make the whole residual stream of a transformer half. Hence:
 
 0  As torch's autocast; in addition, all norms return float32.
 1  As torch's autocast: layer norm and embedding return float32, so that the residual stream stays float32. (With

@@ -148,7 +148,7 @@ class Target:
         kernel_library: the library that runs the kernels of layers.
         execution_strategy: weight streaming or layer pipelined mode.
         num_replicas: copies of the model on a pipelined wafer, each with its share of the batch.
-        asynchronous_updates: whether a pipelined wafer updates weights for each micro-batch, while others are in flight.
+        asynchronous_updates: whether a pipelined wafer updates weights for each micro-batch, with others in flight.
         wafer_cores: cores of a wafer's host, which is the most regions of a pipelined wafer.
     """
 
