@@ -36,6 +36,7 @@ MAX_PLAN_BYTES: Final = 1 << 30
 
 def artifact_key(text: str, target: Target, asked: MicroBatching | None = None) -> str:
     """The name of the plan for this module, target and division into micro-batches: a hash of all of them."""
+    # Everything that can change a plan has to be part of the key, the versions of the compiler and of torch included.
     pinned = sorted(target.pinned_shards.items())
     mixed = target.precision
     precision = mixed and (mixed.half.value, mixed.level, mixed.half_gradients)
@@ -69,6 +70,7 @@ class PlanCache:
         """The plan with this name; None if it is missing, damaged, not authenticated by the key, or inconsistent."""
         data = _read(self.path(name))
         digest, tag = data[len(_MAGIC) : len(_MAGIC) + _SUM_BYTES], data[len(_MAGIC) + _SUM_BYTES : _HEAD_BYTES]
+        # Nothing of the content is parsed before the tag is verified.
         return _parse(data) if hmac.compare_digest(tag, self._tag(name, digest)) else None
 
     def _tag(self, name: str, digest: bytes) -> bytes:

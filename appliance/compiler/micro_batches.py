@@ -121,6 +121,7 @@ def _largest(text: str, target: Target, keep: Keep | None) -> plan_pb2.Plan:
         too_large = error
     last = too_large
     size = rows = _rows_of_a_wafer(text, target)
+    # Each refusal estimates the rows that would fit, so that only a few sizes have to be compiled.
     while (fitting := last.fitting_share * size) >= 1 and size > 1:
         size = next(smaller for smaller in _sizes(rows) if smaller < size and smaller <= fitting)
         try:

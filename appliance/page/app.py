@@ -49,6 +49,7 @@ class PageProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_head()
+        # Half-open connections must not use up the limit of connections.
         waiting = {
             one._deadline.when(): one
             for one in self.connections

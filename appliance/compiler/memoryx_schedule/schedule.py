@@ -155,6 +155,7 @@ class ShardScheduler:
         """
         receives = [d for d in self._wafer.departures if self._shard in d.bundle.group.shards]
         for departure in receives:
+            # The wafers cannot send this group before they have the weights of all segments up to it.
             self._send_loads(departure.position + self._target.prefetch_layers, needed=departure.position)
             self._run_ready()
             self._receive(departure.bundle)
@@ -275,6 +276,7 @@ class ShardScheduler:
         with_sunk = self._reads.with_repeated(ops)
         made = [result for op in ops for result in op.results]
         inputs = inputs_of(with_sunk)
+        # Values that only this kernel reads are no outputs, so that a loop needs no memory for them.
         outputs = [
             value
             for value in made

@@ -131,15 +131,17 @@ def _widens(op: Operation, sharding: Sharding) -> bool:
 def touches_cut(op: Operation, sharding: Sharding) -> bool:
     """Whether an operation reads or makes a part of the batch, or a partial value, so that only a wafer can run it."""
     outcome = sharding.outcomes[op]
-    return any(placement.kind != "R" for placement in (*outcome.wants, *outcome.results))
+    return any(placement.kind != "R" for placement in (*outcome.operands, *outcome.results))
 
 
 def _sites(
     ops: list[Operation], by_nature: set[Operation], wanted: set[SSAValue], sharding: Sharding
 ) -> tuple[set[Operation], set[Operation]]:
+    """The operations that the wafers run, and those that MemoryX runs. wanted: next values of states, and outputs."""
     light = _light_ops(ops, by_nature, sharding)
     on_wafers: set[Operation] = set(by_nature)
     in_memoryx: set[Operation] = set()
+    # Backwards, so that the sites of all users of an operation are known. An operation without users gets no site.
     for op in reversed(ops):
         if op in by_nature:
             continue

@@ -66,10 +66,10 @@ class Waits:
         """Reduced values that come back to the wafers for this operation; none on one wafer, which has them already."""
         if self._cut.sharding.num_parts == 1:
             return []
-        wants = self._cut.sharding.outcomes[op].wants
+        needs = self._cut.sharding.outcomes[op].operands
         return [
             value
-            for value, want in zip(op.operands, wants, strict=True)
+            for value, want in zip(op.operands, needs, strict=True)
             if value in self._cut.sharding.reduced and not want.is_partial
         ]
 
@@ -136,8 +136,10 @@ def partition(cut: Cut, waits: Waits) -> list[Segment]:
         if op in early or op in cut.sunk:
             continue
         source = source_of(op)
+        # An operation outside all modules belongs to the layer before it.
         layer = layer_of(source.module) or (current.layer if current is not None else "")
         same = current is not None and (layer, source.backward) == (current.layer, current.backward)
+        # A wafer sends reductions after a segment, so an operation that waits for one of this segment begins another.
         if not same or any(value.owner in inside for value in waits.returned(op)):
             current = Segment(layer, source.backward)
             inside = set()

@@ -39,9 +39,10 @@ class Localiser:
             outcome = self._sharding.outcomes[op]
             operands = [
                 self._operand(builder, values, operand, want)
-                for operand, want in zip(op.operands, outcome.wants, strict=True)
+                for operand, want in zip(op.operands, outcome.operands, strict=True)
             ]
             given = [self.type_of(result) for result in op.results]
+            # Types are given only to operations that cannot infer them; the others are checked below.
             typed = spec(op.name).typed is not Typed.NEVER
             attributes: dict[str, AttrValue] = {**attrs(op), **outcome.attributes}
             results = builder.op(op.name, operands, attributes, op.location, types=given if typed else None)

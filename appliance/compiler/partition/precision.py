@@ -77,7 +77,8 @@ class _Caster:
 
     def _compute(self, op: Operation) -> Compute:
         """The meaning of the table's row for these operands: HALF, FLOAT or ROUNDED."""
-        if any(want.is_partial for want in self._outcomes[op].wants) and op.name not in VIEWS:
+        # Partial values are parts of a sum, which rounding each part would make less exact.
+        if any(want.is_partial for want in self._outcomes[op].operands) and op.name not in VIEWS:
             return Compute.FLOAT
         row = row_of(op.name, self._level)
         if op.name == "cirh.Reduce":

@@ -64,6 +64,7 @@ def divide(cut: Cut, target: Target) -> Sharing:
     arguments = func_of(cut.module).block.args
     states: dict[SSAValue, str] = {arguments[state.argument]: state.name for state in cut.names.states}
     leaving = {*cut.new_states.values(), *cut.streamed, *(value for _, value in cut.outputs)}
+    # A broadcast number would join all components that read it into one, so each reader repeats the broadcast.
     sunk = frozenset(
         op
         for op in cut.memoryx_ops
@@ -76,6 +77,7 @@ def divide(cut: Cut, target: Target) -> Sharing:
         tensors = [value for value in (*op.operands, *op.results) if _joins(value, sunk)]
         for value in tensors[1:]:
             roots.join(tensors[0], value)
+    # A state and its next value lie on one shard, so that the update can write over the state.
     for argument, value in cut.new_states.items():
         if num_elements(argument) > 1:
             roots.join(argument, value)

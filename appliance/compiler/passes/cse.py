@@ -23,6 +23,7 @@ def join_common_subexpressions(module: ModuleOp) -> bool:
     changed = False
     first: dict[Key, Operation] = {}
     for op, place in _placed(module):
+        # Two random operations with equal operands would be joined although they come from two calls.
         if not isinstance(op, Const) and spec(op.name).random:
             continue
         key = _key(op) if isinstance(op, Const) else (*_key(op), *place)

@@ -172,6 +172,7 @@ def build(cut: Cut, target: Target, numbers: Numbers) -> Built:
     work = list(_Builder(cut, localiser, waits, runs, updates).work(batch, layers[0]))
     seconds = dict.fromkeys(layers, 0.0)
     repeated = repeat_updates(cut, work) if target.asynchronous_updates else frozenset()
+    # Regions are those of one replica, which does its own micro-batches and its share of the updates.
     for item in work:
         times = target.micro_batches if item.of_each_micro_batch else 1 / target.num_replicas
         seconds[item.layer] += item.seconds * times
@@ -185,6 +186,7 @@ def build(cut: Cut, target: Target, numbers: Numbers) -> Built:
     sends = _find_sends(cut, target, numbers, localiser, work, parts_of_outputs)
     graph = RegionGraph([*work, *sends], updates.states, body_ops(cut.module), repeated)
     _commit(cut, graph, updates)
+    # Again, as sends and commits were added since.
     for item in graph.work:
         item.region = region_of[item.layer]
     bundles = [item.bundle for item in sends if item.bundle is not None]

@@ -19,7 +19,7 @@ from xdsl.ir import SSAValue
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.pipelined.graph import RegionGraph, RegionWork, Side, WorkKind, earlier_updates
 
-# In place of the number of a micro-batch: the value or task exists once.
+# Instead of the number of a micro-batch: the value or task exists once.
 SHARED = -1
 # A value, and the number of its micro-batch.
 Key = tuple[SSAValue, int]

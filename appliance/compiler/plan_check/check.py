@@ -79,7 +79,7 @@ def _check_sizes(plan: plan_pb2.Plan) -> None:
 def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
     numbers = set(plan.number_values)
     require(len(plan.number_values) in (0, plan.micro_batches), "not every part of the batch has a number")
-    require(0 not in numbers and len(numbers) == len(plan.number_values), "the numbers of parts are not told apart")
+    require(0 not in numbers and len(numbers) == len(plan.number_values), "the numbers of parts are not distinct")
     role.values.update(dict.fromkeys(numbers, _NUMBER))
     reductions = [group for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_REDUCTION]
     joined = {
@@ -212,10 +212,10 @@ def _check_arena(plan: plan_pb2.Plan) -> None:
 
 def _check_link_memory(plan: plan_pb2.Plan) -> None:
     """Checks the link memory, which follows from programs and groups."""
-    anew = plan_pb2.Plan()
-    anew.CopyFrom(plan)
-    set_link_bytes(anew)
-    require(anew == plan, "links between hosts may hold more than is said, or less")
+    expected = plan_pb2.Plan()
+    expected.CopyFrom(plan)
+    set_link_bytes(expected)
+    require(expected == plan, "links between hosts may hold more or less than the plan says")
 
 
 def _check_states(plan: plan_pb2.Plan) -> None:

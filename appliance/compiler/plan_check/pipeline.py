@@ -103,11 +103,11 @@ class _Values:
         plan = self._plan
         require(len(self._kernels) == len(plan.kernels), "a kernel has another's number")
         names = {slot.name for slot in plan.states}
-        told_apart = len(names) == len(self._states) == len(plan.states) and "" not in names and 0 not in self._states
-        require(told_apart, "states are not told apart")
+        distinct = len(names) == len(self._states) == len(plan.states) and "" not in names and 0 not in self._states
+        require(distinct, "states are not distinct")
         numbers = set(plan.number_values)
         require(len(plan.number_values) in (0, plan.micro_batches), "not every part of the batch has a number")
-        require(0 not in numbers and len(numbers) == len(plan.number_values), "the numbers of parts are not told apart")
+        require(0 not in numbers and len(numbers) == len(plan.number_values), "the numbers of parts are not distinct")
         require(numbers.isdisjoint(self._states), "a part's number is a state")
         require(len(self._joined) == len(plan.joined), "a value is joined twice")
         require(all(value.reduction in _JOINS for value in plan.joined), "a value is joined in an unknown way")

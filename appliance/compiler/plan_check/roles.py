@@ -185,7 +185,7 @@ class Groups:
                     fits = sent == {group.source_shard: 1} and received == dict.fromkeys(group.shards, 1)
             require(fits, f"group {number} is not sent as it is received")
         listed = Counter(group.id for group in plan.swarmx.groups)
-        require(listed == passed, "SwarmX does not know the groups that pass through it")
+        require(listed == passed, "SwarmX lists other groups than those that pass through it")
         require(plan.worker.batch.kind == plan_pb2.GROUP_KIND_BATCH, "the workers' group is no batch")
 
 

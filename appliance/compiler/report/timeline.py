@@ -74,6 +74,7 @@ def simulate(
     board = _Board(plan, machine)
     shards = [_shard(board, part, memoryx_time) for part in plan.memoryx]
     threads: list[Iterator[None]] = [_wafer(board, plan.wafer, wafer_time), *shards]
+    # Each round advances every role until it waits. A round in which none has moved is a deadlock.
     while threads:
         moves = board.moves
         for thread in list(threads):

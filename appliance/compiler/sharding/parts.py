@@ -66,7 +66,7 @@ class Parts:
                 return self._made[value, want]
             for outcome in self._ways(owner, _index(value), want):
                 operands = []
-                for operand, wanted in zip(owner.operands, outcome.wants, strict=True):
+                for operand, wanted in zip(owner.operands, outcome.operands, strict=True):
                     part = self.part(operand, wanted, is_replicated, depth + 1) if wanted.is_sharded else operand
                     if part is None:
                         break
@@ -86,6 +86,7 @@ class Parts:
         value, rewriter = op.operands[index], Rewriter(op)
         shape, dtype = types.info(value)
         block = shape[want.dim] // (want.outer * self._num_parts)
+        # The parts become a dimension of their own, from which each wafer picks the element of its number.
         split = (*shape[: want.dim], want.outer, self._num_parts, block, *shape[want.dim + 1 :])
         (blocks,) = rewriter.emit("cirh.Reshape", [value], types=[types.tensor_type(split, dtype)])
         (picked,) = rewriter.emit("aten.index_select", [blocks, self.wafers()], {"dim": want.dim + 1})
@@ -118,14 +119,15 @@ class Parts:
         """Outcomes of the operation that have the needed part as a result, from whole operands and parts of them."""
         for index, placement in self._starts(op, result, want):
             if placement is None:
-                yield Outcome(wants=[R] * len(op.operands), results=[want])
+                yield Outcome(operands=[R] * len(op.operands), results=[want])
                 continue
             placements = [placement if i == index else R for i in range(len(op.operands))]
             try:
                 outcome = self._by_rule(Query(op, placements, self._num_parts))
             except (CompileError, Decompose):
                 continue
-            whole_or_part = not any(wanted.is_partial for wanted in outcome.wants)
+            # A partial operand would need a reduction, which costs more than slicing the whole value.
+            whole_or_part = not any(wanted.is_partial for wanted in outcome.operands)
             if whole_or_part and outcome.results[result] == want:
                 yield outcome
 

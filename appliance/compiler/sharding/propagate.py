@@ -176,8 +176,10 @@ class _Attempt:
         named = signature(self._module)
         inputs = {argument.argument for argument in named.inputs} | {named.wafers}
         for index, argument in enumerate(func_of(self._module).block.args):
+            # The numbers of the parts are sharded like an input: each wafer has its own.
             self.placements[argument] = sharded(0) if index in inputs else R
         whole = True
+        # A stack, so that the operations of a decomposition are placed next, before those that read their results.
         waiting = body_ops(self._module)[::-1]
         while waiting:
             op = waiting.pop()
@@ -190,7 +192,7 @@ class _Attempt:
                 waiting += decompose(op)[::-1]
                 whole = False
                 continue
-            for index, want in enumerate(outcome.wants):
+            for index, want in enumerate(outcome.operands):
                 whole = self._need(op, index, want) and whole
             self.outcomes[op] = outcome
             self.placements.update(zip(op.results, outcome.results, strict=True))
@@ -201,6 +203,7 @@ class _Attempt:
             self._reduced.clear()
             return False
         self._finish(named)
+        # A value that an earlier attempt reduced may be read only in parts now, or may not be partial any more.
         self._reduced &= {value for value in self._needed if self._is_partial(value)}
         return self._reduced == before
 
@@ -243,17 +246,20 @@ class _Attempt:
         if known is not None:
             return known
         query = Query(op, [self._used(operand) for operand in op.operands], self._num_parts)
+        # The cast back to float32 must read the sum, not the parts: it would pass a partial sum through.
         if any(operand in self._rounded for operand in op.operands):
             return query.replicated()
+        # The rule for casts refuses to round parts of a sum, which is what a script with half gradients wants.
         if op.name == "cirh.Cast" and op.results[0] in self._rounded:
-            return Outcome(wants=query.placements, results=query.placements)
+            return Outcome(operands=query.placements, results=query.placements)
         if self._num_parts > 1:
             return by_rule(query)
         try:
             outcome = by_rule(query)
         except (CompileError, Decompose):
             return _on_one_wafer(query)
-        fits = zip(query.placements, outcome.wants, strict=True)
+        # With all samples on one wafer nothing needs to be gathered, so a rule that does is not followed.
+        fits = zip(query.placements, outcome.operands, strict=True)
         return outcome if all(have.is_sharded <= (have == want) for have, want in fits) else _on_one_wafer(query)
 
     def _need(self, op: Operation, index: int, want: Placement) -> bool:
@@ -321,6 +327,6 @@ def by_rule(query: Query) -> Outcome:
 
 def _on_one_wafer(query: Query) -> Outcome:
     """The outcome on one wafer, which has all samples: it may do what the rules refuse, such as mixing samples."""
-    wants = [placement if placement.is_sharded else R for placement in query.placements]
+    needs = [placement if placement.is_sharded else R for placement in query.placements]
     results = [sharded(0) if types.shape(result) else SUM for result in query.op.results]
-    return Outcome(wants=wants, results=results)
+    return Outcome(operands=needs, results=results)

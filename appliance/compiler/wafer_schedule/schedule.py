@@ -224,6 +224,7 @@ class _Assembler:
                 print_module(module, locations=False)
             )
         for micro_batch in item.micro_batches:
+            # All micro-batches have one shape, so they share the kernel; only the numbers of their parts differ.
             run = self.plan.instructions.add().run
             run.kernel = kernel
             run.inputs.extend(self._number(value, micro_batch) for value in item.inputs)

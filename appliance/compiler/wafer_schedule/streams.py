@@ -133,7 +133,7 @@ def find_departures(
 ) -> list[Departure]:
     """Puts the values that leave the wafers into reduction groups. Returns their departures, in order."""
     outputs = {value for _, value in cut.outputs}
-    waited = {value for op in cut.wafer_ops for value in waits.back(op)}
+    waited = {value for op in cut.wafer_ops for value in waits.back(op)}  # reduced values that come back
     open_groups: dict[tuple[object, ...], Departure] = {}
     found: list[Departure] = []
     begins: dict[Segment, int] = {}

@@ -21,17 +21,17 @@ def attention_grad(query: Query) -> Outcome:
 def _along_queries(query: Query, cut: Placement) -> Outcome:
     """The samples are the query's tokens; keys and values are the same for all of them."""
     masks = [cut.at(len(query.shape(3)) - 2) if query.shape(3)[-2] > 1 else R for _ in query.operands[3:]]
-    return Outcome(wants=[cut, R, R, *masks], results=[cut, cut])
+    return Outcome(operands=[cut, R, R, *masks], results=[cut, cut])
 
 
 def _along_samples(query: Query, tensors: int, results: int) -> Outcome:
     """All operands are sharded alike, but for the mask, which is the last if there is one."""
     if not query.sharded:
         return query.replicated()
-    wants = [_cut(query, tensors)] * tensors
+    needs = [_cut(query, tensors)] * tensors
     if len(query.operands) > tensors:
-        wants.append(_of_mask(query, tensors, wants[0]))
-    return Outcome(wants=wants, results=wants[:1] * results)
+        needs.append(_of_mask(query, tensors, needs[0]))
+    return Outcome(operands=needs, results=needs[:1] * results)
 
 
 def _cut(query: Query, tensors: int) -> Placement:

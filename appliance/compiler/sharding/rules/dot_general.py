@@ -40,19 +40,19 @@ def dot_general(query: Query) -> Outcome:
     left, right = _Side(query, 0, "lhs"), _Side(query, 1, "rhs")
     if not query.sharded:
         partial = list(query.placements)
-        return Outcome(wants=partial, results=[SUM]) if sorted(map(str, partial)) == _ONE_SUM else query.replicated()
+        return Outcome(operands=partial, results=[SUM]) if sorted(map(str, partial)) == _ONE_SUM else query.replicated()
     if len(query.sharded) == 2 and left.is_paired and right.is_paired and left.partner(right) != right.placement:
         raise query.mixes(f"multiplies operands that are cut differently ({left.placement} and {right.placement})")
     if left.placement.is_sharded and left.is_paired:
-        wants = [left.placement, left.partner(right)]
-        return _unless_batch(query, right, Outcome(wants=wants, results=[left.result(0)]))
+        needs = [left.placement, left.partner(right)]
+        return _unless_batch(query, right, Outcome(operands=needs, results=[left.result(0)]))
     if right.placement.is_sharded and right.is_paired:
-        wants = [right.partner(left), right.placement]
-        return _unless_batch(query, left, Outcome(wants=wants, results=[right.result(len(left.free))]))
+        needs = [right.partner(left), right.placement]
+        return _unless_batch(query, left, Outcome(operands=needs, results=[right.result(len(left.free))]))
     # All samples by all samples: each wafer makes the rows or columns of its own samples, with the other operand whole.
     if left.placement.is_sharded:
-        return Outcome(wants=[left.placement, R], results=[left.result(0)])
-    return Outcome(wants=[R, right.placement], results=[right.result(len(left.free))])
+        return Outcome(operands=[left.placement, R], results=[left.result(0)])
+    return Outcome(operands=[R, right.placement], results=[right.result(len(left.free))])
 
 
 _ONE_SUM = sorted(map(str, (R, SUM)))

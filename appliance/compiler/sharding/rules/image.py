@@ -11,7 +11,7 @@ def convolution(query: Query) -> Outcome:
     if not query.sharded:
         return query.replicated()
     cut = _samples(query, query.placements[:1])
-    return Outcome(wants=[cut, *[R] * (len(query.operands) - 1)], results=[cut])
+    return Outcome(operands=[cut, *[R] * (len(query.operands) - 1)], results=[cut])
 
 
 @rule("aten.convolution_backward")
@@ -20,7 +20,7 @@ def convolution_backward(query: Query) -> Outcome:
     if not query.sharded:
         return query.replicated()
     cut = _samples(query, query.placements[:2])
-    return Outcome(wants=[cut, cut, R], results=[cut, SUM, SUM])
+    return Outcome(operands=[cut, cut, R], results=[cut, SUM, SUM])
 
 
 @rule("cirh.Convolution")
@@ -30,9 +30,9 @@ def convolution_of_one_pass(query: Query) -> Outcome:
         return query.replicated()
     if query.get("conv_pass_direction") == "BWD_KERNEL":
         cut = _samples(query, query.placements)
-        return Outcome(wants=[cut, cut], results=[SUM])
+        return Outcome(operands=[cut, cut], results=[SUM])
     cut = _samples(query, query.placements[:1])
-    return Outcome(wants=[cut, R], results=[cut])
+    return Outcome(operands=[cut, R], results=[cut])
 
 
 @rule("cirh.BiasAdd")
@@ -43,15 +43,15 @@ def bias_add(query: Query) -> Outcome:
     if not query.sharded:
         return query.replicated()
     cut = value if value.is_sharded else bias.at(dim)
-    return Outcome(wants=[cut, cut.at(0) if cut.dim == dim else R], results=[cut])
+    return Outcome(operands=[cut, cut.at(0) if cut.dim == dim else R], results=[cut])
 
 
 @rule("cirh.BiasAddGrad")
 def bias_add_grad(query: Query) -> Outcome:
     (cut,) = query.placements
     if not cut.is_sharded:
-        return Outcome(wants=[cut], results=[cut]) if cut == SUM else query.replicated()
-    return Outcome(wants=[cut], results=[cut.at(0) if cut.dim == query.axis(query.get("dim")) else SUM])
+        return Outcome(operands=[cut], results=[cut]) if cut == SUM else query.replicated()
+    return Outcome(operands=[cut], results=[cut.at(0) if cut.dim == query.axis(query.get("dim")) else SUM])
 
 
 @rule("cirh.Pool")
@@ -79,7 +79,7 @@ def sample_by_sample(query: Query) -> Outcome:
     if len(query.shape(0)) == _ONE_IMAGE.get(query.op.name):
         raise query.mixes("takes one image, whose first dimension is not that of the samples")
     cut = _samples(query, query.placements)
-    return Outcome(wants=[cut] * len(query.operands), results=[cut] * len(query.op.results))
+    return Outcome(operands=[cut] * len(query.operands), results=[cut] * len(query.op.results))
 
 
 def _samples(query: Query, placements: Sequence[Placement]) -> Placement:
@@ -102,7 +102,7 @@ def _within_planes(spatial: int) -> Rule:
         # The gradient of resizing has the size of the resized tensor as an attribute, including the batch.
         sizes = {"input_size": list(cut.local_shape(query.result_shape(), query.num_parts))}
         return Outcome(
-            wants=[cut] * len(query.operands),
+            operands=[cut] * len(query.operands),
             results=[cut] * len(query.op.results),
             attributes=sizes if "input_size" in query.attributes else {},
         )

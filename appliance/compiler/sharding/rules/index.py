@@ -19,9 +19,9 @@ def index_select(query: Query) -> Outcome:
     if source.is_sharded and source.dim == axis:
         raise query.mixes("picks from the dimension of the samples")
     if source.is_sharded:
-        return Outcome(wants=[source, R], results=[source])
+        return Outcome(operands=[source, R], results=[source])
     if index.is_sharded:
-        return Outcome(wants=[R, index], results=[index.at(axis)])
+        return Outcome(operands=[R, index], results=[index.at(axis)])
     return query.replicated()
 
 
@@ -37,14 +37,14 @@ def index_add(query: Query) -> Outcome:
         if total.is_sharded or not is_zero(query.operands[0]):
             raise query.mixes("adds samples to something else than zeros")
         cut = index if index.is_sharded else source.at(0)
-        return Outcome(wants=[R, cut, cut.at(axis)], results=[SUM])
+        return Outcome(operands=[R, cut, cut.at(axis)], results=[SUM])
     cut = total if total.is_sharded else source
     if cut.dim == axis:
         if isinstance(query.operands[0].owner, Const):
             # As many rows as samples, by coincidence: the source is gathered, and each wafer makes all rows.
             return query.replicated()
         raise query.mixes("adds to the dimension of the samples")
-    return Outcome(wants=[cut, R, cut], results=[cut])
+    return Outcome(operands=[cut, R, cut], results=[cut])
 
 
 def is_zero(value: SSAValue) -> bool:
@@ -64,8 +64,8 @@ def gather(query: Query) -> Outcome:
     if cut.dim == axis:
         if source.is_sharded:
             raise query.mixes("picks from the dimension of the samples")
-        return Outcome(wants=[R, index], results=[index])
-    return Outcome(wants=[cut, cut], results=[cut])
+        return Outcome(operands=[R, index], results=[index])
+    return Outcome(operands=[cut, cut], results=[cut])
 
 
 @rule("aten.scatter.value", "aten.scatter.src", "aten.scatter_add", "aten.scatter_reduce.two", "cirh.Scatter")
@@ -88,7 +88,7 @@ def bucketize(query: Query) -> Outcome:
     elements, boundaries = query.placements
     if boundaries.is_sharded:
         raise query.mixes("takes samples for boundaries")
-    return Outcome(wants=[elements, R], results=[elements]) if elements.is_sharded else query.replicated()
+    return Outcome(operands=[elements, R], results=[elements]) if elements.is_sharded else query.replicated()
 
 
 @rule("aten.searchsorted.Tensor")
@@ -100,7 +100,7 @@ def searchsorted(query: Query) -> Outcome:
     if len(query.shape(0)) == 1:
         if query.placements[0].is_sharded:
             raise query.mixes("searches among the samples")
-        return Outcome(wants=[R, cut, *[R] * (len(query.operands) - 2)], results=[cut])
+        return Outcome(operands=[R, cut, *[R] * (len(query.operands) - 2)], results=[cut])
     return along(query, len(query.shape(0)) - 1)
 
 
@@ -116,7 +116,7 @@ def index(query: Query) -> Outcome:
         return _picked_in_each_sample(query)
     cut = next(placement for placement in indices if placement.is_sharded)
     _check_same_shapes(query, range(1, len(query.operands)))
-    return Outcome(wants=[R, *[cut] * len(indices)], results=[cut])
+    return Outcome(operands=[R, *[cut] * len(indices)], results=[cut])
 
 
 def _picked_in_each_sample(query: Query) -> Outcome:
@@ -126,7 +126,7 @@ def _picked_in_each_sample(query: Query) -> Outcome:
     if source.dim < count or any(placement.is_sharded for placement in indices):
         raise query.mixes("picks from the dimension of the samples")
     rank = len(query.result_shape()) - (len(query.shape(0)) - count)
-    return Outcome(wants=[source, *[R] * count], results=[source.at(source.dim - count + rank)])
+    return Outcome(operands=[source, *[R] * count], results=[source.at(source.dim - count + rank)])
 
 
 def _picks_own(query: Query, indices: Sequence[SSAValue], cut_indices: Sequence[Placement]) -> bool:
@@ -160,7 +160,7 @@ def index_put(query: Query) -> Outcome:
     _check_same_shapes(query, range(1, last))
     if query.shape(last)[:rank] != query.shape(1):
         raise query.mixes("writes values that are repeated")
-    return Outcome(wants=[R, *[cut] * len(indices), cut], results=[SUM])
+    return Outcome(operands=[R, *[cut] * len(indices), cut], results=[SUM])
 
 
 def _put_in_each_sample(query: Query, rank: int) -> Outcome:
@@ -173,7 +173,7 @@ def _put_in_each_sample(query: Query, rank: int) -> Outcome:
         raise query.mixes("writes to the dimension of the samples")
     if query.shape(len(query.operands) - 1)[dim:] != query.shape(0)[cut.dim :]:
         raise query.mixes("writes values that are repeated")
-    return Outcome(wants=[cut, *[R] * count, cut.at(dim)], results=[cut])
+    return Outcome(operands=[cut, *[R] * count, cut.at(dim)], results=[cut])
 
 
 def _check_same_shapes(query: Query, operands: range) -> None:

@@ -23,19 +23,19 @@ def product(query: Query, left: Placement, right: Placement, contracted: tuple[i
         over_samples = False
     if not left.is_sharded and not right.is_sharded:
         if (left == SUM and right == R) or (left == R and right == SUM):
-            return Outcome(wants=[left, right], results=[SUM])
-        return Outcome(wants=[R, R], results=[R])
+            return Outcome(operands=[left, right], results=[SUM])
+        return Outcome(operands=[R, R], results=[R])
     if over_samples:
         cut = left if left.is_sharded else right
-        wants = [cut.at(contracted[0]), cut.at(contracted[1])]
-        if any(have.is_sharded and have != want for have, want in zip((left, right), wants, strict=True)):
+        needs = [cut.at(contracted[0]), cut.at(contracted[1])]
+        if any(have.is_sharded and have != want for have, want in zip((left, right), needs, strict=True)):
             raise query.mixes(f"multiplies operands that are cut differently ({left} and {right})")
-        return Outcome(wants=wants, results=[SUM])
+        return Outcome(operands=needs, results=[SUM])
     rank = len(query.result_shape())
     if left.is_sharded:
-        return Outcome(wants=[left, R], results=[left.at(rank - 2 if left.dim == rows else left.dim)])
+        return Outcome(operands=[left, R], results=[left.at(rank - 2 if left.dim == rows else left.dim)])
     columns = rank - 1 if right.dim == (2 * rank - 3 - contracted[1]) else right.dim
-    return Outcome(wants=[R, right], results=[right.at(columns)])
+    return Outcome(operands=[R, right], results=[right.at(columns)])
 
 
 @rule("cirh.MatMul")
@@ -59,7 +59,7 @@ def bmm(query: Query) -> Outcome:
     if batch is not None:
         if any(p.is_sharded and p != batch for p in (left, right)):
             raise query.mixes(f"multiplies operands that are cut differently ({left} and {right})")
-        return Outcome(wants=[batch, batch], results=[batch])
+        return Outcome(operands=[batch, batch], results=[batch])
     return product(query, left, right, (2, 1), 1)
 
 
@@ -76,7 +76,7 @@ def baddbmm(query: Query) -> Outcome:
     shape = query.shape(0)
     dim = result.dim - (3 - len(shape))
     cut = dim >= 0 and shape[dim] > 1
-    return Outcome(wants=[result.at(dim) if cut else R, *inner.wants], results=[result])
+    return Outcome(operands=[result.at(dim) if cut else R, *inner.operands], results=[result])
 
 
 @rule("aten.mv")
@@ -84,17 +84,17 @@ def mv(query: Query) -> Outcome:
     """Operands: matrix, vector."""
     matrix, vector = query.placements
     if matrix.is_sharded and matrix.dim == 0:
-        return Outcome(wants=[matrix, R], results=[matrix])
+        return Outcome(operands=[matrix, R], results=[matrix])
     if query.sharded:
         cut = matrix if matrix.is_sharded else vector
-        return Outcome(wants=[cut.at(1), cut.at(0)], results=[SUM])
+        return Outcome(operands=[cut.at(1), cut.at(0)], results=[SUM])
     return query.replicated()
 
 
 @rule("aten.dot")
 def dot(query: Query) -> Outcome:
     if query.sharded:
-        return Outcome(wants=[query.sharded[0]] * 2, results=[SUM])
+        return Outcome(operands=[query.sharded[0]] * 2, results=[SUM])
     return query.replicated()
 
 
@@ -110,7 +110,7 @@ def addmm(query: Query) -> Outcome:
     # The bias is aligned at the right.
     dim = result.dim - (2 - len(query.shape(0)))
     cut = dim >= 0 and query.shape(0)[dim] > 1
-    return Outcome(wants=[result.at(dim) if cut else R, *inner.wants], results=[result])
+    return Outcome(operands=[result.at(dim) if cut else R, *inner.operands], results=[result])
 
 
 @rule("aten.nll_loss_forward", "aten.nll_loss2d_forward")
@@ -123,8 +123,8 @@ def nll_loss(query: Query) -> Outcome:
         return query.replicated()
     if reduction == MEAN and query.num_parts > 1:
         raise Decompose
-    wants = [cut, cut, *[R] * (len(query.placements) - 2)]
-    return Outcome(wants=wants, results=[cut if reduction == NONE else SUM, SUM])
+    needs = [cut, cut, *[R] * (len(query.placements) - 2)]
+    return Outcome(operands=needs, results=[cut if reduction == NONE else SUM, SUM])
 
 
 @rule("aten.nll_loss_backward", "aten.nll_loss2d_backward")
@@ -138,7 +138,7 @@ def nll_loss_backward(query: Query) -> Outcome:
     # Only a mean divides by the total weight. Otherwise the wafers must not wait for its reduction.
     total = R if query.get("reduction", MEAN) == MEAN else query.placements[-1]
     weights = [R] * (len(query.placements) - 4)
-    return Outcome(wants=[cut if query.shape(0) else R, cut, cut, *weights, total], results=[cut])
+    return Outcome(operands=[cut if query.shape(0) else R, cut, cut, *weights, total], results=[cut])
 
 
 @rule("cirh.SparseSoftmaxCrossEntropyWithLogits")
@@ -148,7 +148,7 @@ def cross_entropy(query: Query) -> Outcome:
     cut = query.sharded[0]
     if cut.dim != 0:
         return query.replicated()
-    return Outcome(wants=[cut, cut], results=[cut, cut])
+    return Outcome(operands=[cut, cut], results=[cut, cut])
 
 
 @rule(
@@ -167,8 +167,8 @@ def elementwise_loss(query: Query) -> Outcome:
         raise query.mixes("takes an input and a target of different shapes")
     if reduction == MEAN and query.num_parts > 1:
         raise Decompose
-    wants = [_aligned(query, index, cut) for index in range(len(query.operands))]
-    return Outcome(wants=wants, results=[cut if reduction == NONE else SUM])
+    needs = [_aligned(query, index, cut) for index in range(len(query.operands))]
+    return Outcome(operands=needs, results=[cut if reduction == NONE else SUM])
 
 
 @rule(
@@ -187,8 +187,8 @@ def elementwise_loss_backward(query: Query) -> Outcome:
     # With a mean, a wafer would divide by its own number of elements.
     if query.get("reduction", MEAN) == MEAN and query.num_parts > 1:
         raise Decompose
-    wants = [_aligned(query, index, cut) for index in range(len(query.operands))]
-    return Outcome(wants=wants, results=[cut])
+    needs = [_aligned(query, index, cut) for index in range(len(query.operands))]
+    return Outcome(operands=needs, results=[cut])
 
 
 def _aligned(query: Query, operand: int, cut: Placement) -> Placement:
@@ -204,7 +204,7 @@ def embedding(query: Query) -> Outcome:
     index = query.placements[1]
     if not index.is_sharded:
         return query.replicated()
-    return Outcome(wants=[R, index], results=[index])
+    return Outcome(operands=[R, index], results=[index])
 
 
 @rule("aten.embedding_dense_backward")
@@ -217,9 +217,9 @@ def embedding_backward(query: Query) -> Outcome:
             raise query.mixes("counts the samples in which an index is (scale_grad_by_freq)")
         if cut.dim >= len(query.shape(1)):
             raise query.mixes("takes gradients whose features are cut")
-        return Outcome(wants=[cut, cut], results=[SUM])
+        return Outcome(operands=[cut, cut], results=[SUM])
     if gradient == SUM and index == R:
-        return Outcome(wants=[SUM, R], results=[SUM])
+        return Outcome(operands=[SUM, R], results=[SUM])
     return query.replicated()
 
 
@@ -232,7 +232,7 @@ def layer_norm(query: Query) -> Outcome:
     assert isinstance(normalised, (list, tuple))
     if data.dim >= len(query.shape(0)) - len(normalised):
         raise Decompose
-    return Outcome(wants=[data, *[R] * (len(query.operands) - 1)], results=[data, data, data])
+    return Outcome(operands=[data, *[R] * (len(query.operands) - 1)], results=[data, data, data])
 
 
 @rule("aten.native_layer_norm_backward")
@@ -246,4 +246,4 @@ def layer_norm_backward(query: Query) -> Outcome:
     # A gradient that is not in the output mask is an empty tensor.
     asked = query.get("output_mask")
     results = [made if wanted else R for made, wanted in zip((cut, SUM, SUM), asked, strict=True)]
-    return Outcome(wants=[cut] * 4 + [R] * (len(query.operands) - 4), results=results)
+    return Outcome(operands=[cut] * 4 + [R] * (len(query.operands) - 4), results=results)

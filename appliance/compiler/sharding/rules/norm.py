@@ -15,8 +15,8 @@ def group_norm(query: Query) -> Outcome:
     cut = query.placements[0]
     if not cut.is_sharded or cut.dim != 0:
         raise query.mixes("normalises over the samples")
-    wants = [cut, *[R] * (len(query.operands) - 1)]
-    return Outcome(wants=wants, results=[cut] * 3, attributes={"N": query.get("N") // query.num_parts})
+    needs = [cut, *[R] * (len(query.operands) - 1)]
+    return Outcome(operands=needs, results=[cut] * 3, attributes={"N": query.get("N") // query.num_parts})
 
 
 @rule("aten.native_group_norm_backward")
@@ -27,8 +27,8 @@ def group_norm_backward(query: Query) -> Outcome:
         return query.replicated()
     if cut.dim != 0:
         raise query.mixes("normalises over the samples")
-    wants = [cut] * 4 + [R] * (len(query.operands) - 4)
-    return Outcome(wants=wants, results=[cut, SUM, SUM], attributes={"N": query.get("N") // query.num_parts})
+    needs = [cut] * 4 + [R] * (len(query.operands) - 4)
+    return Outcome(operands=needs, results=[cut, SUM, SUM], attributes={"N": query.get("N") // query.num_parts})
 
 
 @rule("aten._native_batch_norm_legit_functional", "aten._native_batch_norm_legit.no_stats")
@@ -39,8 +39,8 @@ def batch_norm(query: Query) -> Outcome:
     cut = query.placements[0]
     if cut.is_sharded and cut.dim == CHANNELS:
         channels = cut.at(0)
-        wants = [cut, *[channels] * (len(query.operands) - 1)]
-        return Outcome(wants=wants, results=[cut, *[channels] * (len(query.op.results) - 1)])
+        needs = [cut, *[channels] * (len(query.operands) - 1)]
+        return Outcome(operands=needs, results=[cut, *[channels] * (len(query.op.results) - 1)])
     if not cut.is_sharded or not query.get("training"):
         raise query.mixes("takes weights or statistics that are cut, or none of the batch")
     raise Decompose
@@ -55,7 +55,7 @@ def batch_norm_inference(query: Query) -> Outcome:
     if not cut.is_sharded:
         raise query.mixes("takes weights or statistics that are cut")
     channels = cut.at(0) if cut.dim == CHANNELS else R
-    return Outcome(wants=[cut, *[channels] * (len(query.operands) - 1)], results=[cut, R, R])
+    return Outcome(operands=[cut, *[channels] * (len(query.operands) - 1)], results=[cut, R, R])
 
 
 @rule("aten.native_batch_norm_backward")
@@ -67,9 +67,9 @@ def batch_norm_backward(query: Query) -> Outcome:
     if cut.dim == CHANNELS:
         channels = cut.at(0)
         return Outcome(
-            wants=[cut, cut, *[channels] * (len(query.operands) - 2)],
+            operands=[cut, cut, *[channels] * (len(query.operands) - 2)],
             results=[cut, *[R if types.shape(result) == (0,) else channels for result in query.op.results[1:]]],
         )
     if query.get("train"):
         raise Decompose
-    return Outcome(wants=[cut, cut, *[R] * (len(query.operands) - 2)], results=[cut, SUM, SUM])
+    return Outcome(operands=[cut, cut, *[R] * (len(query.operands) - 2)], results=[cut, SUM, SUM])

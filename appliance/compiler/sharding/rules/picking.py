@@ -20,13 +20,13 @@ def gather(query: Query) -> Outcome:
         return query.replicated()
     cut = query.sharded[0]
     if cut.dim < batch:
-        return Outcome(wants=[cut, cut], results=[cut])
+        return Outcome(operands=[cut, cut], results=[cut])
     if source.is_sharded and (source.dim == axis or indices.is_sharded):
         raise query.mixes("picks from the dimension of the samples")
     if source.is_sharded:
         more = len(query.shape(1)) - batch - 1 if source.dim > axis else 0
-        return Outcome(wants=[source, R], results=[source.at(source.dim + more)])
-    return Outcome(wants=[R, indices], results=[indices.at(indices.dim - batch + axis)])
+        return Outcome(operands=[source, R], results=[source.at(source.dim + more)])
+    return Outcome(operands=[R, indices], results=[indices.at(indices.dim - batch + axis)])
 
 
 @rule("cirh.GatherNd")
@@ -38,12 +38,12 @@ def gather_nd(query: Query) -> Outcome:
     batch, last = query.get("start_dim", 0), len(query.shape(1)) - 1
     cut = query.sharded[0]
     if cut.dim < batch:
-        return Outcome(wants=[cut, cut], results=[cut])
+        return Outcome(operands=[cut, cut], results=[cut])
     behind = batch + query.shape(1)[last]
     if indices.is_sharded and not source.is_sharded and indices.dim < last:
-        return Outcome(wants=[R, indices], results=[indices])
+        return Outcome(operands=[R, indices], results=[indices])
     if source.is_sharded and not indices.is_sharded and source.dim >= behind:
-        return Outcome(wants=[source, R], results=[source.at(source.dim - behind + last)])
+        return Outcome(operands=[source, R], results=[source.at(source.dim - behind + last)])
     raise query.mixes("picks from the dimension of the samples")
 
 
@@ -53,12 +53,12 @@ def scatter_nd(query: Query) -> Outcome:
     init, indices, updates = query.placements
     if not query.sharded:
         adds = updates == SUM and indices == R and is_zero(query.operands[0])
-        return Outcome(wants=[R, R, SUM], results=[SUM]) if adds else query.replicated()
+        return Outcome(operands=[R, R, SUM], results=[SUM]) if adds else query.replicated()
     last = len(query.shape(1)) - 1
     cut = indices if indices.is_sharded else updates
     if init.is_sharded or cut.dim >= last or not is_zero(query.operands[0]):
         raise query.mixes("adds samples to something else than zeros, or parts of samples")
-    return Outcome(wants=[R, cut, cut], results=[SUM])
+    return Outcome(operands=[R, cut, cut], results=[SUM])
 
 
 @rule("cirh.TopK")
@@ -79,13 +79,13 @@ def soft_cross_entropy(query: Query) -> Outcome:
     whole = outcome.results[0]
     if not whole.is_sharded:
         return outcome
-    return Outcome(wants=outcome.wants, results=[whole.at(whole.dim - (whole.dim > axis)), whole])
+    return Outcome(operands=outcome.operands, results=[whole.at(whole.dim - (whole.dim > axis)), whole])
 
 
 def _moved(query: Query, new_dim: Callable[[int], int | None]) -> Outcome:
     """As `move`, for an operation whose further operands are constants."""
     moved = move(Query(query.op, query.placements[:1], query.num_parts), new_dim)
-    return Outcome(wants=[*moved.wants, *[R] * (len(query.operands) - 1)], results=moved.results)
+    return Outcome(operands=[*moved.operands, *[R] * (len(query.operands) - 1)], results=moved.results)
 
 
 @rule("cirh.OneHot")

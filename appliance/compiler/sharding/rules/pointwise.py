@@ -14,7 +14,7 @@ def pointwise(query: Query) -> Outcome:
     if query.sharded:
         return _sharded(query)
     if query.placements and all(p in (R, SUM) for p in query.placements) and _passes_sum(query):
-        return Outcome(wants=list(query.placements), results=[SUM] * len(query.op.results))
+        return Outcome(operands=list(query.placements), results=[SUM] * len(query.op.results))
     return query.replicated()
 
 
@@ -24,8 +24,8 @@ def _sharded(query: Query) -> Outcome:
         listed = " and ".join(sorted(str(cut) for cut in cuts))
         raise query.mixes(f"takes operands that are cut differently ({listed})")
     cut = cuts.pop()
-    wants: list[Placement] = [cut if query.shape(i) else R for i in range(len(query.operands))]
-    return Outcome(wants=wants, results=[cut] * len(query.op.results))
+    needs: list[Placement] = [cut if query.shape(i) else R for i in range(len(query.operands))]
+    return Outcome(operands=needs, results=[cut] * len(query.op.results))
 
 
 def _passes_sum(query: Query) -> bool:
@@ -86,4 +86,4 @@ def random(query: Query) -> Outcome:
     dim, outer, count = part
     if count != query.num_parts or query.shape(len(query.operands) - 1) != (count,):
         raise query.mixes(f"is drawn in {count} parts")
-    return Outcome(wants=[*[R] * (len(query.operands) - 1), sharded(0)], results=[sharded(dim, outer)])
+    return Outcome(operands=[*[R] * (len(query.operands) - 1), sharded(0)], results=[sharded(dim, outer)])

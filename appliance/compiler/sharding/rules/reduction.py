@@ -30,14 +30,14 @@ def reduce(query: Query) -> Outcome:
     dims = {query.axis(dim) for dim in query.get("dimensions")}
     if not placement.is_sharded:
         passes = placement if placement == SUM and kind == "ADD" else R
-        return Outcome(wants=[passes], results=[passes])
+        return Outcome(operands=[passes], results=[passes])
     kept = kept_dim(query, placement, dims, bool(query.get("keep_dims")))
     if kept is not None:
-        return Outcome(wants=[placement], results=[kept])
+        return Outcome(operands=[placement], results=[kept])
     partial = _PARTIALS.get(kind)
     if partial is None or types.dtype(query.op.results[0]).itemsize < types.dtype(query.operands[0]).itemsize:
         raise query.mixes(f"of kind {kind} goes over the samples")
-    return Outcome(wants=[placement], results=[partial])
+    return Outcome(operands=[placement], results=[partial])
 
 
 @rule("aten.amax", "aten.amin")
@@ -47,7 +47,7 @@ def extremum(query: Query) -> Outcome:
         return query.replicated()
     kept = kept_dim(query, placement, _dims(query, "dim"), bool(query.get("keepdim", False)))
     partial = MAX if query.op.name == "aten.amax" else MIN
-    return Outcome(wants=[placement], results=[partial if kept is None else kept])
+    return Outcome(operands=[placement], results=[partial if kept is None else kept])
 
 
 @rule("aten.any", "aten.any.dim", "aten.any.dims", "aten.all", "aten.all.dim", "aten.all.dims")
@@ -57,7 +57,7 @@ def truth(query: Query) -> Outcome:
         return query.replicated()
     kept = kept_dim(query, placement, _dims(query, "dim"), bool(query.get("keepdim", False)))
     partial = MAX if query.op.name.startswith("aten.any") else MIN
-    return Outcome(wants=[placement], results=[partial if kept is None else kept])
+    return Outcome(operands=[placement], results=[partial if kept is None else kept])
 
 
 def _kept_or_decomposed(query: Query, placement: Placement, dims: set[int]) -> Outcome:
@@ -65,7 +65,7 @@ def _kept_or_decomposed(query: Query, placement: Placement, dims: set[int]) -> O
     kept = kept_dim(query, placement, dims, bool(query.get("keepdim", False)))
     if kept is None and query.num_parts > 1:
         raise Decompose
-    return Outcome(wants=[placement], results=[SUM if kept is None else kept] * len(query.op.results))
+    return Outcome(operands=[placement], results=[SUM if kept is None else kept] * len(query.op.results))
 
 
 @rule("aten.mean", "aten.mean.dim")
@@ -73,7 +73,7 @@ def mean(query: Query) -> Outcome:
     placement = query.placements[0]
     if not placement.is_sharded:
         passes = placement if placement == SUM else R
-        return Outcome(wants=[passes], results=[passes])
+        return Outcome(operands=[passes], results=[passes])
     return _kept_or_decomposed(query, placement, _dims(query, "dim"))
 
 
@@ -110,7 +110,7 @@ def not_over_samples(query: Query) -> Outcome:
     kept = kept_dim(query, placement, _dims(query, "dim"), bool(query.get("keepdim", False)))
     if kept is None:
         raise query.mixes("goes over the samples")
-    return Outcome(wants=[placement], results=[kept] * len(query.op.results))
+    return Outcome(operands=[placement], results=[kept] * len(query.op.results))
 
 
 def along(query: Query, axis: int) -> Outcome:
@@ -123,7 +123,7 @@ def along(query: Query, axis: int) -> Outcome:
     cut = query.sharded[0]
     if cut.dim == axis:
         raise query.mixes(f"goes along the samples ({cut})")
-    return Outcome(wants=[cut] * len(query.operands), results=[cut] * len(query.op.results))
+    return Outcome(operands=[cut] * len(query.operands), results=[cut] * len(query.op.results))
 
 
 @rule("cirh.Softmax")
@@ -156,7 +156,7 @@ def logsumexp(query: Query) -> Outcome:
     if not placement.is_sharded:
         return query.replicated()
     kept = kept_dim(query, placement, _dims(query, "dim"), bool(query.get("keepdim", False)))
-    return query.replicated() if kept is None else Outcome(wants=[placement], results=[kept])
+    return query.replicated() if kept is None else Outcome(operands=[placement], results=[kept])
 
 
 @rule(
@@ -181,4 +181,4 @@ def mask_from_topk(query: Query) -> Outcome:
         return query.replicated()
     if data.dim == query.axis(query.get("dimension")):
         raise query.mixes(f"goes along the samples ({data})")
-    return Outcome(wants=[data, data if query.shape(1) else R], results=[data])
+    return Outcome(operands=[data, data if query.shape(1) else R], results=[data])

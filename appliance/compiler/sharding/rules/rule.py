@@ -91,13 +91,13 @@ class Outcome:
     """The placements that an operation needs and makes.
 
     Attributes:
-        wants: the placement that each operand must have. If it has another: a partial operand is reduced, a part is
+        operands: the placement that each operand must have. If it has another: a partial operand is reduced, a part is
             made of a replicated one, a sharded one is gathered if it is needed whole; anything else is an error.
         results: the placement of each result.
         attributes: the operation's attributes that have another value for a part of the batch.
     """
 
-    wants: Sequence[Placement]
+    operands: Sequence[Placement]
     results: Sequence[Placement]
     attributes: Mapping[str, AttrValue] = field(default_factory=dict)
 
@@ -139,7 +139,7 @@ class Query:
 
     def replicated(self) -> Outcome:
         """The outcome that needs all operands whole: partial ones are reduced, sharded ones gathered."""
-        return Outcome(wants=[R] * len(self.placements), results=[R] * len(self.op.results))
+        return Outcome(operands=[R] * len(self.placements), results=[R] * len(self.op.results))
 
     def mixes(self, why: str) -> CompileError:
         """The error for an operation that mixes different samples."""

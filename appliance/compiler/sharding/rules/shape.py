@@ -16,17 +16,17 @@ def move(query: Query, new_dim: Callable[[int], int | None]) -> Outcome:
     if not placement.is_sharded:
         # Moving elements is linear, so partial sums pass. Partial maxima would too, but no step needs it.
         passes = placement if placement == SUM else R
-        return Outcome(wants=[passes], results=[passes] * len(query.op.results))
+        return Outcome(operands=[passes], results=[passes] * len(query.op.results))
     dim = new_dim(placement.dim)
     if dim is None:
         raise query.mixes(f"acts on the dimension of the samples ({placement})")
-    return Outcome(wants=[placement], results=[placement.at(dim)] * len(query.op.results))
+    return Outcome(operands=[placement], results=[placement.at(dim)] * len(query.op.results))
 
 
 @rule("cirh.Transpose")
 def transpose(query: Query) -> Outcome:
     moved = move(Query(query.op, query.placements[:1], query.num_parts), permutation_of(query.op).index)
-    return Outcome(wants=[*moved.wants, R], results=moved.results)
+    return Outcome(operands=[*moved.operands, R], results=moved.results)
 
 
 def reshaped_dim(placement: Placement, old: Shape, new: Shape, num_parts: int) -> Placement | None:
@@ -63,7 +63,7 @@ def reshape(query: Query) -> Outcome:
     if moved is None:
         old, new = list(query.shape(0)), list(query.result_shape())
         raise query.mixes(f"from {old} to {new} cuts through the samples ({placement})")
-    return Outcome(wants=[placement], results=[moved])
+    return Outcome(operands=[placement], results=[moved])
 
 
 @rule("cirh.BroadcastInDim")
@@ -77,17 +77,19 @@ def concat(query: Query) -> Outcome:
     axis = query.axis(query.get("axis", 0))
     if not query.sharded:
         if all(placement == SUM for placement in query.placements):
-            return Outcome(wants=list(query.placements), results=[SUM])
+            return Outcome(operands=list(query.placements), results=[SUM])
         return query.replicated()
     cuts = set(query.placements)
     first = query.sharded[0]
     if first.dim != axis:
-        return Outcome(wants=[first] * len(query.placements), results=[first])
+        return Outcome(operands=[first] * len(query.placements), results=[first])
     sizes = {query.shape(index)[axis] for index in range(len(query.operands))}
     if len(cuts) > 1 or len(sizes) > 1:
         raise query.mixes("joins samples with something else along their dimension")
     # Each operand has `outer` blocks; they lie one after the other in the result.
-    return Outcome(wants=[first] * len(query.placements), results=[sharded(axis, first.outer * len(query.placements))])
+    return Outcome(
+        operands=[first] * len(query.placements), results=[sharded(axis, first.outer * len(query.placements))]
+    )
 
 
 def _keeps_axis(query: Query, axis: int, removed: bool) -> Outcome:
@@ -101,10 +103,10 @@ def stack(query: Query) -> Outcome:
     axis = int(query.get("dim", 0)) % rank
     if not query.sharded:
         if all(placement == SUM for placement in query.placements):
-            return Outcome(wants=list(query.placements), results=[SUM])
+            return Outcome(operands=list(query.placements), results=[SUM])
         return query.replicated()
     cut = query.sharded[0]
-    return Outcome(wants=[cut] * len(query.placements), results=[cut.at(cut.dim + (cut.dim >= axis))])
+    return Outcome(operands=[cut] * len(query.placements), results=[cut.at(cut.dim + (cut.dim >= axis))])
 
 
 @rule("cirh.Split")
@@ -133,14 +135,14 @@ def slice_(query: Query) -> Outcome:
         size = query.result_shape()[axis]
         if query.get("step", 1) == 1 and start % block == 0 and size % block == 0 and end == start + size > start:
             local = {"start": start // query.num_parts, "end": end // query.num_parts}
-            return Outcome(wants=[placement], results=[sharded(axis, size // block)], attributes=local)
+            return Outcome(operands=[placement], results=[sharded(axis, size // block)], attributes=local)
     return _keeps_axis(query, axis, removed=False)
 
 
 def _local_sizes(query: Query, outcome: Outcome, attribute: str) -> Outcome:
     """Adds an attribute that holds the result's sizes, with the sizes of a part."""
     local = outcome.results[0].local_shape(query.result_shape(), query.num_parts)
-    return Outcome(wants=outcome.wants, results=outcome.results, attributes={attribute: list(local)})
+    return Outcome(operands=outcome.operands, results=outcome.results, attributes={attribute: list(local)})
 
 
 @rule("aten.select_backward")
@@ -187,7 +189,7 @@ def scatter_of_a_part(query: Query) -> Outcome:
     cut = whole if whole.is_sharded else source.at(source.dim + (removed and source.dim >= axis))
     if cut.dim == axis:
         raise query.mixes(f"acts on the dimension of the samples ({cut})")
-    return Outcome(wants=[cut, cut.at(cut.dim - (removed and cut.dim > axis))], results=[cut])
+    return Outcome(operands=[cut, cut.at(cut.dim - (removed and cut.dim > axis))], results=[cut])
 
 
 @rule("aten.roll")
@@ -206,7 +208,7 @@ def repeat(query: Query) -> Outcome:
     if not placement.is_sharded:
         return moved
     blocks = placement.outer * int(repeats[placement.dim])
-    return Outcome(wants=moved.wants, results=[sharded(placement.dim, blocks)])
+    return Outcome(operands=moved.operands, results=[sharded(placement.dim, blocks)])
 
 
 @rule("aten.constant_pad_nd")
@@ -219,4 +221,4 @@ def pad(query: Query) -> Outcome:
     behind = 2 * (len(query.shape(0)) - 1 - placement.dim)
     if any(amounts[behind : behind + 2]):
         raise query.mixes("adds to the dimension of the samples")
-    return Outcome(wants=[placement], results=[placement])
+    return Outcome(operands=[placement], results=[placement])
