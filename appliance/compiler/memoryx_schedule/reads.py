@@ -37,9 +37,7 @@ class Reads:
             self._aliases.setdefault(root, []).append(view)
 
     def kind(self, op: Operation) -> Kind:
-        """The kind of an operation: element-wise on tensors of one shape in a component, or on single numbers; or other
-        work of the component.
-        """
+        """The kind of an operation: element-wise work on one shape (also on single numbers), or other work."""
         return self._kinds[op]
 
     def _kind(self, op: Operation) -> Kind:

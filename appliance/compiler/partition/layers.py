@@ -56,13 +56,13 @@ class Waits:
         self._cut = cut
         self._streamed = set(cut.streamed)
         self._made_of = _made_of_reduced(cut)
-        self._returned: dict[Operation, frozenset[SSAValue]] = {}
+        self._awaited: dict[Operation, frozenset[SSAValue]] = {}
 
     def is_late(self, value: SSAValue) -> bool:
         """Whether MemoryX computes a value from reduced values of the same step."""
         return value in self._made_of
 
-    def back(self, op: Operation) -> list[SSAValue]:
+    def returned(self, op: Operation) -> list[SSAValue]:
         """Reduced values that come back to the wafers for this operation; none on one wafer, which has them already."""
         if self._cut.sharding.num_parts == 1:
             return []
@@ -73,17 +73,17 @@ class Waits:
             if value in self._cut.sharding.reduced and not want.is_partial
         ]
 
-    def returned(self, op: Operation) -> frozenset[SSAValue]:
+    def awaited(self, op: Operation) -> frozenset[SSAValue]:
         """Reduced values that must have left the wafers before this operation, or a sunk one that it reads, is run."""
-        if op not in self._returned:
+        if op not in self._awaited:
             found: set[SSAValue] = set()
             for part in closure([op], self._cut.sunk):
-                found.update(self.back(part))
+                found.update(self.returned(part))
                 for operand in part.operands:
                     if operand in self._streamed:
                         found |= self._made_of.get(operand, frozenset())
-            self._returned[op] = frozenset(found)
-        return self._returned[op]
+            self._awaited[op] = frozenset(found)
+        return self._awaited[op]
 
 
 def _made_of_reduced(cut: Cut) -> dict[SSAValue, frozenset[SSAValue]]:
@@ -140,7 +140,7 @@ def partition(cut: Cut, waits: Waits) -> list[Segment]:
         layer = layer_of(source.module) or (current.layer if current is not None else "")
         same = current is not None and (layer, source.backward) == (current.layer, current.backward)
         # A wafer sends reductions after a segment, so an operation that waits for one of this segment begins another.
-        if not same or any(value.owner in inside for value in waits.returned(op)):
+        if not same or any(value.owner in inside for value in waits.awaited(op)):
             current = Segment(layer, source.backward)
             inside = set()
             runs.append(current)
@@ -151,15 +151,16 @@ def partition(cut: Cut, waits: Waits) -> list[Segment]:
 
 
 def _absorb(cut: Cut, waits: Waits, runs: list[Segment]) -> list[Segment]:
-    """Joins a segment that has no weights to wait for and no gradients to send, such as an activation function, to the
-    segment before it: alone it would cost a kernel and keep its input in memory.
+    """Joins segments that neither wait for weights nor send gradients, such as activation functions, to those before.
+
+    Alone, such a segment would only be one more kernel to call.
     """
     streamed = set(cut.streamed)
 
     def stands_alone(run: Segment) -> bool:
         reads_weights = any(value in streamed for value in inputs_of(closure(run.ops, cut.sunk)))
         sends = any(result in cut.sharding.reduced for op in run.ops for result in op.results)
-        return reads_weights or sends or any(waits.returned(op) for op in run.ops)
+        return reads_weights or sends or any(waits.awaited(op) for op in run.ops)
 
     kept: list[Segment] = []
     for run in runs:
@@ -179,7 +180,7 @@ def _early_ops(cut: Cut, waits: Waits) -> set[Operation]:
     wafer_ops = set(cut.wafer_ops)
     streamed = set(cut.streamed)
     early: set[Operation] = set()
-    for value in dict.fromkeys(value for op in cut.wafer_ops for value in waits.back(op)):
+    for value in dict.fromkeys(value for op in cut.wafer_ops for value in waits.returned(op)):
         cone = _cone(value, wafer_ops)
         if not any(operand in streamed or operand in cut.sharding.reduced for op in cone for operand in op.operands):
             early |= cone
@@ -187,9 +188,7 @@ def _early_ops(cut: Cut, waits: Waits) -> set[Operation]:
 
 
 def _random_keys(cut: Cut) -> set[Operation]:
-    """Operations that make the keys of random numbers. They differ in each layer: without them, equal layers share a
-    kernel.
-    """
+    """Operations that make keys of random numbers: they differ in each layer, and would give each its own kernel."""
     wafer_ops = set(cut.wafer_ops)
     return {
         op
@@ -223,7 +222,7 @@ def _join(cut: Cut, waits: Waits, runs: list[Segment]) -> list[Segment]:
     for run in runs:
         needed = [home.get(value, -1) for value in inputs_of(closure(run.ops, cut.sunk))]
         # A value that comes back from a reduction must have left in an earlier segment, hence the + 1.
-        needed += [home.get(value, -1) + 1 for op in run.ops for value in waits.returned(op)]
+        needed += [home.get(value, -1) + 1 for op in run.ops for value in waits.awaited(op)]
         place = latest.get(run.label)
         if place is None or max(needed, default=-1) > place:
             place = latest[run.label] = len(joined)

@@ -1,5 +1,4 @@
-"""Mixed precision: inserts casts around the wafers' operations, so that they compute in half precision, and rounds
-gradients that travel in half precision.
+"""Mixed precision: casts around the wafers' operations, and gradients that travel in half precision.
 
 Weights in MemoryX, and everything that it computes, stay float32. The cast of a weight is an operation on replicated
 values, so the cut gives it to MemoryX, which then streams the half. Results that others than the wafers read, such as

@@ -215,8 +215,9 @@ class _Values:
                 self._require_before(reader, commits[0][0], state)
 
     def _check_versions(self, state: int, commits: list[tuple[At, int]], readers: list[At]) -> None:
-        """Checks a state with asynchronous updates: one region replaces it, and each read is certainly before or
-        certainly after each replacement.
+        """Checks a state with asynchronous updates.
+
+        One region must replace it, and each read must certainly be before, or certainly after, each replacement.
         """
         order = self._order
         ordered = sorted(commits)

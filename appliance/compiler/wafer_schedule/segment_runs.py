@@ -106,5 +106,5 @@ def num_of_whole_batch(segments: Sequence[SegmentRun], waits: Waits, closing: Ma
     for position, run in enumerate(segments):
         if run.segment in closing:
             home.update(dict.fromkeys(closing[run.segment].outputs, position))
-    waited = {value for run in segments for op in run.segment.ops for value in waits.returned(op)}
+    waited = {value for run in segments for op in run.segment.ops for value in waits.awaited(op)}
     return max((home[value] + 1 for value in waited), default=0)
